@@ -19,7 +19,7 @@ from zbsolve.interchange.alternatives import best_order, first_fused
 from zbsolve.interchange.literals import literal, python_file
 from zbsolve.interchange.megatron import best_group
 from zbsolve.interchange.order import Refused, order_for
-from zbsolve.interchange.targets import target
+from zbsolve.planner.engines import target
 from zbsolve.systems import problem_for
 from zbsolve.util.text import format_bytes
 

@@ -9,7 +9,7 @@ import pytest
 from zbsolve import Schedule
 from zbsolve.interchange.messages import Rows, blocking, messages_of, posted
 from zbsolve.interchange.order import Order, order_for
-from zbsolve.interchange.targets import target
+from zbsolve.planner.engines import target
 from zbsolve.systems import preset
 
 from ..support.exec_tools import a_problem, random_schedule

@@ -187,12 +187,10 @@ def test_the_command_reads_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_instead_is_within_the_memory_and_verified() -> None:
-    from zbsolve.interchange.megatron import lacks, plan_orders
     from zbsolve.interchange.planned import best_planned
-    from zbsolve.interchange.targets import target
 
     choice = chosen(SMALL, Layout(2, 1, 4, 2, VEE, 1, 8, zero=1), fused=False)
-    found = best_planned(choice, target("megatron"), plan_orders, lacks)
+    found = best_planned(choice, "megatron")
     assert found is not None
     assert verify(found.best.schedule.problem, found.best.schedule) == ()
     assert sum(found.best.memory().values()) <= MEMORY

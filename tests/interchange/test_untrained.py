@@ -7,8 +7,8 @@ import pytest
 from zbsolve import BadInput, pipeline, preset, solve, verify
 from zbsolve.interchange.front import with_front
 from zbsolve.interchange.order import order_for
-from zbsolve.interchange.targets import target
 from zbsolve.interchange.torch_csv import torch_order
+from zbsolve.planner.engines import target
 
 
 def test_engines_run_the_whole_step() -> None:

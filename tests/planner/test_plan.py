@@ -26,9 +26,9 @@ from zbsolve.planner.bounds import space_bounds
 from zbsolve.planner.bounds.bound_kernels import refuted
 from zbsolve.planner.bounds.bound_row import bound_rows
 from zbsolve.planner.candidate import unsolved
-from zbsolve.planner.layout import FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, Layout, table_of
+from zbsolve.planner.layout import FIELDS, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
-from zbsolve.planner.pruned_families import FIELDS, families
+from zbsolve.planner.pruned_families import families
 from zbsolve.planner.race import searches, space_race
 from zbsolve.planner.race.promise import Promise
 from zbsolve.planner.race.space_race import SpaceRace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,3 +285,13 @@ def test_on_the_command_line(tmp_path, capsys):
         error = capsys.readouterr().err
         assert line in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("factor", "share", "code"), [(1.04, "5%", 0), (1.06, "5%", 1), (0.94, "0.05", 1), (1.06, "7%", 0)])
+def test_within_fails_above_the_share_without_samples_too(tmp_path: Path, factor: float, share: str, code: int) -> None:
+    profile = Profile("given", "m", (Layer("a", 100.0, 100.0, 50.0, 150.0, 8, 8, 8, 8),), Link(0.0, 1e3), 1.0, 0, {}, {})
+    paths = [str(tmp_path / name) for name in ("old.json", "new.json")]
+    profile.save(paths[0])
+    replace(profile, layers=(replace(profile.layers[0], B=100.0 * factor),)).save(paths[1])
+    assert main(["profile", "--diff", *paths, "--within", share]) == code
+    assert main(["profile", "--diff", *paths]) == 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    from ..interchange.targets import TARGETS
+    from ..planner.engines import TARGETS
 
     parser.add_argument("schedule", nargs="?", help="schedule.json or plan.json, or - for standard input")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -47,7 +47,7 @@ def command(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options)
     from ..interchange.exports import Options, export
-    from ..interchange.targets import target
+    from ..planner.engines import target
     from ..util.errors import BadInput
     from ..util.files import write_text
 
@@ -119,7 +119,7 @@ def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:
 
 def _list(options: argparse.Namespace) -> int:
     """The table of engines."""
-    from ..interchange.targets import TARGETS
+    from ..planner.engines import TARGETS
     from ..util.text import aligned
 
     rows = [one.words for one in TARGETS]

@@ -40,6 +40,15 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="take the cluster's links from collectives that were profiled under torchrun",
     )
     parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
+    parser.add_argument(
+        "--for",
+        dest="engine",
+        metavar="ENGINE",
+        help="only what it can run, with its own orders: megatron, galvatron, torchtitan, torch, zbsolve",
+    )
+    parser.add_argument(
+        "--fix", metavar="FIELD=VALUE,…", help="only such layouts, such as tp=8,pp=8,dp=2 or placement=loop,recompute=full"
+    )
     add_search_limits(parser, 60.0, "seconds to search at most", "plan")
     parser.add_argument(
         "--what-if",
@@ -68,6 +77,7 @@ def command(options: argparse.Namespace) -> int:
     from ..planner.case import Case
     from ..planner.fronts import parse_front
     from ..planner.model_file import model_of
+    from ..planner.only import parse_only
     from ..planner.planning import compiled, memory_of, plan
     from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
@@ -84,12 +94,13 @@ def command(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
     model, limits = model_of(options.model), search_limits(options)
-    base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory))
+    only = parse_only(options.engine, options.fix)
+    base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
     changed_cases(base, options.what_if)  # bad ones are said before the search
     over = parse_front(options.front) if options.front else None
     with workers_of(options, "plan") as workers, searching("plan", further=compiled) as (_, pressed):
         limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
-        found = plan(model, options.devices, options.batch, cluster, memory=options.memory, **limits)
+        found = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)
     saves = [lambda: found.save(options.output)] if options.output else []
     saves += [lambda: write_text(options.html, plan_as_page(found.space))] if options.html else []

@@ -104,6 +104,8 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("name one of MODEL, --diff OLD NEW, --from-trace TRACE")
     if options.profile is not None and options.from_trace is None:
         raise BadInput("--profile: is for --from-trace")
+    if options.within is not None and options.diff is None:
+        raise BadInput("--within goes with --diff")
     if options.diff is not None:
         return profile_files.diff(options)
     if options.model is not None and options.model.endswith((".json", ".json.gz")):

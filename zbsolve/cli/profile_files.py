@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
 from ..util.files import check_writable
+from ..util.text import parse_share
 from .tools import print_json, saving, searching
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diff", nargs=2, metavar=("OLD", "NEW"), help="in place of MODEL: what changed between two profiles"
     )
+    parser.add_argument("--within", metavar="SHARE", help="with --diff: exit 1 where anything changed by more, such as 5%%")
     parser.add_argument(
         "--from-trace",
         metavar="TRACE",
@@ -36,12 +38,13 @@ def diff(options: argparse.Namespace) -> int:
 
     if options.output is not None:
         raise BadInput("--diff writes no profile: leave out -o")
+    share = None if options.within is None else parse_share(options.within, "--within")
     found = drift(*(Profile.load(path) for path in options.diff))
     if options.json:
         print_json(found.to_json())
     else:
         print(drift_as_text(found), end="")
-    return 0
+    return int(share is not None and not found.within(share))
 
 
 def from_trace(options: argparse.Namespace) -> int:

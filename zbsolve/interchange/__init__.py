@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from ..planner.engines import TARGETS as TARGETS
     from .exports import Export as Export
     from .exports import Options as Options
     from .exports import export as export
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from .importing import Imported as Imported
     from .importing import import_schedule as import_schedule
     from .reading import read_order as read_order
-    from .targets import TARGETS as TARGETS
     from .torch_csv import TorchOrder as TorchOrder
     from .torch_csv import torch_order as torch_order
 
@@ -23,7 +23,7 @@ __getattr__, __dir__ = handing_on(
         "foreign_order": "ForeignOrder",
         "importing": "Imported import_schedule",
         "reading": "read_order",
-        "targets": "TARGETS",
+        ".planner.engines": "TARGETS",
         "torch_csv": "TorchOrder torch_order",
     },
 )

@@ -11,13 +11,13 @@ from .. import placement as placements
 from ..build.fused_backward import with_fused_backward
 from ..build.restage import restaged
 from ..placement import describe
+from ..planner.engines import Target
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems import SYSTEMS, preset
 from ..util.errors import BadInput, ZbsolveError
 from ..util.text import format_time
 from .order import Order, order_for
-from .targets import Target
 
 Orders = Callable[[Problem], Iterable[tuple[str, Schedule]]]  # of a problem: what orders are called, and the orders
 

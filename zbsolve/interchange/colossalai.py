@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
@@ -20,7 +21,6 @@ from .literals import python_file
 from .messages import Event, posted
 from .node_lists import Node, Words, order_of_nodes, stages_of
 from .order import Order, order_for
-from .targets import target
 
 TARGET = target("colossalai")
 FIELDS = ("type", "chunk", "stage", "minibatch", "start_time", "completion_time")  # of a ScheduledNode

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.text import format_time
 from .alternatives import compared
@@ -18,7 +19,6 @@ from .exports import Export, Options
 from .literals import python_file
 from .messages import Event, Rows, blocking
 from .order import Order, order_for
-from .targets import target
 
 TARGET = target("deepspeed")
 WORDS = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..planner.engines import ENDINGS, Target, ending_of, target
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .targets import ENDINGS, Target, ending_of, target
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -125,7 +125,7 @@ def _other_plan(plan: Choice, one: Target, options: Options, module: Any, error:
     not."""
     from .planned import best_planned, cost_of_step
 
-    found = best_planned(plan, one, module.plan_orders, module.lacks)
+    found = best_planned(plan, one.name)
     if found is None:
         raise BadInput(f"{error}; no plan of its space was found that {one.engine} can run") from None
     cost = f"the best plan found that it can run, {found.best.layout.title}, {cost_of_step(found.best.value, plan)}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 
 from ..planner.choice import Choice
-from ..planner.layout import FULL, RECOMPUTE, SELECTIVE, Layout
+from ..planner.engines import target
+from ..planner.layout import FULL, Layout
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.table import preset
@@ -18,8 +19,7 @@ from ..verifier import verify
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
-from .planned import beyond, cost_of_step
-from .targets import target
+from .planned import cost_of_step
 
 TARGET = target("galvatron")
 REDUCED = ("ddp", "zero2", "zero2", "zero2")  # ZeRO's stage → default_dp_type; the third is said layer by layer
@@ -30,10 +30,10 @@ def write(schedule: Schedule, options: Options) -> Export:
     plan = options.plan
     assert plan is not None  # exports.py asks for it
     layout, problem = plan.best.layout, schedule.problem
-    if reason := lacks(layout):
+    if reason := TARGET.lacks(layout):
         raise Refused(reason)
     order = order_for(schedule, TARGET)
-    best = next(iter(plan_orders(problem)))
+    best = preset("1f1b", problem)
     if over := verify(problem, best):
         raise Refused(f"layout: Galvatron runs 1F1B, which does not hold within its memory ({over[0]})")
     body = strategy(plan, division_of(problem))
@@ -81,21 +81,6 @@ def division_of(problem: Problem) -> list[int]:
         stage = found.index(0)
         raise Refused(f"stage {stage}: it has no transformer layer, which Galvatron needs on each rank")
     return found
-
-
-def plan_orders(problem: Problem) -> list[Schedule]:
-    """The one order that Galvatron has."""
-    return [preset("1f1b", problem)]
-
-
-def lacks(layout: Layout) -> str:
-    """Why Galvatron cannot run a layout; "" where it can."""
-    said = f"layout {layout.title}"
-    if layout.recompute == SELECTIVE:
-        return f"{said}: Galvatron has no recompute {RECOMPUTE[layout.recompute]}"
-    if layout.tp > 1 and not layout.sequence:
-        return f"{said}: Galvatron splits norms over tensor ranks too (sequence parallel)"
-    return beyond(layout, "Galvatron")
 
 
 def _says(layout: Layout) -> list[str]:

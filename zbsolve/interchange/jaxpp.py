@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..placement import describe
+from ..planner.engines import target
 from ..schedule import Schedule
 from .exports import Export, Options
 from .literals import python_file
 from .order import order_for
-from .targets import target
 
 TARGET = target("jaxpp")
 WORDS = {"F": "FWD", "B": "BWD_I", "W": "BWD_W", "BW": "BWD"}

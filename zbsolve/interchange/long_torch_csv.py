@@ -14,11 +14,11 @@ import numpy as np
 from ..long_steps.check import violations
 from ..long_steps.lanes import counted
 from ..long_steps.repeated import RepeatedSchedule
+from ..planner.engines import Target
 from ..tables import Ints
 from ..util.errors import BadInput
 from .exports import Export, LongExport, Options
 from .order import Order, Refused, backwards, needs, order_for
-from .targets import Target
 from .torch_csv import LETTERS, TorchOrder, csv_line
 
 Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane that is used there → lane that is sent

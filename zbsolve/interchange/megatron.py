@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..planner.choice import Choice
-from ..planner.layout import FULL, NONE, SELECTIVE, Layout
+from ..planner.engine_orders import grouped_orders
+from ..planner.engines import target
+from ..planner.layout import FULL, NONE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.one_direction import interleaved_in_groups, takes_groups
-from ..systems.table import preset
 from ..util.errors import BadInput
 from ..util.text import format_bytes, format_time
 from ..verifier import verify
@@ -25,8 +24,7 @@ from .alternatives import compared
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
-from .planned import beyond, cost_of_step
-from .targets import target
+from .planned import cost_of_step
 
 TARGET = target("megatron")
 RECOMPUTED: Mapping[int, dict[str, int | str | bool]] = {
@@ -42,7 +40,6 @@ SHARDED: tuple[dict[str, int | str | bool], ...] = (
     {**FSDP, "data_parallel_sharding_strategy": "optim_grads"},
     {**FSDP, "data_parallel_sharding_strategy": "optim_grads_params"},
 )
-MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -90,17 +87,6 @@ def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
     return found | RECOMPUTED[layout.recompute] | SHARDED[layout.zero]
 
 
-def plan_orders(problem: Problem) -> Iterator[Schedule]:
-    """Orders of a plan's layout, to see how long Megatron takes with it: 1F1B, or groups of p, 2p, … and m."""
-    powers = {problem.ranks << shift for shift in range(problem.microbatches.bit_length())} | {problem.microbatches}
-    yield from (schedule for group, schedule in _groups(problem, powers))
-
-
-def lacks(layout: Layout) -> str:
-    """Why Megatron cannot run a layout; "" where it can."""
-    return beyond(layout, "Megatron")
-
-
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
     """The string for --pipeline-model-parallel-layout: stages with | between them. Raises BadInput for a layout that
     Megatron refuses."""
@@ -117,7 +103,7 @@ def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
 def best_group(problem: Problem, within_memory: bool = False) -> tuple[int | None, Schedule]:
     """The best g of those tried, and the order that Megatron then runs; None with one stage a rank. Raises Refused where
     none fits. within_memory: only orders that hold within the memory."""
-    found = [(schedule.timeline().value, group, schedule) for group, schedule in _groups(problem)]
+    found = [(schedule.timeline().value, group, schedule) for group, schedule in grouped_orders(problem)]
     if not found:
         raise Refused(f"problem: {problem.microbatches} microbatches; Megatron needs at least {problem.ranks}, one a rank")
     within = [one for one in found if not verify(problem, one[2])]
@@ -129,25 +115,8 @@ def best_group(problem: Problem, within_memory: bool = False) -> tuple[int | Non
 
 def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     """Every order that Megatron has for the problem, by name."""
-    for group, schedule in _groups(problem):
+    for group, schedule in grouped_orders(problem):
         yield "1F1B" if group is None else f"interleaved 1F1B in groups of {group}", schedule
-
-
-def _groups(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int | None, Schedule]]:
-    """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then evenly spread ones, powers of two
-    times p, and m. only: those of these alone."""
-    p, m = problem.ranks, problem.microbatches
-    if problem.stages == p:
-        yield None, preset("1f1b", problem)
-        return
-    alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
-    allowed = [g for g in range(p, m + 1) if takes_groups(problem, g) and (not only or g in only)]
-    if len(allowed) * len(problem.passes) > MAX_TRIED:
-        powers = {p << shift for shift in range(m.bit_length())} | {m}
-        spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
-        allowed = [g for i, g in enumerate(allowed) if g in powers or i % spread == 0]
-    for g in allowed:
-        yield g, with_side_streams(problem, interleaved_in_groups(alone, g))
 
 
 def _cost(schedule: Schedule, best: Schedule, group: int | None) -> str:
@@ -177,7 +146,7 @@ def _cost_of_plan(plan: Choice, best: Schedule, group: int | None) -> str:
 
 def _check_layout(plan: Choice | None) -> None:
     """Raise Refused for a plan that Megatron cannot run."""
-    if plan is not None and (reason := lacks(plan.best.layout)):
+    if plan is not None and (reason := TARGET.lacks(plan.best.layout)):
         raise Refused(reason)
 
 

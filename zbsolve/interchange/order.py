@@ -13,13 +13,13 @@ import numpy as np
 
 from ..kinds import SHARDING
 from ..placement import describe
+from ..planner.engines import ANY, Target
 from ..problem import Problem, pass_name
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput, Deadlock
 from ..verifier import verify
 from .front import with_front
-from .targets import ANY, Target
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
@@ -22,7 +23,6 @@ from .literals import python_file
 from .messages import Event, posted
 from .node_lists import Node, StageOf, Words, order_of_nodes, stages_of
 from .order import Order, order_for
-from .targets import target
 
 TARGET = target("primus")
 WORDS = {("send", True): "SF", ("receive", True): "RF", ("send", False): "SB", ("receive", False): "RB"}

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ..planner.engines import Target, target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .exports import Export, Options
 from .order import Cell, Order, backwards, needs, order_for
-from .targets import Target, target
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
 # What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.

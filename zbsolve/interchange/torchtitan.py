@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from ..placement import describe
 from ..planner.candidate import candidate_of
 from ..planner.choice import Choice
-from ..planner.layout import RECOMPUTE, SELECTIVE, Layout
+from ..planner.engines import target
+from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Order, Refused
-from .planned import beyond, cost_of_step
-from .targets import target
+from .planned import cost_of_step
 from .torch_csv import TorchOrder, torch_order
 
 # What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
@@ -67,7 +67,7 @@ class Titan:
 def write(schedule: Schedule, options: Options) -> Export:
     """The CSV of a schedule, and torchtitan's flags for it; for a plan those of its whole layout. Raises as `torch_order`
     and `titan_for`."""
-    if options.plan is not None and (reason := lacks(options.plan.best.layout)):
+    if options.plan is not None and (reason := TARGET.lacks(options.plan.best.layout)):
         raise Refused(reason)
     made = torch_order(schedule, defer_recv=options.defer_recv, engine=TARGET)
     return replace(described(made, options), text=made.csv, rows=[list(row) for row in made.rows])
@@ -77,14 +77,6 @@ def described(made: TorchOrder, options: Options) -> Export:
     """What is to be known of an order's file, without its text. Raises as `titan_for`."""
     titan = titan_for(made, options)
     return Export("", (*made.notes(), *titan.notes()), made.facts() | titan.facts())
-
-
-def lacks(layout: Layout) -> str:
-    """Why torchtitan cannot run a layout; "" where it can."""
-    return beyond(layout, "torchtitan")
-
-
-plan_orders = None  # torchtitan runs any order
 
 
 def titan_for(made: TorchOrder, options: Options) -> Titan:

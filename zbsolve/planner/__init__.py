@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .model.shape import Shape as Shape
     from .model.shapes import SHAPES as SHAPES
     from .model.shapes import shape_by_name as shape_by_name
+    from .only import Only as Only
     from .plan_file import Plan as Plan
     from .plan_file import check_plan as check_plan
 
@@ -33,6 +34,7 @@ __getattr__, __dir__ = handing_on(
         "fitting.constants": "fit",
         "fronts": "PlanFront plan_front",
         "layout": "Layout",
+        "only": "Only",
         "clusters.measured_links": "with_links_of",
         "fitting.measured_rows": "predict",
         "costs.model_profile": "layout_profile",

@@ -93,7 +93,7 @@ def _legal(base: Case, text: str) -> Case:
     """The changed case, which has a layout. Raises BadInput naming the change."""
     case = changed(base, text)
     try:
-        layouts(case.model, case.devices, case.batch, case.cluster)
+        layouts(*case[:4], case.only)
     except BadInput as error:
         raise BadInput(f"change '{text[:40]}': {error}") from None
     return case
@@ -105,7 +105,7 @@ def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answ
     start = [candidate for _, plan_there in nearest for candidate in plan_there.near[:2]]
     clock = Clock(limits["seconds"], limits.get("effort"))
     try:
-        found = plan(case.model, case.devices, case.batch, case.cluster, memory=case.memory, start=start, **limits)
+        found = plan(*case[:4], memory=case.memory, only=case.only, start=start, **limits)
     except (Infeasible, NotFound) as error:
         return Answer(text, case, None, str(error))
     return Answer(text, case, found, seconds=0.0 if clock.counted else round(clock.used, 3))

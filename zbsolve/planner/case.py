@@ -10,6 +10,7 @@ from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
 from .clusters.cluster import LINKS, Cluster
 from .costs.layer_costs import Model
+from .only import ALL, Only
 from .plan_file import Plan
 
 SIZES = ("memory", "devices", "nodes", "batch")
@@ -24,18 +25,19 @@ CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 
 class Case(NamedTuple):
-    """What a plan is made for. memory: bytes a device."""
+    """What a plan is made for. memory: bytes a device. only: which layouts are looked at."""
 
     model: Model
     devices: int
     batch: int
     cluster: Cluster
     memory: int
+    only: Only = ALL
 
 
 def case_of(plan: Plan) -> Case:
     """What a plan was made for."""
-    return Case(plan.shape, plan.devices, plan.batch, plan.cluster, plan.memory)
+    return Case(plan.shape, plan.devices, plan.batch, plan.cluster, plan.memory, plan.only)
 
 
 def changed(case: Case, text: str) -> Case:
@@ -62,7 +64,7 @@ def changed(case: Case, text: str) -> Case:
 
 def no_harder(one: Case, other: Case) -> bool:
     """Whether any schedule of the other case is one of this case, and no longer there."""
-    same = one.model is other.model and (one.devices, one.batch) == (other.devices, other.batch)
+    same = one.model is other.model and (one.devices, one.batch, one.only) == (other.devices, other.batch, other.only)
     if not same or one.memory < other.memory:
         return False
     mine, theirs = _flat(one.cluster), _flat(other.cluster)

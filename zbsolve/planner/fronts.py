@@ -127,7 +127,7 @@ def _numbers_of_devices(base: Case) -> list[int]:
     for factor in FACTORS:
         try:
             devices = int(base.devices * factor)
-            layouts(base.model, devices, base.batch, base.cluster)
+            layouts(base.model, devices, base.batch, base.cluster, base.only)
             found.append(devices)
         except BadInput:
             continue

@@ -19,6 +19,25 @@ VOCABULARIES = ("whole", "sharded")
 NO_OFFLOAD, HALF_OFFLOAD, FULL_OFFLOAD = range(3)
 OFFLOADS = ("none", "half", "full")  # as `Step` takes them
 ZERO_STAGES = 4  # 0 (nothing sharded) to 3
+FIELDS = {
+    "tp": "tensor ranks",
+    "pp": "pipeline ranks",
+    "placement": "placement",
+    "size": "sequences a microbatch",
+    "recompute": "recompute",
+    "sequence": "sequence parallelism",
+    "zero": "ZeRO",
+    "vocabulary": "vocabulary",
+    "slices": "slices",
+    "offload": "offload",
+}
+NAMES = {
+    "placement": PLACEMENTS,
+    "recompute": RECOMPUTE,
+    "sequence": ("no", "yes"),
+    "vocabulary": VOCABULARIES,
+    "offload": OFFLOADS,
+}
 
 
 class Layout(NamedTuple):
@@ -97,6 +116,11 @@ def table_of(layouts: list[Layout]) -> Layout:
 def rows_of(table: Layout, layout: Layout) -> NDArray[np.int64]:
     """Numbers of a table's rows that are this layout."""
     return np.flatnonzero(np.all([column == one for column, one in zip(table, layout, strict=True)], axis=0))
+
+
+def named(field: str, value: int) -> str:
+    """A field's value as a person reads it."""
+    return NAMES[field][value] if field in NAMES else str(value)
 
 
 def recompute_by_name(name: str, where: str) -> int:

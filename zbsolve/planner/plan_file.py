@@ -24,6 +24,7 @@ from .costs.layer_costs import Model
 from .costs.model_profile import layout_profile
 from .layout import Layout, rows_of
 from .model_file import model_from_json, model_to_json
+from .only import ALL, FIXABLE, Only
 from .schedule_proof import proof_of_schedule
 from .solved_space import SAME_US, SolvedSpace
 from .space import layouts
@@ -37,7 +38,8 @@ ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The space, with bounds, and the candidates that were solved, the best first. memory: bytes a device."""
+    """The space, with bounds, and the candidates that were solved, the best first. memory: bytes a device. only: which
+    layouts were looked at."""
 
     shape: Model
     cluster: Cluster
@@ -46,6 +48,7 @@ class Plan:
     memory: int
     bounds: SpaceBounds
     candidates: tuple[Candidate, ...]
+    only: Only = ALL
 
     @property
     def best(self) -> Candidate:
@@ -94,7 +97,7 @@ class Plan:
         """Every layout with its bound, and the steps of those that were solved."""
         row = {layout: i for i, layout in enumerate(zip(*self.bounds.layout, strict=True))}
         solved = {row[one.layout]: one.value for one in self.candidates}
-        return SolvedSpace(self.shape, self.cluster, self.devices, self.batch, self.memory, self.bounds, solved)
+        return SolvedSpace(self.shape, self.cluster, self.devices, self.batch, self.memory, self.bounds, solved, self.only)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a plan file, whole or not at all: `solve`, `run`, `export` and `show` read its schedule."""
@@ -108,6 +111,8 @@ class Plan:
                 "devices": self.devices,
                 "batch": self.batch,
                 "memory": self.memory,
+                "engine": self.only.engine,
+                "fixed": dict(self.only.fixed),
                 "layout": _plain(best.layout),
                 "fused": best.step.fused,
                 "step": best.value,
@@ -154,6 +159,8 @@ class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
     space: SpaceForm
     profile: dict[str, Any]
     schedule: dict[str, Any]
+    engine: str = ""
+    fixed: dict[str, COUNT] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +182,7 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     `search` it must follow, in so many seconds. Raises BadInput for a damaged file."""
     where = str(path)
     form, model, cluster = _read(path)
-    space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
+    space = cheap_bounds(model, _layouts(form, model, cluster), cluster, form.memory)
     stated, wrong = _stated_bounds(form.space, space, where)
     lost = unproven(stated, form.memory)
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
@@ -199,18 +206,20 @@ def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
     """The space of a plan file as the file states it; `check_plan` says whether that follows. Raises BadInput."""
     where = str(path)
     form, model, cluster = _read(path)
-    space = cheap_bounds(model, layouts(model, form.devices, form.batch, cluster), cluster, form.memory)
+    space = cheap_bounds(model, _layouts(form, model, cluster), cluster, form.memory)
     bounds, _ = _stated_bounds(form.space, space, where)
     if int(bounds.rule.max()) >= len(RULES):
         raise BadInput(f"{where}: space: field 'rule' has {int(bounds.rule.max())}, but there are {len(RULES)} rules")
-    return SolvedSpace(model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where))
+    return SolvedSpace(
+        model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where), _only(form)
+    )
 
 
 def read_choice(path: str | os.PathLike[str]) -> Choice:
     """What a plan file chose. Raises BadInput where the file is damaged, or its choice does not follow."""
     where = str(path)
     form, model, cluster = _read(path)
-    best, wrong = _candidate(form, model, layouts(model, form.devices, form.batch, cluster), cluster, where)
+    best, wrong = _candidate(form, model, _layouts(form, model, cluster), cluster, where)
     if wrong:
         raise BadInput(f"{where}: {wrong[0]}")
     return Choice(model, cluster, form.batch, form.memory, best)
@@ -222,8 +231,19 @@ def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster]:
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     if tuple(form.space.rules) != RULES:
         raise BadInput(f"{where}: space: field 'rules' has other rules than this version knows: plan again")
+    if unknown := set(form.fixed) - {*FIXABLE}:
+        raise BadInput(f"{where}: field 'fixed' has '{min(unknown)[:20]}', no field of a layout")
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
     return form, model_from_json(form.model, f"{where}: model"), cluster
+
+
+def _only(form: PlanForm) -> Only:
+    return Only(form.engine, tuple(form.fixed.items()))
+
+
+def _layouts(form: PlanForm, model: Model, cluster: Cluster) -> Layout:
+    """The layouts that the plan looked at."""
+    return layouts(model, form.devices, form.batch, cluster, _only(form))
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:

@@ -18,9 +18,11 @@ from .candidate import Candidate
 from .clusters.cluster import Cluster
 from .clusters.cluster_presets import cluster_of
 from .costs.layer_costs import Model
+from .engines import Target
 from .model.shape import Shape
+from .only import ALL, Only
 from .plan_file import Plan
-from .race.searches import search_at_start, search_space
+from .race.searches import price_space, search_at_start, search_space
 from .race.space_race import Progress, SpaceRace
 from .solved_space import SAME_US
 from .space import layouts
@@ -42,6 +44,7 @@ def plan(
     stop: Callable[[], bool] = lambda: False,
     start: Sequence[Candidate] = (),
     workers: Workers | None = None,
+    only: Only = ALL,
 ) -> Plan:
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
@@ -50,26 +53,27 @@ def plan(
     preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
     answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
     what was found until then. start: candidates of other plans, the best first, whose orders are tried here. workers: who
-    solves layouts (`zbsolve.solvers_on`); None: this process. Raises BadInput; Infeasible where nothing fits; NotFound;
+    solves layouts (`zbsolve.solvers_on`); None: this process. only: the layouts of an engine, or with given fields;
+    one that takes no order gets steps of its own. Raises BadInput; Infeasible where nothing fits; NotFound;
     WorkersLost.
     """
     compiled()
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)
-    table = layouts(model, devices, batch, cluster)
+    table = layouts(model, devices, batch, cluster, only)
     bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
     runner = TaskRunner(workers, clock.counted)
     race = SpaceRace(model, cluster, limit, clock, runner, seed, bounds, progress, stop)
     runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
-    _run(race, start)
+    _run(race, start, only.target)
     found = tuple(sorted(race.candidates, key=lambda one: one.value))
     if race.bounds.least > found[0].value + SAME_US:
         raise WrongBound(
             f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of {found[0].layout.title}, "
             f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
         )
-    return Plan(model, cluster, devices, batch, limit, race.bounds, found)
+    return Plan(model, cluster, devices, batch, limit, race.bounds, found, only)
 
 
 @cache
@@ -86,11 +90,14 @@ def memory_of(cluster: Cluster, said: str | int | None) -> int:
     return cluster.memory if said is None else parse_bytes(said)
 
 
-def _run(race: SpaceRace, start: Sequence[Candidate]) -> None:
+def _run(race: SpaceRace, start: Sequence[Candidate], engine: Target | None) -> None:
     """The race, until its time is over or somebody ends it."""
     try:
-        search_at_start(race, start)
-        search_space(race)
+        if engine is not None and engine.orders:
+            price_space(race)
+        else:
+            search_at_start(race, start)
+            search_space(race)
         if not race.candidates:
             raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
     except (KeyboardInterrupt, SystemError) as error:

@@ -6,28 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .layout import OFFLOADS, PLACEMENTS, RECOMPUTE, VOCABULARIES
+from .layout import FIELDS, named
 from .solved_space import SolvedSpace
-
-FIELDS = {
-    "tp": "tensor ranks",
-    "pp": "pipeline ranks",
-    "placement": "placement",
-    "size": "sequences a microbatch",
-    "recompute": "recompute",
-    "sequence": "sequence parallelism",
-    "zero": "ZeRO",
-    "vocabulary": "vocabulary",
-    "slices": "slices",
-    "offload": "offload",
-}
-NAMES = {
-    "placement": PLACEMENTS,
-    "recompute": RECOMPUTE,
-    "sequence": ("no", "yes"),
-    "vocabulary": VOCABULARIES,
-    "offload": OFFLOADS,
-}
 
 
 class Family(NamedTuple):
@@ -53,8 +33,3 @@ def families(space: SolvedSpace) -> list[Family]:
             lost = float(step[mine].min()) / space.value - 1
             found.append(Family(name, named(name, value), int(mine.sum()), lost))
     return found
-
-
-def named(field: str, value: int) -> str:
-    """A field's value as a person reads it."""
-    return NAMES[field][value] if field in NAMES else str(value)

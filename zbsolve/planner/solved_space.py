@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .bounds.space_bounds import RULES, SpaceBounds
 from .clusters.cluster import Cluster
 from .costs.layer_costs import Model
+from .only import ALL, Only
 
 SAME_US = 1e-3  # steps this near are the same number, written and read
 
@@ -18,7 +19,7 @@ SAME_US = 1e-3  # steps this near are the same number, written and read
 @dataclass(frozen=True, eq=False)
 class SolvedSpace:
     """What a plan says of its whole space; a plan file has it too. memory: bytes a device. solved: number of a layout → µs
-    of the best step that was found for it."""
+    of the best step that was found for it. only: which layouts it has."""
 
     shape: Model
     cluster: Cluster
@@ -27,6 +28,7 @@ class SolvedSpace:
     memory: int
     bounds: SpaceBounds
     solved: Mapping[int, float]
+    only: Only = ALL
 
     @property
     def best(self) -> int:

@@ -12,14 +12,15 @@ from ..util.errors import BadInput
 from .clusters.cluster import Cluster
 from .costs.layer_costs import Model
 from .layout import LOOP, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
+from .only import ALL, Only
 
 MAX_CHUNKS = 12  # stages a rank
 MOST = 1 << 20  # devices, and sequences a step
 MAX_LAYERS = 1000
 
 
-def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
-    """A table of all layouts whose batch is `batch` sequences a step, in a fixed order.
+def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only = ALL) -> Layout:
+    """A table of all layouts whose batch is `batch` sequences a step, in a fixed order; of those that `only` says.
 
     Tensor ranks divide the heads and a node's devices: groups stay inside a node. Pipeline ranks divide what is left; stages
     are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
@@ -39,7 +40,7 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Layout:
         raise BadInput(_no_split(model, devices, batch, cluster))
     table = _with_vocabularies(table_of(found)) if model.shards_vocabulary else table_of(found)
     table = _with_slices(table, model.slices)
-    return table if cluster.copies is None else _with_offload(table)
+    return only.of(table if cluster.copies is None else _with_offload(table))
 
 
 def _with_vocabularies(table: Layout) -> Layout:

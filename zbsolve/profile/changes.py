@@ -48,6 +48,14 @@ class Drift:
         """The fields."""
         return asdict(self)
 
+    def within(self, share: float) -> bool:
+        """Whether both have the same layers, and no time and no bytes differ by more than a share, up or down. What samples
+        do not tell from their spread counts as the same; where there are none, the numbers count."""
+        links = (one for one in self.total if one.what == "link")  # the others are sums over layers
+        moved = (one for one in (*self.layers, *links, *self.bytes) if one.beyond is not False)
+        far = any(one.change is None or abs(one.change) > share for one in moved)
+        return not (far or self.only_old or self.only_new)
+
 
 def drift(old: Profile, new: Profile) -> Drift:
     """What changed from `old` to `new`, for layers of the same name and turn.

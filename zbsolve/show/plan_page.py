@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..planner.bounds.layout_rules import NO_ROOM
 from ..planner.bounds.space_bounds import DOMINATED, RULES
 from ..planner.costs.rank_costs import least_bytes
-from ..planner.layout import Layout
-from ..planner.pruned_families import FIELDS, NAMES, families
+from ..planner.layout import FIELDS, NAMES, Layout
+from ..planner.pruned_families import families
 from ..planner.solved_space import SolvedSpace
 from ..tables import Ints
 from ..util.text import format_gap, format_time, printable

@@ -10,8 +10,9 @@ from ..planner.bounds.space_bounds import RULES
 from ..planner.candidate import Candidate
 from ..planner.clusters.cluster import CONTENTION, Cluster
 from ..planner.costs.layer_costs import Model
+from ..planner.layout import FIELDS
 from ..planner.plan_file import NEAR, Plan
-from ..planner.pruned_families import FIELDS, families
+from ..planner.pruned_families import families
 from ..planner.solved_space import SolvedSpace
 from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
@@ -27,8 +28,8 @@ def plan_as_text(plan: Plan) -> str:
 
 def space_lines(space: SolvedSpace) -> Iterator[str]:
     """What was planned for, how many layouts there are, and what became of them."""
-    bounds = space.bounds
-    yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step"
+    bounds, only = space.bounds, f"; only layouts {space.only.title}" if space.only.title else ""
+    yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step{only}"
     pruned = [
         f"{count:,} {name}"
         for count, name in zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 from ...search.task import Task
 from ..bounds.bound_kernels import NEVER
 from ..candidate import Candidate, Unsolved, retimed, unsolved
+from ..engine_orders import in_its_order
 from ..layout import rows_of
 from .estimates import large_steps
 from .space_race import SpaceRace
@@ -23,6 +24,7 @@ from .space_race import SpaceRace
 FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
 # Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
 EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
+PRICED_PER_PASS = 1e-5  # effort of an order that is only priced
 REDUCTION = 4
 LAST = 1e3  # times as long: behind all others
 
@@ -49,6 +51,25 @@ def search_space(race: SpaceRace) -> None:
     race.solve(_tasks(race))
     while not race.candidates and (task := _first_search(race)) is not None:
         race.solve(iter([task]))
+
+
+def price_space(race: SpaceRace) -> None:
+    """Steps of an engine's own orders, the most promising layout first: all that no bound excludes, or as many as there is
+    time for, and one in any case."""
+    while (race.clock.left > 0 and not race.over) or not race.candidates:
+        if len(race.searches) == FIRST_LOOKS:
+            race.raise_bounds()
+        steps = np.where(race.bounds.step < race.value, race.promise.estimate, np.inf)
+        steps[list(race.searches)] = np.inf
+        row = int(steps.argmin())
+        if np.isinf(steps[row]):
+            return
+        layout = race.bounds.layout.row(row)
+        race.searches[row] = 1
+        race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
+        found = in_its_order(race.model, layout, race.cluster, race.memory)
+        if found is not None:
+            race.keep(found)
 
 
 def _tasks(race: SpaceRace) -> Iterator[Task]:

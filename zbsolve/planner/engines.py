@@ -1,14 +1,18 @@
-"""The engines that schedules are exported to, as data: what each can express. What it cannot is refused by this table alone,
-and from it follows which order of a problem it can run instead."""
+"""The engines that schedules are exported to and plans are made for, as data: what each can express. What it cannot is
+refused by this table alone, and from it follows which order of a problem, and which layout, it can run instead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
+from typing import NamedTuple
 
 from ..placement import describe
 from ..util.errors import BadInput
+from ..util.text import did_you_mean
+from .layout import FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
 ANY = "any"  # every placement that has each stage on one rank
@@ -18,6 +22,26 @@ ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → how fi
 def ending_of(path: str) -> str:
     """How a file's name ends, compressed or not: `.json` of `x.json.gz`; "" without a dot."""
     return PurePath(path.removesuffix(".gz")).suffix
+
+
+class Rule(NamedTuple):
+    """What an engine cannot have of a plan's layout. breaks: of one layout, or of a table. says: why; "": `field` does."""
+
+    breaks: Callable[[Layout], Many]
+    field: str = ""
+    says: str = ""
+
+    def words(self, layout: Layout) -> str:
+        """Why it cannot run this layout, which breaks the rule."""
+        return self.says or f"has no {FIELDS[self.field]} '{named(self.field, getattr(layout, self.field))}'"
+
+
+def _is_not_plain(field: str, layout: Layout) -> Many:
+    return getattr(layout, field) != getattr(Layout(), field)
+
+
+# Nobody else has these.
+PLAIN = tuple(Rule(partial(_is_not_plain, field), field) for field in ("vocabulary", "slices", "offload"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +56,7 @@ class Target:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
     has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
     needs_plan: whether it says nothing of a schedule alone. by_rank: whether a file of rounds is written a rank at a time.
+    rules: what it cannot have of a plan's layout; None: nobody plans for it.
     """
 
     name: str
@@ -49,12 +74,29 @@ class Target:
     has_plan: bool = False
     needs_plan: bool = False
     by_rank: bool = False
+    rules: tuple[Rule, ...] | None = None
 
     def place(self, placement: tuple[int, ...]) -> str | None:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
         shape = describe(placement)
         looped = shape.rstrip("0123456789")
         return next((one for one in (ANY, shape, looped if looped == "loop" else "") if one in self.places), None)
+
+    def lacks(self, layout: Layout) -> str:
+        """Why it cannot run a plan's layout; "" where it can, but for its placement."""
+        broken = next((one for one in self.rules or () if one.breaks(layout)), None)
+        return "" if broken is None else f"layout {layout.title}: {self.engine} {broken.words(layout)}"
+
+    def runs(self, table: Layout) -> Many:
+        """Of a table's layouts: which it can run."""
+        able = sum(table.placement == PLACEMENTS.index(one) for one in PLACEMENTS if self.place_by_name(one)) > 0
+        for rule in self.rules or ():
+            able = able & ~rule.breaks(table)
+        return able
+
+    def place_by_name(self, name: str) -> bool:
+        """Whether it has the placement of that name."""
+        return ANY in self.places or name in self.places
 
     def check_ending(self, path: str) -> None:
         """Raise BadInput for a file's name that promises a format which this target does not write."""
@@ -77,7 +119,7 @@ class Target:
 
 
 TARGETS = (
-    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1, by_rank=True),
+    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1, by_rank=True, rules=PLAIN),
     Target(
         "torchtitan",
         "torchtitan",
@@ -87,6 +129,7 @@ TARGETS = (
         numbered_by=-1,
         has_plan=True,
         by_rank=True,
+        rules=PLAIN,
     ),
     Target(
         "jaxpp",
@@ -126,6 +169,7 @@ TARGETS = (
         orders=("1F1B", "interleaved 1F1B in groups of g"),
         has_layers=True,
         has_plan=True,
+        rules=PLAIN,
     ),
     Target(
         "galvatron",
@@ -137,8 +181,40 @@ TARGETS = (
         has_layers=True,
         has_plan=True,
         needs_plan=True,
+        rules=(
+            Rule(lambda one: one.recompute == SELECTIVE, "recompute"),
+            Rule(
+                lambda one: (one.tp > 1) & (one.sequence == 0),
+                says="splits norms over tensor ranks too (sequence parallel)",
+            ),
+            *PLAIN,
+        ),
     ),
 )
+
+# `zbsolve run` and `Pipeline`: tensor ranks and recompute inside layers are the user's own.
+OWN = Target(
+    "zbsolve",
+    "zbsolve",
+    "",
+    "",
+    {ANY: SPLIT_OR_FUSED},
+    rules=(
+        Rule(lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)), "zero"),
+        Rule(
+            lambda one: (one.slices > 1) & ((one.sequence > 0) | (one.zero > 0)),
+            says="slices no sequences of sharded layers",
+        ),
+    ),
+)
+PLANNED = {OWN.name: OWN, "torch": TARGETS[0], **{one.name: one for one in TARGETS if one.has_plan}}  # `plan --for`
+
+
+def engine(name: str) -> Target:
+    """The engine of that name that plans are made for. Raises BadInput."""
+    if name not in PLANNED:
+        raise BadInput(f"--for '{name[:40]}': unknown{did_you_mean(name, PLANNED)} (engines: {', '.join(PLANNED)})")
+    return PLANNED[name]
 
 
 def target(name: str) -> Target:

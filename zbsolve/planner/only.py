@@ -1,0 +1,73 @@
+"""`Only`: which layouts of a space a plan looks at: those that an engine can run, those with fields that are given."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..util.errors import BadInput
+from ..util.text import did_you_mean
+from .engines import Target, engine
+from .layout import NAMES, Layout, named
+
+NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", "slices")
+FIXABLE = (*NUMBERS, *NAMES)
+
+
+class Only(NamedTuple):
+    """engine: a name in `engines.PLANNED`; "": any that could be. fixed: fields of layouts, and the number each has."""
+
+    engine: str = ""
+    fixed: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def target(self) -> Target | None:
+        """The engine; None: any. Raises BadInput."""
+        return engine(self.engine) if self.engine else None
+
+    @property
+    def title(self) -> str:
+        """`for megatron, tp 8, pp 8`; "" for all layouts."""
+        parts = [f"for {self.engine}"] if self.engine else []
+        return ", ".join([*parts, *(f"{name} {named(name, value)}" for name, value in self.fixed)])
+
+    def of(self, table: Layout) -> Layout:
+        """The layouts of a table that are looked at. Raises BadInput where there is none."""
+        keep = np.ones(len(table.dp), bool) if self.target is None else self.target.runs(table)
+        for name, value in self.fixed:
+            column = getattr(table, name)[keep]
+            keep = keep & (getattr(table, name) == value)
+            if not keep.any():
+                others = ", ".join(named(name, one) for one in np.unique(column).tolist()) or "none"
+                raise BadInput(f"no layout has {self.title}: with all before {name} there are {others}")
+        if not keep.any():
+            raise BadInput(f"{self.engine} can run no layout of this space")
+        return table.rows(keep)
+
+
+ALL = Only()
+
+
+def parse_only(engine_name: str | None, fixed: str | None) -> Only:
+    """Of an engine's name, and of text like `tp=8,pp=8,placement=vee`. Raises BadInput naming the part."""
+    found = Only(engine_name or "", tuple(map(_field, fixed.split(","))) if fixed is not None else ())
+    assert found.target is None or found.target.rules is not None  # an unknown name is bad input
+    names = [name for name, _ in found.fixed]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"--fix '{name}': it is there twice")
+    return found
+
+
+def _field(part: str) -> tuple[str, int]:
+    name, _, said = (one.strip() for one in part.partition("="))
+    if name not in FIXABLE:
+        raise BadInput(f"--fix '{part[:40]}': '{name[:20]}' is no field{did_you_mean(name, FIXABLE)} ({', '.join(FIXABLE)})")
+    if name in NAMES and said in NAMES[name]:
+        return name, NAMES[name].index(said)
+    if name in NAMES or not said.isdecimal() or len(said) > 9:
+        raise BadInput(
+            f"--fix '{part[:40]}': {name} is {'one of ' + ', '.join(NAMES[name]) if name in NAMES else 'a number'}"
+        )
+    return name, int(said)
