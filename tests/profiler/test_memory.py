@@ -183,9 +183,9 @@ def test_the_allocator_says_what_storages_do() -> None:
     x = torch.randn(512, 1024, device="cuda")
     _metered(stage, x, x, AllocatedBytes())  # libraries take their own memory with their first call
     found = _metered(stage, x, x, AllocatedBytes())
-    row = 512 * 1024 * 4
-    assert found.after_F == pytest.approx((1 + 4 + 4) * row, rel=0.01)  # input, and GELU's input and output
-    assert found.after_B == pytest.approx((1 + 4 + 4 + 1) * row, rel=0.01)
+    row, whole = 512 * 1024 * 4, 2**20  # whole: torch gives out a block whole where less than that would be left of it
+    assert 0 <= found.after_F - (1 + 4 + 4) * row < 3 * whole  # input, and GELU's input and output
+    assert 0 <= found.after_B - (1 + 4 + 4 + 1) * row < 4 * whole
     assert found.after_W == 0
 
 
