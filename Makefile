@@ -32,7 +32,7 @@ lint: .venv/stamp
 bench: .venv/stamp
 	$(BIN)/python -m benchmarks
 
-# What one GPU can show, in less than eight minutes once all is installed. This needs a CUDA build of torch.
+# What one GPU can show, in less than twelve minutes once all is installed. This needs a CUDA build of torch.
 .venv/gpu-stamp: .venv/stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[cuda]'

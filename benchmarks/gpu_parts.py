@@ -84,7 +84,7 @@ def _test_row(case: ElementTree.Element) -> dict[str, Any]:
 def profile(device: str, tiny: bool) -> dict[str, Any]:
     """A profile of a small model: each layer's times and bytes, facts and samples. Its warnings are kept as they are."""
     model = TINY_PROFILED if tiny else PROFILED
-    made = measure(model, seconds=0.5 if tiny else 20.0, device=device, progress=lambda text: print(text, flush=True))
+    made = measure(model, seconds=0.5 if tiny else 12.0, device=device, progress=lambda text: print(text, flush=True))
     names = ("name", "F", "B", "W", "BW", "X", "U", "parameter_bytes")
     layers = [{name: getattr(layer, name) for name in names} for layer in made.layers]
     facts = {name: value for name, value in made.facts.items() if name != "host"}  # nobody's business
@@ -116,8 +116,8 @@ def ranks(device: str, tiny: bool) -> dict[str, Any]:
     delayed = [Case("vee", delays=True, steps=100), Case("loop", delays=True, steps=100, capture=True)]
     delayed.append(Case("vee", kind="dropout", delays=True, steps=100))
     two = [Case(), Case("vee", capture=True), Case(delays=True, steps=100)]
-    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=50)}
-    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=25)})
+    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=80)}
+    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=40)})
 
 
 def _judged(found: dict[str, Any]) -> dict[str, Any]:

@@ -67,11 +67,11 @@ def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: p
         os.kill(int(note.read_text()), 0)
 
 
-def test_all_parts_have_less_than_eight_minutes() -> None:
+def test_all_parts_have_less_than_twelve_minutes() -> None:
     parts = gpu.parts("cuda", tiny=False)
     before, kernels, after = gpu.in_turn(parts)
     assert [part.name for part in kernels] == ["kernels"]
-    assert max(longest(before), longest(kernels)) + longest(after) < 480
+    assert max(longest(before), longest(kernels)) + longest(after) < 720
     for part in parts:
         assert callable(getattr(gpu_parts, part.work.partition(":")[2]))
     assert len(load(gpu_parts.PROFILED).layers) >= 4

@@ -133,7 +133,7 @@ class RankRunner:
     def capture(self) -> None:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
-        refusal = ""
+        refusal, offload = "", self.interpreter.state.offload
         if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
             refusal = f"torch {torch.__version__} has no graphs with random numbers"
         elif self.interpreter.state.versions:
@@ -144,6 +144,8 @@ class RankRunner:
             refusal = "each pass is looked at for a NaN"
         elif any(stage.slices is not None for stage in self.interpreter.state.stages.values()):
             refusal = "what is new in a slice is looked at on the host"
+        elif offload is not None and not offload.launches:
+            refusal = "copies wait for those of other ranks on the host"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:

@@ -44,7 +44,8 @@ class _Begun:
 class Offload:
     """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
     to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
-    timed_event: makes the events of `events`. moved: bytes that went to the host in this step.
+    timed_event: makes the events of `events`. moved: bytes that went to the host in this step. launches: copies are launched
+    as they begin; else threads do them.
 
     Host memory that ranks share is given back to the system as soon as a microbatch has left it, for the next one may be
     another rank's. Elsewhere buffers are made at a stage's first offload, and stay.
@@ -69,8 +70,8 @@ class Offload:
         self.timed_event: Callable[[], Any] = timed_event
         self.moved = 0
         self._heard = None if emulated else signals
-        launches = self.device.type == "cuda" and self._heard is None
-        self._copies: CopyStreams | LaunchedCopies = (LaunchedCopies if launches else CopyStreams)(self.device)
+        self.launches = self.device.type == "cuda" and self._heard is None
+        self._copies: CopyStreams | LaunchedCopies = (LaunchedCopies if self.launches else CopyStreams)(self.device)
         self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
         self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
         self._missing = dict(buffers) if signals is None else {}
