@@ -120,7 +120,7 @@ def test_without_a_profile_the_first_schedule_says_the_times(folder: Path, capsy
         (["nothing.json", "1f1b"], "nothing.json: no such file\n"),
         (["1f1b", "nothing.csv"], "nothing.csv: no such file\n"),
         (["1f1b", "best", "--profile", "profile.json"], "--ranks: is needed where no file says it"),
-        (["solved.json", "mine.txt", "-o", "x.html"], "x.html: unknown ending; one of .svg"),
+        (["solved.json", "mine.txt", "-o", "x.gif"], "x.gif: unknown ending; one of .html .svg"),
     ],
 )
 def test_bad_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from zbsolve import BadInput, Schedule, pipeline, preset, solve
 from zbsolve.show import compare_schedules, schedules_as_text
 from zbsolve.show.schedule_comparison import TimeShares, time_shares
+from zbsolve.show.schedule_comparison_page import comparison_as_page
 
 
 def step(m: int = 8, **options):
@@ -70,7 +71,7 @@ def test_the_text_says_which_is_best_and_what_is_proven() -> None:
     comparison = compare_schedules([("1f1b", fused), ("best", solve(split, effort=0.2))])
     assert comparison.best.name == "best"
     text = schedules_as_text(comparison)
-    assert "other passes than 1f1b's (split or fused backward, stages): best" in text
+    assert "best against 1f1b: passes F BW → F B W\n" in text
     assert f"best takes {1 - comparison.best.value / 33:.2%} less time than 1f1b" in text
     assert comparison.to_json()["schedules"][1]["certificate"]["value"] == comparison.best.value
 
@@ -78,7 +79,7 @@ def test_the_text_says_which_is_best_and_what_is_proven() -> None:
 def test_of_many_ranks_the_largest_and_the_smallest_peak_are_shown() -> None:
     wide = preset("1f1b", pipeline([1] * 20, BW=[1] * 20, microbatches=20, held_until_W=1))
     text = schedules_as_text(compare_schedules([("wide", wide)]))
-    assert "wide  20 B on rank 0 to 1 B on rank 19" in text
+    assert "wide      20 B on rank 0 to 1 B on rank 19" in text
 
 
 def test_schedules_of_one_problem_share_the_highest_bound() -> None:
@@ -94,3 +95,20 @@ def test_schedules_of_one_problem_share_the_highest_bound() -> None:
     elsewhere = low.certified(replace(low.certificate, digest="another"))
     for beside in (high, elsewhere):
         assert compare_schedules([("low", low), ("beside", beside)]).rows[0].certificate.bound == 1
+
+
+def test_the_page_says_the_first_the_best_and_the_proof() -> None:
+    """1F1B with p = 4, m = 8, F = 1 and BW = 2 takes 33, GPipe as long: (m + p − 1)(F + BW). Of equals the first is best."""
+    fused = pipeline([1] * 4, BW=[2] * 4, microbatches=8, held_until_W=1)
+    named = [("<gpipe>", preset("gpipe", fused)), ("1f1b", preset("1f1b", fused))]
+    page = comparison_as_page(compare_schedules(named, [("mine", "no such file")]))
+    assert "<h1>&lt;gpipe&gt; is the shortest of them</h1>" in page
+    assert "<dd>33 µs<small>the first, bubble 27.27%, peak 8 B</small></dd>" in page
+    assert "Nothing: the first is the shortest of them." in page
+    assert "<td>1f1b</td><td>single</td><td>33</td><td>+0.00%</td><td>27.27%</td>" in page
+    assert "mine: cannot be: no such file" in page
+    quick = solve(pipeline([1] * 4, [1] * 4, [1] * 4, microbatches=8, held_until_W=1), effort=0.2)
+    page = comparison_as_page(compare_schedules([*named, ("best", quick)]))
+    value = int(quick.timeline().value)
+    assert f"<dt>best</dt><dd>{value} µs<small>{value / 33 - 1:+.2%}, bubble {1 - 24 / value:.2%}" in page
+    assert "<p>best against &lt;gpipe&gt;: passes F BW → F B W</p>" in page

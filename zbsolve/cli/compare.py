@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
-from ..util.files import check_writable
+from ..util.files import check_writable, write_text
 from ..util.text import printable
 from .picture_options import add_picture_options, style_from
 from .step_options import NAMED, add_some_step_options, check_useful
@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument(
-        "-o", "--output", help="of schedules: x.svg, x.pdf or x.png, all on one axis of time; of a run: also x.html"
+        "-o", "--output", help="x.html, a page; or x.svg, x.pdf or x.png: schedules on one axis of time, or a run"
     )
     add_picture_options(parser)
 
@@ -81,9 +81,12 @@ def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None
         return None
     from ..show.pictures.files import PICTURES, checked_ending, save_drawing
     from ..show.pictures.schedule import comparison_drawing
+    from ..show.schedule_comparison_page import comparison_as_page
 
-    checked_ending(options.output, tuple(PICTURES))
+    ending = checked_ending(options.output, (".html", *PICTURES))
     check_writable(options.output)
+    if ending == ".html":
+        return lambda found: write_text(options.output, comparison_as_page(found, style.title))
     return lambda found: save_drawing(
         comparison_drawing([(one.name, one.schedule) for one in found.rows], style), options.output
     )

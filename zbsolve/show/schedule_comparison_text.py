@@ -16,28 +16,36 @@ MAX_PEAKS = 16  # ranks whose peaks are shown one by one
 MAX_PLACEMENT = 12  # letters of a placement that a table has room for
 
 Show = Callable[[float], str]
+Rows = list[tuple[str, ...]]
 
 
 def schedules_as_text(comparison: ScheduleComparison) -> str:
     """Tables: what each takes, proves and holds; where the busiest rank's time goes; then what differs, and which cannot be
     with their reasons."""
-    c = comparison
-    first, best = c.rows[0], c.best
-    unit, scale = ("ms", 1e3) if max(row.value for row in c.rows) >= 10_000 else ("µs", 1.0)
+    tables = [[*([title] if title else []), *aligned(rows, (0, 1))] for title, rows in comparison_tables(comparison)]
+    lines = change_lines(comparison), absent_lines(comparison), [verdict_line(comparison)]
+    parts = [[*source_lines(comparison), *tables[0]], *tables[1:], *lines]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
-    def show(us: float) -> str:
-        return f"{us / scale:,.2f}" if scale > 1 else f"{us:,.0f}"
 
-    lines = [*_sources(c), *_values(c, unit, show), "", f"where the busiest rank's time goes, {unit}", *_shares(c, show)]
+def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
+    """Each with its title and its header: what schedules take, where their time goes, and what their ranks hold; all times
+    in one unit. The first one has no title."""
+    unit, show = in_one_unit(c)
+    found = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
-        lines += ["", "most activations held, rank by rank", *_peaks(c)]
-    different = _differences(c.rows[1:], first)
-    lines += ["", *different] if different else []
-    lines += ["", *(f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent)] if c.absent else []
-    return "\n".join([*lines, "", _verdict(first, best)]) + "\n"
+        found.append(("most activations held", _peaks(c)))
+    return found
 
 
-def _sources(c: ScheduleComparison) -> list[str]:
+def in_one_unit(c: ScheduleComparison) -> tuple[str, Show]:
+    """The unit of all times of a comparison, and how one is written in it."""
+    if max(row.value for row in c.rows) >= 10_000:
+        return "ms", lambda us: f"{us / 1e3:,.2f}"
+    return "µs", lambda us: f"{us:,.0f}"
+
+
+def source_lines(c: ScheduleComparison) -> list[str]:
     """Where times come from, where they were not measured or differ; and where the times themselves differ."""
     first = printable(c.rows[0].name)
     return [
@@ -60,9 +68,9 @@ def _labels(c: ScheduleComparison) -> list[str]:
     return [printable(note)] if note else []
 
 
-def _values(c: ScheduleComparison, unit: str, show: Show) -> list[str]:
+def _values(c: ScheduleComparison, unit: str, show: Show) -> Rows:
     head = ("schedule", "placement", f"{c.objective}, {unit}", "to the first", "bubble", "own bound", "own gap", "peak")
-    rows: list[tuple[str, ...]] = [head]
+    rows: Rows = [head]
     for row in c.rows:
         proven = row.certificate
         bound = ("–", "–")
@@ -70,31 +78,31 @@ def _values(c: ScheduleComparison, unit: str, show: Show) -> list[str]:
             bound = (show(proven.bound), format_gap(relative_gap(row.value, proven.bound)))
         change = "" if row is c.rows[0] else f"{row.ratio - 1:+.2%}"
         numbers = (show(row.value), change, f"{row.bubble:.2%}", *bound, format_bytes(max(row.peaks)))
-        rows.append((printable(row.name), _placement(row), *numbers))
-    return aligned(rows, left=(0, 1))
+        rows.append((printable(row.name), _placement(row, MAX_PLACEMENT), *numbers))
+    return rows
 
 
-def _placement(row: ComparedSchedule) -> str:
-    """The placement as one writes it; a long one by its number of stages."""
+def _placement(row: ComparedSchedule, most: int) -> str:
+    """The placement as one writes it; one of more than `most` letters by its number of stages."""
     problem = row.schedule.problem
     try:
         said = "/".join(map(describe, model_routes(problem)))
     except BadInput:  # passes of no route
         said = ""
-    return said if 0 < len(said) <= MAX_PLACEMENT else f"{problem.stages} stages"
+    return said if 0 < len(said) <= most else f"{problem.stages} stages"
 
 
-def _shares(c: ScheduleComparison, show: Show) -> list[str]:
-    rows: list[tuple[str, ...]] = [("schedule", "rank", "work", "idle in warm-up", "in between", "in cool-down")]
+def _shares(c: ScheduleComparison, show: Show) -> Rows:
+    rows: Rows = [("schedule", "rank", "work", "idle in warm-up", "in between", "in cool-down")]
     for row in c.rows:
         one = row.shares[row.busiest]
         times = (show(time) for time in (one.work, one.warm_up, one.steady, one.cool_down))
         rows.append((printable(row.name), str(row.busiest), *times))
-    return aligned(rows)
+    return rows
 
 
-def _peaks(c: ScheduleComparison) -> list[str]:
-    return aligned([(printable(row.name), _peaks_of(row.peaks)) for row in c.rows], (0, 1))
+def _peaks(c: ScheduleComparison) -> Rows:
+    return [("schedule", "rank by rank"), *((printable(row.name), _peaks_of(row.peaks)) for row in c.rows)]
 
 
 def _peaks_of(peaks: Sequence[int]) -> str:
@@ -105,28 +113,45 @@ def _peaks_of(peaks: Sequence[int]) -> str:
     return " to ".join(ends)
 
 
-def _differences(rows: Sequence[ComparedSchedule], first: ComparedSchedule) -> list[str]:
-    """What is different in the order of each row, a line each; those of other passes in one line."""
-    other = [printable(row.name) for row in rows if row.difference is None]
-    found = [
-        _difference(row.difference, f"{printable(row.name)} and {printable(first.name)}") for row in rows if row.difference
-    ]
-    if other:
-        found.append(f"other passes than {printable(first.name)}'s (split or fused backward, stages): {', '.join(other)}")
-    return found
+def change_lines(c: ScheduleComparison) -> list[str]:
+    """What has to change to come from the first schedule to each other one, a line each."""
+    first = c.rows[0]
+    return [f"{printable(row.name)} against {printable(first.name)}: {_change(first, row)}" for row in c.rows[1:]]
 
 
-def _difference(found: OrderDifference, names: str) -> str:
+def _change(first: ComparedSchedule, row: ComparedSchedule) -> str:
+    """Of other passes what makes them so, of the same ones how their order differs."""
+    if row.difference is not None:
+        return _difference(row.difference)
+    there, here = (
+        {
+            "placement": _placement(one, 4 * MAX_PLACEMENT),
+            "passes": " ".join(one.schedule.problem.passes.kinds),
+            "layers a stage": counted(one.schedule.problem.layers or ()),
+        }
+        for one in (first, row)
+    )
+    changed = [f"{what} {there[what]} → {here[what]}" for what in there if there[what] != here[what]]
+    return "; ".join(changed) or "other passes"
+
+
+def absent_lines(c: ScheduleComparison) -> list[str]:
+    """What cannot be, with the reasons."""
+    return [f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent]
+
+
+def _difference(found: OrderDifference) -> str:
     if not found.first:
-        return f"{names} have the same order"
+        return "the same order"
     shown = [f"rank {r}, place {i + 1}: {here} in place of {there}" for r, i, there, here in found.first[:MAX_DIFFERENCES]]
     more = len(found.first) - len(shown)
     tail = f"; and on {more} more ranks" if more else ""
-    return f"{names}: {found.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"
+    return f"{found.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"
 
 
-def _verdict(first: ComparedSchedule, best: ComparedSchedule) -> str:
+def verdict_line(c: ScheduleComparison) -> str:
     """Which is best, by how much, and how much better one could be."""
+    first, best = c.rows[0], c.best
     if best is first:
         said = f"{printable(first.name)} is the shortest of them"
     else:
