@@ -23,7 +23,7 @@ from zbsolve.greedy.side_streams.syncs import moments_in, synced
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.placement import parse
 from zbsolve.search.certify import work_bound
-from zbsolve.search.finder import find, quick
+from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
@@ -89,9 +89,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _exactly(problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
     """Of a small problem: the optimum, None where it was not proven."""
     state = State(problem, Clock(1e9, options.effort), work_bound(problem))
-    starts: list[Any] = []
-    seconds = options.effort
-    steps = chain(quick(state, starts, policies=True), find(state, 0, starts))
+    seconds, ours = options.effort, search_of(state, 0)
+    steps = chain(quick(ours), find(ours))
     for _ in islice(steps, MAX_STEPS):
         if state.done or state.clock.used > 0.7 * seconds:
             break

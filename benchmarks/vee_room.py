@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from zbsolve import Problem, pipeline
-from zbsolve.greedy.lists.list_scheduler import Policy
 from zbsolve.placement import parse
 from zbsolve.search.certify import work_bound
-from zbsolve.search.finder import find, quick
+from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled
 from zbsolve.search.state import LARGE_PASSES, State
 from zbsolve.systems.table import presets_of
@@ -77,8 +76,8 @@ def row_of(problem: Problem, effort: float) -> dict[str, Any]:
         found.append((round(time.thread_time() - began, 2), state.value / work, state.solver))
 
     state = State(problem, Clock(1.0, effort), work_bound(problem), progress=note)
-    starts: list[Policy] = []
-    for _ in chain(quick(state, starts, policies=len(problem.passes) <= LARGE_PASSES), find(state, 0, starts)):
+    ours = search_of(state, 0, early=len(problem.passes) <= LARGE_PASSES)
+    for _ in chain(quick(ours), find(ours)):
         if state.done:
             break
     return {"named": named, "found": found, "seconds": round(time.thread_time() - began, 2)}

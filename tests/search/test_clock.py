@@ -108,7 +108,7 @@ def test_what_comes_first_takes_the_share_of_what_follows(monkeypatch: pytest.Mo
 
     for module in (clock, race, auto):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=planted.monotonic))
-    monkeypatch.setattr("zbsolve.search.finder.extended", stalled)
+    monkeypatch.setattr("zbsolve.search.sources.extended", stalled)
     problem = pipeline([8, 10, 10, 28], [15, 24, 21, 18], [7, 15, 32, 30], microbatches=24, held_until_W=2, capacity=[4] * 4)
     assert_holds(solve(problem, seconds=SECONDS))
 

@@ -11,7 +11,8 @@ from zbsolve import verify
 from zbsolve.greedy.lists.list_scheduler import deepest_first
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.search.finder import MAKESPAN_SHARE, MAKESPAN_SOLVER, MIN_DECODINGS, _of_makespan
+from zbsolve.search.finder import search_of
+from zbsolve.search.sources import MAKESPAN, MAKESPAN_SHARE, MAKESPAN_SOLVER, MIN_DECODINGS
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
 
@@ -28,8 +29,11 @@ def exchanged(objective: str, effort: float) -> tuple[State, list[State]]:
         other.clock.spend(0.01)
         yield
 
-    for _ in _of_makespan(state, search):
-        pass
+    ours = search_of(state, 0)
+    ours.small = search
+    for arm in MAKESPAN.arms(ours):
+        for _ in arm:
+            pass
     return state, beside
 
 

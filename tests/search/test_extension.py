@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,8 @@ from zbsolve.placement import mirror
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.extension import extended, sizes_of, worth_more
-from zbsolve.search.finder import _search_small, find
+from zbsolve.search.finder import find, search_of
+from zbsolve.search.sources import Search
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
 
@@ -87,7 +87,7 @@ def test_it_finds_what_no_named_schedule_has() -> None:
     state.raise_closed_forms()
     state.offer(preset("zb-h1", problem), "zb-h1")
     before = state.value
-    for _ in extended(state, partial(_search_small, seed=0)):
+    for _ in extended(state, search_of(state, 0).small):
         pass
     assert (before, state.solver) == (1574, "extension")
     assert state.value < 1566
@@ -118,7 +118,7 @@ def test_a_search_ends_where_its_clock_does(effort: float, monkeypatch: pytest.M
     problem = uniform("single", 4, 12, (3, 4, 2), 3)
     state, small = State(problem, Clock(60.0, effort), work_bound(problem)), []
     monkeypatch.setattr(finder, "quick", partial(_noted, finder.quick, small))
-    for _ in find(state, 0, []):
+    for _ in find(search_of(state, 0)):
         if state.done:
             break
     assert small[:1] == ([] if effort < 0.1 else [10])
@@ -127,7 +127,7 @@ def test_a_search_ends_where_its_clock_does(effort: float, monkeypatch: pytest.M
     assert state.clock.used < effort + 0.3  # no more than one neighbourhood longer
 
 
-def _noted(quick: Callable[..., Iterator[None]], small: list[int], state: State, *rest: Any, **named: Any) -> Iterator[None]:
+def _noted(quick: Callable[..., Iterator[None]], small: list[int], search: Search) -> Iterator[None]:
     """`quick`, with the microbatches of the problem that it is asked about noted."""
-    small.append(state.problem.microbatches)
-    return quick(state, *rest, **named)
+    small.append(search.problem.microbatches)
+    return quick(search)

@@ -14,6 +14,8 @@ from zbsolve import pipeline
 from zbsolve.ilp import cp_solver
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.search import prover, side_by_side
+from zbsolve.search.finder import search_of
+from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State
 from zbsolve.util.clock import Clock
 from zbsolve.workers.workers import threads_each
@@ -45,8 +47,8 @@ def test_finders_make_room_for_cp_sat(
     have(cores, monkeypatch)
     state, numbers, steps = state_with(threads), count(), dict.fromkeys(range(finders + 1), 0)
 
-    def find(state: State | None = None, seed: int = 0, starts: object = ()) -> Iterator[None]:
-        seeds.append(seed)
+    def find(search: Search) -> Iterator[None]:
+        seeds.append(search.seed)
         me = next(numbers)
         while True:
             steps[me] += 1
@@ -73,7 +75,7 @@ def test_finders_make_room_for_cp_sat(
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(side_by_side, "find", find)
     monkeypatch.setattr(side_by_side, "prove", prove)
-    side_by_side.search_side_by_side(state, 0, find())
+    side_by_side.search_side_by_side(state, 0, find(search_of(state, 0)))
     assert told == [(0, finders), (exact, max(1, finders - exact + 1)), (0, finders)]
     assert len(set(seeds)) == len(seeds) >= finders  # what the prover leaves goes to one more
     if threads is not None:

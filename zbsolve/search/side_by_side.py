@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count, islice
 
 from ..util.threads import POLL, run_threads
-from .finder import find
+from .finder import find, search_of
 from .prover import prove
 from .state import State
 
@@ -29,7 +29,7 @@ def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         for end in state.stoppers:
             end()
 
-    further = (find(state, seed + SEED_STRIDE * k, []) for k in count(1))
+    further = (find(search_of(state, seed + SEED_STRIDE * k)) for k in count(1))
     more = min(state.contest.all_threads - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
     jobs: list[Callable[[], None]] = [partial(_find_on, state, steps), prove_first]
     jobs += [partial(_find_on, state, one, place) for place, one in enumerate(islice(further, max(0, more)), 1)]

@@ -16,7 +16,7 @@ import numpy as np
 from ..build.plain import pipeline
 from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.paced import try_each_way
-from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
 from ..greedy.side_streams.syncs import with_syncs
@@ -31,7 +31,7 @@ from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
 from ..verifier import verify
 from .certify import certificate_of, work_bound
-from .finder import find, quick
+from .finder import find, quick, search_of
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .message_rounds import lacking_in_words, patience, search_again
 from .prover import cp, milp, prove
@@ -76,9 +76,9 @@ def solve(
     try:
         if hint is not None:
             state.offer(retimed(problem, hint), "hint")
-        _search(state, method, seed, solver)
+        search(state, method, seed, solver)
         if method in METHODS:
-            further = search_again(state, amount, lambda one: _search(one, method, seed, solver))
+            further = search_again(state, amount, lambda one: search(one, method, seed, solver))
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
         if pressed is None:
@@ -118,7 +118,7 @@ def less_memory(
     last, certificate = None, best.certificate
     assert certificate is not None
     try:
-        for last in () if clock is None else least_peaks(best, prefer, clock, certificate.seed, _search):
+        for last in () if clock is None else least_peaks(best, prefer, clock, certificate.seed, search):
             peaks(last)
     except (KeyboardInterrupt, SystemError) as error:
         if interruption(error) is None:
@@ -148,7 +148,8 @@ def _difference(hint: Problem, problem: Problem) -> str:
     return f": the hint has passes {kinds[0]}, the problem {kinds[1]}" if kinds[0] != kinds[1] else ""
 
 
-def _search(state: State, method: str, seed: int, solver: str) -> None:
+def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
+    """Search by a method until the state is done: `solve` without what comes before and behind."""
     problem, clock = state.problem, state.clock
     large = len(problem.passes) > LARGE_PASSES
     if not large:
@@ -157,8 +158,8 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         state.offer(preset(method, problem), name_on(method, problem))
         state.raise_closed_forms()
         return
-    starts: list[Policy] = []
-    first = quick(state, starts, policies=not large or method != "auto")
+    ours = search_of(state, seed, early=not large or method != "auto")
+    first = quick(ours)
     timed = method == "auto" and not clock.counted
     for _ in first:
         if state.settled or state.lost:
@@ -166,7 +167,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         if large and timed:  # the first schedule is there: the prover need not wait for the rest
             break
     if timed:
-        search_side_by_side(state, seed, chain(first, find(state, seed, starts)))
+        search_side_by_side(state, seed, chain(first, find(ours)))
         return
     if large:
         state.raise_closed_forms()
@@ -176,7 +177,7 @@ def _search(state: State, method: str, seed: int, solver: str) -> None:
         cp(state, seed, clock.left)
     elif method == "auto":
         # One after the other: the prover has the last part of the effort to itself.
-        keep, steps = PROVER_SHARE * clock.left, find(state, seed, starts)
+        keep, steps = PROVER_SHARE * clock.left, find(ours)
         for _ in steps:
             if state.done or clock.left < keep:
                 break
@@ -209,9 +210,10 @@ def compiled() -> None:
     for objective in OBJECTIVES:
         problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
-        starts = starting_policies(problem)
-        state.offer_policy(starts[0], "greedy")
-        for _ in find(state, 0, starts):
+        ours = search_of(state, 0)
+        ours.policies += starting_policies(problem)
+        state.offer_policy(ours.policies[0], "greedy")
+        for _ in find(ours):
             pass
         for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass

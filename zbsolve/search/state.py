@@ -64,7 +64,8 @@ class State:
 
     lean: of the schedules in whose memory messages that wait fit, too (see `handover`), the one with the least value, and of
     those the one with the least peak; `lean_value` and `lean_solver` are its own. patience: with less than this on the clock
-    the search ends where a shorter schedule than that was found."""
+    the search ends where a shorter schedule than that was found. without: sources that have no time, to see what they
+    bring."""
 
     problem: Problem
     clock: Clock
@@ -80,6 +81,7 @@ class State:
     lean_solver: str = ""
     patience: float = 0.0
     contest: Contest = ALONE
+    without: frozenset[str] = frozenset()
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
@@ -162,7 +164,7 @@ class State:
         """What `search`, step by step, finds of another problem in so many seconds of this clock: its state after each step.
         Its own clock rests between two steps, so others may have turns."""
         clock = self.clock.apart(seconds)
-        other = State(problem, clock, Bound(0, ""), contest=self.contest)
+        other = State(problem, clock, Bound(0, ""), contest=self.contest, without=self.without)
         other.raise_closed_forms()
         steps, counted = search(other), 0.0
         while not (other.done or self.done):

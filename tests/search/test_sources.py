@@ -1,0 +1,76 @@
+"""Sources of schedules: each is a row, and a search can do without any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from zbsolve.search.certify import work_bound
+from zbsolve.search.finder import _in_turns, find, search_of
+from zbsolve.search.solver import search
+from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS, Source, arms_of
+from zbsolve.search.state import State
+from zbsolve.systems.table import PRESETS
+from zbsolve.util.clock import Clock
+from zbsolve.verifier import verify
+
+from ..support.problems import uniform
+
+NAMES = list(dict.fromkeys(source.name for table in (FIRST, AHEAD, TURNS, LAST) for source in table))
+
+
+def state_of(effort: float, without: str = "") -> State:
+    problem = uniform("vee", 3, 8, (3, 4, 2), 3)
+    return State(problem, Clock(60.0, effort), work_bound(problem), without=frozenset((without,)))
+
+
+def test_the_page_has_a_row_for_each_source() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert sorted(rows[1:]) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_search_does_without_a_source(name: str) -> None:
+    state = state_of(0.2, without=name)
+    search(state, "auto", 0)
+    assert state.schedule is not None
+    assert verify(state.problem, state.schedule) == ()
+    assert state.bound.value <= state.value
+    if name == "named orders":
+        assert state.solver not in PRESETS
+        assert all(state.solver not in PRESETS for _ in state.leads)
+
+
+def test_sources_have_their_time_in_order_and_turns_by_what_they_used() -> None:
+    """Two arms that take 1 and 3 seconds a step: the first has three times as many steps."""
+    state, taken = state_of(60.0), list[str]()
+
+    def steps(name: str, seconds: float) -> Iterator[None]:
+        while True:
+            taken.append(name)
+            state.clock.spend(seconds)
+            yield
+
+    rows = (Source("late", lambda s: [steps("b", 3.0)], late=lambda s: True), Source("early", lambda s: [steps("a", 1.0)]))
+    ours = search_of(state, 0)
+    for _ in islice(_in_turns(state, list(arms_of(rows, ours))), 8):
+        pass
+    assert taken == ["a", "b", "a", "a", "a", "b", "a", "a"]
+    assert len(list(arms_of(rows, search_of(state_of(1.0, without="late"), 0)))) == 1
+
+
+def test_the_whole_search_ends_where_its_clock_does() -> None:
+    state = state_of(0.3)
+    ours = search_of(state, 0)
+    for arm in arms_of(FIRST, ours):
+        for _ in arm:
+            pass
+    for _ in find(ours):
+        if state.done:
+            break
+    assert state.schedule is not None
+    assert state.clock.used < 0.6

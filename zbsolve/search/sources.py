@@ -1,0 +1,384 @@
+"""Where schedules come from: one row a source, in four tables, in the order in which they have their time.
+
+FIRST give a schedule at once. AHEAD search smaller problems, one after the other. TURNS have turns for most of the time, and
+LAST for the rest. docs/search.md has a row for each name, and what it brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, product, takewhile
+from math import inf
+
+import numpy as np
+
+from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
+from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
+from ..greedy.blocks.block_search import block_schedules
+from ..greedy.blocks.building_block import plain_block
+from ..greedy.blocks.paced import paced_schedules
+from ..greedy.blocks.period_search import annealing_seconds
+from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.lists.policy_annealing import improve_policies, starting_policies
+from ..greedy.lists.serial_microbatches import one_after_another
+from ..greedy.lists.serial_orders import serial_schedule, serial_targets
+from ..greedy.orders.many_starts import better_orders
+from ..greedy.side_streams.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
+from ..greedy.side_streams.syncs import pools_with_syncs
+from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from ..systems.table import presets_of
+from ..util.clock import Clock
+from ..util.errors import NotFound
+from .extension import extended, repeated
+from .state import BLOCK_SOLVER, LARGE_PASSES, LNS_SOLVER, TABU_SOLVER, State
+
+TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
+# By how many mean passes what needs a new gather is put off, and starts are shifted at random.
+PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
+SECONDS_PER_SERIAL_PASS = 4e-5
+SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
+MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
+MAKESPAN_SOLVER = "makespan search"
+SERIAL_SOLVER = "serial generation"
+PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
+# Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
+POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
+PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time is for annealing blocks; moves for each period
+# Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
+MANY_PASSES, TIMES_SHARE = 4_000, 0.25
+TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
+
+Arm = Iterator[None]  # a step each time: it looks for a while, and offers what it finds
+
+
+@dataclass(eq=False)
+class Search:
+    """One search as its sources see it. seed: of random choices. early: try starting policies at once. policies: those that
+    were tried. seconds: that the sources in turn have. turns: how many arms those have. few: microbatches of a small problem
+    whose steady state is worth time beside other sources; 0: none is. small: searches a smaller problem, step by step."""
+
+    state: State
+    seed: int
+    small: Callable[[State], Arm]
+    early: bool = True
+    policies: list[Policy] = field(default_factory=list)
+    seconds: float = 0.0
+    turns: int = 0
+    few: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """What is asked."""
+        return self.state.problem
+
+    @property
+    def clock(self) -> Clock:
+        """The state's."""
+        return self.state.clock
+
+    @cached_property
+    def pools(self) -> bool:
+        """Do passes on side streams take from pools?"""
+        return bool(pools_with_syncs(self.problem))
+
+    @cached_property
+    def careful(self) -> bool:
+        """Would the list scheduler, which knows all streams, be too careful?"""
+        return held_by_others(self.problem)
+
+    @property
+    def large(self) -> bool:
+        """Are there more passes than neighbourhoods are worth?"""
+        return len(self.problem.passes) > LARGE_PASSES
+
+    @cached_property
+    def rooms(self) -> list[float]:
+        """Shares of the room for what passes on side streams take; with pools they free it too."""
+        return rooms_beside(self.problem)[: 1 if self.problem.pools or self.careful else None]
+
+    @cached_property
+    def moves(self) -> Arm:
+        """One search by moves: what turns leave of it goes on in the end."""
+        return _moved(self.state, self.seed)
+
+
+@dataclass(frozen=True)
+class Source:
+    """name: a row of the docs. arms: what it does in a search, none where it has no use there. late: behind those that are
+    not, in a table's order."""
+
+    name: str
+    arms: Callable[[Search], list[Arm]]
+    late: Callable[[Search], bool] = lambda search: False
+
+
+def arms_of(table: Sequence[Source], search: Search) -> Iterator[Arm]:
+    """The arms of a table in their order; each source is asked when those before it have begun."""
+    for source in sorted(table, key=lambda one: one.late(search)):
+        if source.name not in search.state.without:
+            yield from source.arms(search)
+
+
+# --- At once ---
+
+
+def _listed(search: Search) -> Arm:
+    search.state.offer_policy(deepest_first(search.problem), "greedy")
+    yield
+
+
+def _named_first(search: Search) -> bool:
+    """Named orders are better than policies that are careful, and no dearer; of a large step policies take long."""
+    return search.pools or len(search.problem.passes) > MANY_PASSES
+
+
+def _paced_arms(search: Search) -> list[Arm]:
+    state = search.state
+    poor = state.lean is None or (not search.careful and state.lean_value > POOR * state.bound.value)
+    return [_paced(state)] if search.pools and poor else []
+
+
+def _one_by_one(search: Search) -> list[Arm]:
+    return [_one_after_another(search.state)] if search.state.schedule is None else []
+
+
+def _one_after_another(state: State) -> Arm:
+    """Very long, but it needs the least memory."""
+    state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
+    found = one_after_another(state.problem)
+    if found is not None:
+        state.offer(found, SERIAL_SOLVER)
+    yield
+
+
+def _policies(search: Search) -> Arm:
+    problem, clock = search.problem, search.clock
+    search.policies += starting_policies(problem, clock, 0.1 * clock.left)
+    for policy in search.policies[:2]:
+        clock.spend(len(problem.passes) * 1e-6)
+        search.state.offer_policy(policy, "greedy")
+        yield
+
+
+def _named(state: State) -> Arm:
+    """Named orders. They take next to no time: of a step that is not large they come even where none is left. Of one of many
+    passes their times are followed at once, and those of a block too."""
+    problem, clock = state.problem, state.clock
+    large, many = len(problem.passes) > LARGE_PASSES, len(problem.passes) > MANY_PASSES
+    g = microbatch_graph(problem) if many and not len(problem.side_stream) else None
+    share = clock.part(TIMES_SHARE)
+    if g is not None:
+        _follow(state, g, repeated_targets(g, *plain_block(g)))
+        yield
+    for name, named in presets_of(problem, searched=False):
+        if state.settled or (large and state.done):
+            return
+        if g is not None and not share.over:
+            _follow(state, g, named.timeline().start[g.passes])
+        room = problem.capacity
+        if room is None or all(np.less_equal(named.timeline().peak_bytes, room)):
+            state.offer(named, name)
+        if state.schedule is not named:
+            state.leads.append(named)
+        yield
+
+
+def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
+    """Offer the best schedule that target starts, µs, shape (lanes, microbatches), are decoded to."""
+    state.clock.spend(len(TIMES_RULES) * target.size * SECONDS_PER_DECODED_PASS)
+    found = [one for one in (decode(g, target, rule) for rule in TIMES_RULES) if one is not None]
+    best = min(found, key=lambda one: one.value, default=None)
+    if best is not None and (state.schedule is None or best.value < state.value):
+        state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
+
+
+def _paced(state: State) -> Arm:
+    """Blocks on all streams: a few, and more for a part of the time."""
+    problem, clock = state.problem, state.clock
+    lanes = len(problem.passes) // max(1, problem.microbatches)
+    rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
+    clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
+    share = clock.part(PACED_SHARE)
+
+    def best() -> float:
+        return inf if state.lean is None else state.lean_value
+
+    for tries, found in enumerate(paced_schedules(problem, best, rounds), 1):
+        clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
+        state.offer(found, PACED_SOLVER)
+        yield
+        if state.settled or (share.over and tries >= PACED_TRIES):
+            return
+
+
+def _serial(state: State) -> Arm:
+    """Orders made pass by pass, for however little memory; of a large problem until there is one, else for a part of the
+    time."""
+    problem, clock = state.problem, state.clock
+    mean, large = float(problem.passes.duration.mean()), len(problem.passes) > LARGE_PASSES
+    if large and state.schedule is not None:
+        return
+    share = clock.part(SERIAL_SHARE)
+    for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest one is the best as a rule
+        if state.schedule is not None and (large or share.over):
+            return
+        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
+        found = serial_schedule(problem, begin, mean * put_off)
+        if found is not None:
+            state.offer(found, SERIAL_SOLVER)
+        yield
+
+
+# --- Smaller problems first ---
+
+
+def _of_makespan(state: State, search: Callable[[State], Arm]) -> Arm:
+    """For the span, what a short search for the makespan finds: no rank's window is longer than all of them together, and
+    now and then the searches of the span end where windows are longer than there."""
+    problem, total = state.problem, state.clock.left
+    if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
+        found: Schedule | None = None
+        for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search):
+            found = other.schedule
+            yield
+        if found is not None:
+            state.offer(Schedule(problem, found.order, found.syncs), MAKESPAN_SOLVER)
+
+
+def _extended(search: Search) -> Arm:
+    search.few = yield from extended(search.state, search.small)
+
+
+# --- In turns ---
+
+
+def _annealed_arms(search: Search) -> list[Arm]:
+    if search.pools and search.careful:
+        return []
+    annealed = _annealed(search)
+    return [annealed if search.policies else chain(_policies(search), annealed)]
+
+
+def _annealed(search: Search) -> Arm:
+    for policy in improve_policies(search.problem, search.policies, search.clock, search.seed, search.seconds):
+        if policy is not None:
+            search.state.offer_policy(policy, "annealed policy")
+        yield
+
+
+def _blocks(search: Search, room: float) -> Arm:
+    state = search.state
+    others = (state.problem, state.clock, search.seconds, search.seed, state.target, lambda: state.leads, room)
+    for schedule in block_schedules(*others):
+        state.offer(schedule, BLOCK_SOLVER)
+        yield
+
+
+def _moves_in_turn(search: Search) -> list[Arm]:
+    """Of a larger step blocks gain more; then moves come behind them."""
+    if search.large or search.state.schedule is None:
+        return []
+    share = search.clock.share(search.seconds)
+    return [takewhile(lambda _: not share.over, search.moves)]
+
+
+def _beside(search: Search, room: float) -> Arm:
+    """Policies for the passes of compute streams alone, with so much of the memory left for side streams; these come in
+    behind. The list scheduler, which knows all streams, is too careful where little memory is left."""
+    state, problem, clock = search.state, search.problem, search.clock
+    plain = with_room_for_them(problem, room)
+    if plain is None:
+        return
+    starts = starting_policies(plain, clock, 0.1 * clock.left)
+    for policy in chain(starts[:TRIED_BESIDE], improve_policies(plain, starts, clock, search.seed, search.seconds)):
+        if policy is not None:
+            clock.spend(len(problem.passes) * 1e-6)
+            with suppress(NotFound):
+                state.offer(with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
+        yield
+
+
+def _shifted(search: Search) -> Arm:
+    """The same from the best schedule's starts, shifted at random."""
+    state, problem, clock = search.state, search.problem, search.clock
+    share, rng = clock.share(search.seconds), np.random.default_rng(search.seed)
+    mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
+    while not share.over:
+        best = state.schedule
+        begin = begins[int(rng.integers(len(begins)))] if best is None else best.timeline().start
+        shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))
+        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
+        found = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
+        if found is not None:
+            state.offer(found, SERIAL_SOLVER)
+        yield
+
+
+def _repeated_arms(search: Search) -> list[Arm]:
+    seconds = search.seconds / (1 + search.turns)
+    return [repeated(search.state, search.few, seconds, search.small)] if search.few else []
+
+
+# --- The rest of the time ---
+
+
+def _neighbours(search: Search) -> Arm:
+    """Neighbourhoods of the best schedule."""
+    from ..ilp.neighbourhood_search import better_neighbours
+
+    state = search.state
+    first = state.schedule
+    assert first is not None
+    for schedule in better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target):
+        if schedule is not None:
+            state.offer(schedule, LNS_SOLVER)
+        yield
+
+
+def _moved(state: State, seed: int) -> Arm:
+    """Moves along critical paths of the best schedule and of others."""
+    first = state.schedule
+    if first is None:
+        return
+    for schedule in better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target):
+        if schedule is not None:
+            state.offer(schedule, TABU_SOLVER)
+        yield
+
+
+# --- The tables ---
+
+GREEDY = Source("list scheduling", lambda search: [_listed(search)])
+POLICIES = Source(
+    "annealed policies",
+    lambda search: [_policies(search)] if search.early and not (search.pools and search.careful) else [],
+    late=_named_first,
+)
+NAMED = Source("named orders", lambda search: [_named(search.state)])
+PACED = Source("paced blocks", _paced_arms)
+SERIAL = Source("serial generation", lambda search: [_serial(search.state)] if search.pools and not search.careful else [])
+ONE_BY_ONE = Source("one microbatch after the other", _one_by_one, late=lambda search: True)
+FIRST = (GREEDY, POLICIES, NAMED, PACED, SERIAL, ONE_BY_ONE)
+
+MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search.state, search.small)])
+FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
+AHEAD = (MAKESPAN, FEWER)
+
+# Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
+ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
+BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
+MOVES = Source("tabu search", _moves_in_turn)
+BESIDE = Source("side streams behind", lambda search: [_beside(search, room) for room in search.rooms if search.pools])
+SHIFTED = Source("serial generation", lambda search: [_shifted(search)] if search.pools and not search.careful else [])
+FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
+TURNS = (ANNEALED, BLOCKS, MOVES, BESIDE, SHIFTED, FEWER_ON)
+
+# A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of its time.
+NEIGHBOURHOODS = Source("neighbourhoods", lambda search: [] if search.large else [_neighbours(search)])
+MOVES_ON = Source("tabu search", lambda search: [search.moves])
+LAST = (NEIGHBOURHOODS, MOVES_ON)
