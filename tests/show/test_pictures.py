@@ -21,7 +21,7 @@ from zbsolve.show.kinds import PALETTES, shades
 from zbsolve.show.pictures.drawing import Area, Box, Drawing, Line, Words
 from zbsolve.show.pictures.files import save_drawing
 from zbsolve.show.pictures.schedule import comparison_drawing, schedule_drawing
-from zbsolve.show.pictures.style import Style, parse_letter_size, parse_picture_size, parse_window
+from zbsolve.show.pictures.style import Style, parse_picture_size, parse_window
 from zbsolve.show.pictures.svg import to_svg
 from zbsolve.show.pictures.words import text_width, wrapped
 
@@ -68,7 +68,7 @@ def check_words(drawing: Drawing) -> None:
 @pytest.mark.parametrize("width", [COLUMN, 480.0, 1200.0])
 @pytest.mark.parametrize("memory", [False, True])
 def test_words_keep_apart(width: float, memory: bool) -> None:
-    style = Style(width, memory=memory, footer="A line that is long enough to be broken in a narrow picture, " * 3)
+    style = Style(width, memory=memory, title="A line that is long enough to be broken in a narrow picture, " * 3)
     small = one_f_one_b(4, 8, capacity=15)
     for drawing in (
         schedule_drawing(large(), None, style),
@@ -177,7 +177,6 @@ def test_sizes_are_read() -> None:
     assert parse_picture_size("3.5in x 2in") == (336.0, 192.0, "in")
     width, height, unit = parse_picture_size("8.5x6cm")
     assert (round(width), round(height or 0), unit) == (321, 227, "cm")
-    assert parse_letter_size("7") == parse_letter_size("7pt") == pytest.approx(9.333, abs=0.001)
     assert parse_window("10ms:0.5s") == (10_000, 500_000)
 
 
@@ -246,13 +245,11 @@ def test_without_the_library_one_line_says_what_to_install(
 def test_commands_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, picture = str(tmp_path / "s.json"), tmp_path / "x.svg"
     one_f_one_b(4, 8, capacity=15).save(plan)
-    style = ["--size", "8.5x9cm", "--font-size", "6", "--title", "A title", "--footer", "a footer", "--palette", "grey"]
+    style = ["--size", "8.5x9cm", "--title", "A title", "--palette", "grey"]
     assert main(["show", plan, "-o", str(picture), *style, "--time-range", "50us:200us", "--with-memory"]) == 0
     drawn = picture.read_text(encoding="utf-8")
     assert "width='8.5cm' height='9cm'" in drawn
     assert "A title" in drawn
-    assert "a footer" in drawn
-    assert "font-size='8'" in drawn
     assert "capacity 15 B" in drawn
     assert shades("F", 1, "grey")[0] in drawn
     capsys.readouterr()

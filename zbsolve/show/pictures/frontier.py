@@ -63,15 +63,15 @@ def chart_drawing(
     title = headline if style.title is None else printable(style.title)
     heading = wrapped(title, 15, width - LEFT - 12, bold=True)
     keys, top = _legend(entries, 10 + 15 * LINE * len(heading), width)
-    below = [wrapped(text, 12, width - LEFT - 12) for text in (sentence, printable(style.footer))]
-    foot = 50 + 12 * LINE * sum(map(len, below)) + 10
+    below = wrapped(sentence, 12, width - LEFT - 12)
+    foot = 50 + 12 * LINE * len(below) + 10
     height = style.height / scale if style.height else top + 40 + min(374.0, 0.62 * width) + foot
     if height - foot - top < 100:
         raise BadInput(f"height of {height * scale:.0f} pixels: at least {(foot + top + 100) * scale:.0f} are needed")
     chart = Chart(frontier, width, top + 34, height - foot)
     words = (
         *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
-        *paragraph([line for lines in below for line in lines], LEFT, height - foot + 50, Words(0, 0, "", 12, SOFT)),
+        *paragraph(below, LEFT, height - foot + 50, Words(0, 0, "", 12, SOFT)),
     )
     marks = (*words, *keys, *chart.grid(), *inside(chart))
     return scaled(Drawing(width, height, title or headline, sentence, marks, style.unit), scale)

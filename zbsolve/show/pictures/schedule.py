@@ -122,16 +122,14 @@ class _Chart:
         entries = legend_entries([row.gantt for row in self.rows])
         keys, y = legend(entries, left, y, 0.96 * size, self.width)
         notes = [line for text in (said if self.style.notes else ()) for line in wrapped(text, size, self.width)]
-        footer = wrapped(printable(self.style.footer), 0.92 * size, self.width)
-        below = axis_height(size) + (len(notes) + len(footer)) * LINE * size + 0.5 * size
+        below = axis_height(size) + len(notes) * LINE * size + 0.5 * size
         tall = self._row_height(y + 0.4 * size + below)
         body, y = self._body(y + 0.4 * size, tall)
         marks += [*keys, *body]
         y += axis_height(size)
         marks += paragraph(notes, left, y, Words(0, 0, "", size, SOFT))
         y += len(notes) * LINE * size
-        marks += paragraph(footer, left, y, Words(0, 0, "", 0.92 * size, SOFT))
-        height = self.style.height or round(y + len(footer) * LINE * size + 0.5 * size)
+        height = self.style.height or round(y + 0.5 * size)
         words = description or " ".join(said)
         return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
 

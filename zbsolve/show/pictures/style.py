@@ -16,19 +16,16 @@ class Style:
     """Everything that one may ask of a picture; each has a default.
 
     width, height: pixels, 96 an inch; without a height rows are as high as they read well. unit: in which the size was
-    given: an SVG says it, and a PNG has 300 dots an inch where it is not px. letters: pixels of the usual letter;
-    less on a narrow picture by default. title: None for what the picture says of itself, "" for none. footer: a line below.
-    palette: one of `kinds.PALETTES`. window: µs from the step's start. memory: also what ranks hold over time. notes: the
-    lines about value and certificate. longest: µs that the width stands for (default: what is drawn). hover: marks say what
-    they are.
+    given: an SVG says it, and a PNG has 300 dots an inch where it is not px. title: None for what the picture says of
+    itself, "" for none. palette: one of `kinds.PALETTES`. window: µs from the step's start. memory: also what ranks hold
+    over time. notes: the lines about value and certificate. longest: µs that the width stands for (default: what is drawn).
+    hover: marks say what they are.
     """
 
     width: float = 1200.0
     height: float | None = None
     unit: str = "px"
-    letters: float | None = None
     title: str | None = None
-    footer: str = ""
     palette: str = "standard"
     window: tuple[float, float] | None = None
     memory: bool = False
@@ -39,7 +36,7 @@ class Style:
     @property
     def size(self) -> float:
         """Pixels of the usual letter: 12 on a screen's width, 6.5 points in the column of a paper."""
-        return self.letters if self.letters is not None else min(12.0, max(8.5, 6 + self.width / 120))
+        return min(12.0, max(8.5, 6 + self.width / 120))
 
 
 USUAL = Style()
@@ -58,17 +55,6 @@ def parse_picture_size(text: str) -> tuple[float, float | None, str]:
         if not SMALLEST <= side <= LARGEST:
             raise BadInput(f"size '{text[:40]}': a side has {SMALLEST:.0f} to {LARGEST:,.0f} pixels, 96 an inch")
     return sides[0], sides[1] if height else None, unit
-
-
-def parse_letter_size(text: str) -> float:
-    """Pixels of `7pt`, `9px` or `7` (points). Raises BadInput."""
-    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower()[:40])
-    if found is None:
-        raise BadInput(f"font size '{text[:40]}': not a number of points such as 7 or 7pt")
-    pixels = _pixels(found[1], found[2] or "pt", text)
-    if not 3 <= pixels <= 100:
-        raise BadInput(f"font size '{text[:40]}': 3 to 75 points are possible")
-    return pixels
 
 
 def parse_window(text: str) -> tuple[float, float]:
