@@ -28,7 +28,7 @@ def state_of(effort: float, without: str = "") -> State:
 
 
 def test_the_page_has_a_row_for_each_source() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "sources.md").read_text(encoding="utf-8")
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
     assert sorted(rows[1:]) == sorted(NAMES)
 

@@ -6,7 +6,7 @@ import pytest
 
 from zbsolve import BadInput, pipeline, solve, verify
 from zbsolve.placement import mirror, parse_routes, vee
-from zbsolve.systems import preset
+from zbsolve.systems import overlapped, preset
 
 
 def mirrored(name, p, m, F=1, BW=None, B=None, W=None, pairs=1, **options):
@@ -57,6 +57,32 @@ def test_dualpipe_bubble_and_memory(p, more):
     ours, theirs = (p // 2 - 1) * (F + B - W), (p // 2 - 1) * ((F + B + W) + (B + W) - 3 * W)
     assert timeline.makespan - m * (F + B + W) == ours <= theirs
     assert set(timeline.peak_bytes) == {p + 1}
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize("more", [0, 2, 16])
+def test_dualpipe_as_published(p, more):
+    """DeepSeek-V3 (arXiv 2412.19437), table 2, F = B's half = W = 1: a pair F&B is one block, here as long as its parts. The
+    bubble is (p/2 − 1)(F&B + B − 3W), 6 on 8 ranks, with p + 1 activations; on half the ranks DualPipeV's is the same."""
+    m = 2 * p + more
+    bubble = (p // 2 - 1) * (3 + 2 - 3)
+    for name, placement, work in (("dualpipe", mirror(p), 3 * m), ("dualpipe-v", vee(p // 2), 6 * m)):
+        schedule = preset(name, pipeline(1, 1, 1, placement=placement, microbatches=m, held_until_W=1))
+        blocks = overlapped(schedule, 3)
+        assert verify(blocks.problem, blocks) == ()
+        assert blocks.timeline().makespan - work == bubble
+        assert set(blocks.timeline().peak_bytes) == {p + 1}
+
+
+def test_pairs_take_the_time_that_was_measured_of_both():
+    schedule = preset("dualpipe", pipeline(1, 1, 1, placement=mirror(2), microbatches=8))
+    plain, quicker = (overlapped(schedule, times).timeline().makespan for times in (3, {(0, 1): 2, (1, 0): 3}))
+    assert plain == 24
+    assert quicker == 24 - 3  # each rank has three pairs of each kind, and no bubble
+    with pytest.raises(BadInput, match=r"overlapped: no time of stages \(1, 0\) together"):
+        overlapped(schedule, {(0, 1): 2})
+    with pytest.raises(BadInput, match="overlapped: no forward stands before a full backward"):
+        overlapped(preset("gpipe", pipeline(1, BW=2, placement=(0, 1), microbatches=4)), 3)
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])

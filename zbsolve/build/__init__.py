@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .attention_exchange import with_attention_exchange as with_attention_exchange
     from .exchange import with_exchange as with_exchange
     from .fused_backward import with_fused_backward as with_fused_backward
+    from .joined import with_joined as with_joined
     from .offload import Host as Host
     from .offload import with_offload as with_offload
     from .plain import pipeline as pipeline
@@ -38,6 +39,7 @@ __getattr__, __dir__ = handing_on(
         "exchange": "with_exchange",
         "offload": "Host with_offload",
         "fused_backward": "with_fused_backward",
+        "joined": "with_joined",
         "sharded": "regathered with_sharding",
         "slices": "with_slices",
         "untrained": "without_backward",

@@ -1,7 +1,7 @@
 """Where schedules come from: one row a source, in four tables, in the order in which they have their time.
 
 FIRST give a schedule at once. AHEAD search smaller problems, one after the other. TURNS have turns for most of the time, and
-LAST for the rest. docs/search.md has a row for each name, and what it brings.
+LAST for the rest. docs/sources.md has a row for each name, and what it brings.
 """
 
 from __future__ import annotations

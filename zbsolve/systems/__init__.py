@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .table import presets_of as presets_of
     from .table import system as system
     from .torch_gathers import torch_window as torch_window
+    from .two_directions import overlapped as overlapped
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -24,5 +25,6 @@ __getattr__, __dir__ = handing_on(
         "steps": "step_for",
         "table": "PRESETS SYSTEMS name_on preset presets_of system",
         "torch_gathers": "torch_window",
+        "two_directions": "overlapped",
     },
 )

@@ -1,15 +1,18 @@
 """Named schedules in two directions, and DualPipe cut in half: GEMS, Chimera, DualPipe, DualPipeV.
 
 In placement `mirror` microbatches take turns to go down the ranks and up, so every stage lives on two ranks. F and B that
-DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream.
+DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream. Or
+they are one pass, whose time was measured (`overlapped`).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from ..build.joined import JOINED, with_joined
+from ..kinds import KINDS
 from ..placement import mirror
 from ..problem import Problem
 from ..schedule import Schedule
@@ -117,6 +120,43 @@ def dualpipe_v(problem: Problem) -> Schedule:
         held = (rank, 2 * ranks - 1 - rank)
         order[f"compute:{rank}"] = tuple(f"{held[chunk]}{kind}{k}" for chunk, kind, k in _dual(rank, ranks, m))
     return Schedule(problem, order)
+
+
+def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -> Schedule:
+    """A schedule of DualPipe or DualPipeV in which each forward and the full backward of the other chunk behind it, which
+    these overlap, are one pass (`with_joined`). What follows one of the two then waits for both, as in DeepSeek's engine.
+
+    times: µs of such a pair, one number, or by the stages of its forward and its backward. Raises BadInput for a schedule
+    without such pairs, and for a pair whose time is not there.
+    """
+    problem, groups = schedule.problem, list[tuple[str, ...]]()
+    for names in schedule.order.values():
+        groups += _pairs(problem, names)
+    if not groups:
+        raise BadInput("overlapped: no forward stands before a full backward of its rank's other chunk")
+    stage = {name: int(problem.passes.stage[problem.index[name]]) for group in groups for name in group}
+    try:
+        took = [times if isinstance(times, int) else times[stage[one[0]], stage[one[1]]] for one in groups]
+    except KeyError as error:
+        raise BadInput(f"overlapped: no time of stages {error} together") from None
+    joined = with_joined(problem, groups, took)
+    gone = {name for one in groups for name in one[1:]}
+    new = {one[0]: one[0].replace("F", JOINED.label) for one in groups}
+    order = {
+        stream: tuple(new.get(name, name) for name in names if name not in gone) for stream, names in schedule.order.items()
+    }
+    return Schedule(joined, order)
+
+
+def _pairs(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Of one stream's passes: each F with the B and W of one microbatch of another stage right behind it."""
+    passes, rows = problem.passes, [problem.index[name] for name in names]
+    kinds = [KINDS[kind] for kind in passes.kind[rows]]
+    for i in range(len(names) - 2):
+        f, b, w = rows[i : i + 3]
+        full = passes.stage[b] == passes.stage[w] and passes.microbatch[b] == passes.microbatch[w]
+        if full and kinds[i : i + 3] == ["F", "B", "W"] and passes.stage[f] != passes.stage[b]:
+            yield names[i], names[i + 1], names[i + 2]
 
 
 def _dual(place: int, half: int, m: int) -> Row:
