@@ -41,8 +41,8 @@ BESIDE = {  # of Llama 3 8B
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("--suite", choices=SUITES, default="full")
-    parser.add_argument("--most", type=int, default=1500, help="passes of a problem")
-    parser.add_argument("--effort", type=float, default=1.0, help="of each search")
+    parser.add_argument("--most", type=int, default=600, help="passes of a problem")
+    parser.add_argument("--effort", type=float, default=0.3, help="of each search")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--without", nargs="+", choices=NAMES, default=list(NAMES), help="only these sources")
 
