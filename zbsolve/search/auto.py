@@ -42,7 +42,7 @@ MOVE_SHARE = 0.3  # the share for steps that differ from the best by single laye
 @dataclass(frozen=True, slots=True)
 class Tried:
     """What one placement (and number of gathers, and what stages keep, where several are tried) and partition reached: value
-    and proven bound in µs (None where there is no schedule), for this choice alone; `why` it lost, "" for the winner.
+    and proven bound in µs (None where there is none), for this choice alone; `why` it lost, "" for the winner.
     `seconds` were spent on it (0 where effort was the limit). memory: bytes that its fullest rank needs (see `Step.needs`),
     before a search for less."""
 
@@ -202,7 +202,7 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
     for _ in race.solve_each(jobs, len(open_runs)):
         pass
     for run in open_runs:
-        if run.schedule is None and not run.failed:
+        if run.schedule is None and not run.failed and not run.least:
             run.failed = "not tried: interrupted"
 
 
@@ -239,7 +239,8 @@ def _nothing(race: Race, step: Step) -> Infeasible:
 def _tried(race: Race, run: Run, best: Run, profile: Profile) -> Tried:
     where, name = (run.name, run.partition, run.layers), race.label(best)
     if run.schedule is None:
-        return Tried(*where, None, None, round(run.seconds, 3), run.failed)
+        longer = f"at least {run.least / best.value - 1:.2%} longer than {name}: proven, not searched"
+        return Tried(*where, None, run.least or None, round(run.seconds, 3), longer if run.least else run.failed)
     why = ""
     if run is not best:
         why = f"{run.value / best.value - 1:.2%} longer than {name}" if run.value > best.value else f"equals {name}"
