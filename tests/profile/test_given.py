@@ -259,7 +259,8 @@ def test_a_rank_whose_memory_is_too_small_is_named_with_it() -> None:
 def test_the_work_of_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """F + B + W of stages 0 to 3: 3, 4, 5, 6 ms; rank 1 takes 1.5 times as long. As a loop the ranks have 3 + 5 and 4 + 6,
     in a V 3 + 6 and 4 + 5."""
-    given = "--ranks 2 --chunks 2 --F 1ms,2ms,3ms,4ms --B 1ms --W 1ms --rank-factors 1,1.5".split()
+    times = ["--F", "1ms,2ms,3ms,4ms", "--B", "1ms", "--W", "1ms", "--rank-factors", "1,1.5"]
+    given = ["--ranks", "2", "--chunks", "2", *times]
     assert main(["numbers", *given, "-o", str(tmp_path / "profile.json")]) == 0
     loop, vee = capsys.readouterr().out.splitlines()[-2:]
     assert loop == "work of the ranks in a microbatch (loop), ms: 8.00 15.00; rank 1 works 1.304 times the mean"
