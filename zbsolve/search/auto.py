@@ -36,6 +36,7 @@ SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: ea
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 BREADTH = 24  # changed stages that are looked at before the best of them is taken
 FIRST_PARTITION = "balanced"
+MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -183,7 +184,8 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
     def layers(run: Run) -> Iterator[Run]:
         for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
             one = replace(run.step, partition=counts)
-            yield Run(one, run.name, "moved", counts, place=run.place, moved="layers")
+            name = run.partition.removesuffix(MOVED) + MOVED
+            yield Run(one, run.name, name, counts, place=run.place, moved="layers")
 
     def copies(run: Run) -> Iterator[Run]:
         if run.schedule is not None and run.step.slices == 1:
