@@ -53,8 +53,9 @@ def test_partitions_and_their_stages() -> None:
     costs = Step(2, 4).costs(profile)
     found = [partitioned(costs, name, partition_by_name(costs, name)) for name in NAMES]
     head, *rows = partitions_as_text(costs, found, "estimated: by hand").splitlines()
-    assert "slowest stage µs" in head
+    assert "busiest rank µs" in head
     assert [row.split()[0] for row in rows[: len(NAMES)]] == list(NAMES)
+    assert rows[0].split()[1] == "90.0"  # three layers of 10 + 12 + 8, of five on two ranks
     assert rows[-1] == "times are estimated: by hand, not measured"
     tight = partitions_as_text(replace(costs, limit=(1, 1)), found)
     assert "!: more than the 1 bytes that a rank has" in tight
