@@ -53,6 +53,28 @@ def test_the_address_is_the_state(browser: Any, site: Site) -> None:
         assert settled(page) == more
 
 
+def test_back_and_forward(browser: Any, site: Site) -> None:
+    """Each step asks again, and its controls are as they were; the answer before an error does not stay."""
+    with opened(browser, f"{site.address}?ranks=3") as page:
+        first = settled(page)
+        page.select_option("#placement", "vee")
+        page.wait_for_url(re.compile("placement=vee"))
+        second = settled(page)
+        page.fill("#ranks", "900")
+        page.wait_for_selector("#answer .wrong")
+        assert page.inner_text("#table") == ""
+        page.go_back()
+        page.wait_for_function("document.getElementById('ranks').value === '3'")
+        assert settled(page) == second
+        page.go_back()
+        page.wait_for_function("document.getElementById('placement').value === 'single'")
+        assert settled(page) == first != second
+        assert page.input_value("[data-for=ranks]") == "3"
+        page.go_forward()
+        page.wait_for_function("document.getElementById('placement').value === 'vee'")
+        assert settled(page) == second
+
+
 def test_only_the_last_of_many_wishes_is_shown(browser: Any, site: Site) -> None:
     asked = []
     with opened(browser, site.address) as page:

@@ -506,6 +506,7 @@ def test_the_command_prints_and_writes(measured, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "against equal" in shown
     assert "m = 12" in shown
+    assert "estimate" not in shown  # Alpa's sum is not of the step that runs
     assert "embedding … block" in shown
     assert sum(Partition.load(out).layers) == 8
     assert main(["partition", measured, "--ranks", "2", "--placement", "vee", "--memory", "4KB"]) == 0

@@ -254,3 +254,17 @@ def test_a_rank_whose_memory_is_too_small_is_named_with_it() -> None:
     with pytest.raises(Infeasible, match=r"rank 1 needs 4000000000 bytes .* more than its memory of 3GB$"):
         profile.problem(2, 4, memory="5GB,3GB")
     assert profile.problem(2, 4, memory="5GB,4GB").capacity == (10**9, 0)
+
+
+def test_the_work_of_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """F + B + W of stages 0 to 3: 3, 4, 5, 6 ms; rank 1 takes 1.5 times as long. As a loop the ranks have 3 + 5 and 4 + 6,
+    in a V 3 + 6 and 4 + 5."""
+    times = ["--F", "1ms,2ms,3ms,4ms", "--B", "1ms", "--W", "1ms", "--rank-factors", "1,1.5"]
+    given = ["--ranks", "2", "--chunks", "2", *times]
+    assert main(["numbers", *given, "-o", str(tmp_path / "profile.json")]) == 0
+    loop, vee = capsys.readouterr().out.splitlines()[-2:]
+    assert loop == "work of the ranks in a microbatch (loop), ms: 8.00 15.00; rank 1 works 1.304 times the mean"
+    assert vee == "work of the ranks in a microbatch (vee), ms: 9.00 13.50; rank 1 works 1.200 times the mean"
+    assert main(["numbers", *given, "--json", "-o", str(tmp_path / "profile.json")]) == 0
+    work = json.loads(capsys.readouterr().out)["rank_work"]
+    assert work["vee"] == {"us": [9000.0, 13500.0], "imbalance": pytest.approx(1.2)}

@@ -21,6 +21,7 @@ from zbsolve.profile.slices import split_by
 from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
 from zbsolve.search.slice_bound import bound_of_any_slices
 from zbsolve.step import Step
+from zbsolve.util.text import exact_time
 
 # 160 µs of F of which attention takes 64, 240 of B of which it takes 128; 40 bytes of keys and values among 120 until B.
 BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40, transient=24)
@@ -241,7 +242,7 @@ def test_auto_races_numbers_of_slices() -> None:
     sliced = [(int(row[1:].removesuffix(":even-work")), row.endswith(":even-work")) for row in rows[:-2]]
     assert set(sliced) >= {(n, kind) for n in (2, 4, 8, 16) for kind in (False, True)} | {(1, False)}
     assert sliced == sorted(sliced)
-    assert all(one.value is not None or "proven, not tried" in one.why for one in tried[:-2])
+    assert all(one.value is not None or "proven, not searched" in one.why for one in tried[:-2])
     assert rows[-2:] == [" even", " of equal work"]
     for kind, one in enumerate(tried[-2:]):
         said = one.why.removeprefix("not tried: ").removesuffix(" or more").split(", ")
@@ -338,7 +339,7 @@ def test_slices_that_each_take_more_end_what_can_be_best(tmp_path: Path, capsys:
     assert looked & {"3", "5", "6", "7"}  # between numbers that double
     assert main([*arguments, "--effort", "0.3"]) == 0
     out = capsys.readouterr().out
-    assert f"for every slicing: at least {found.bound} µs on single; no certificate says that" in out
+    assert f"for every slicing: at least {exact_time(found.bound)} on single; no certificate says that" in out
     assert f"more slices take longer than the best, however long they are: proven from {found.longer_from} on single" in out
     assert bound_of_any_slices(replace(dear, rank_factors=(1, 1, 1, 2)), step, (1, 1, 1, 1), 1) is None
     assert bound_of_any_slices(dear, replace(step, vocabulary="auto"), (1, 1, 1, 1), 1) is None

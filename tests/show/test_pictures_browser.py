@@ -45,6 +45,22 @@ def test_a_tap_says_it_on_a_phone_and_the_page_stays_narrow(browser: Any, galler
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 
+def test_the_table_leads_to_every_system(browser: Any, gallery: tuple[Path, Any]) -> None:
+    """At p = 4 and m = 8 with F = B = W ZB-V has a bubble of 1/17 (arXiv 2401.10241): 24 are work,
+    (p − 1) / 2 more are the way to the last rank."""
+    path, shown = gallery
+    with opened(browser, path) as page:
+        names = page.locator("tbody a").all_text_contents()
+        assert sorted(names) == sorted(one.system.name for one in shown)
+        assert names == page.eval_on_selector_all("section", "all => all.map(one => one.id)")
+        row = page.locator("tr", has=page.locator("a[href='#zb-v']"))
+        assert f"{1 / 17:.2%}" in row.locator("td").all_text_contents()
+        assert page.eval_on_selector(".scroll", "one => one.scrollWidth <= one.clientWidth")
+        page.click("a[href='#zb-v']")
+        assert page.locator("section:target h3").text_content().startswith("ZB-V")
+        assert page.inner_text("body").count("makespan") == 1
+
+
 def test_words_can_be_read_in_the_dark(browser: Any, gallery: tuple[Path, Any]) -> None:
     """Texts that stand on the page and not on a pass are light where it is dark."""
     script = """() => [...document.querySelectorAll(".picture text:not([text-anchor=middle])")].map(

@@ -103,6 +103,7 @@ def test_the_page_says_the_first_the_best_and_the_proof() -> None:
     named = [("<gpipe>", preset("gpipe", fused)), ("1f1b", preset("1f1b", fused))]
     page = comparison_as_page(compare_schedules(named, [("mine", "no such file")]))
     assert "<h1>&lt;gpipe&gt; is the shortest of them</h1>" in page
+    assert "<p>The shortest makespan of 4 ranks, 8 microbatches.</p>" in page  # stages and passes are not all alike
     assert "<dd>33 µs<small>the first, bubble 27.27%, peak 8 B</small></dd>" in page
     assert "Nothing: the first is the shortest of them." in page
     assert "<td>1f1b</td><td>single</td><td>33</td><td>+0.00%</td><td>27.27%</td>" in page

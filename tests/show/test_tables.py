@@ -31,19 +31,21 @@ def test_a_search_in_a_line() -> None:
 def test_what_was_tried() -> None:
     rows = [
         Tried("single", "equal", (2, 1), 200, 100, 1.25, "longer"),
-        Tried("loop", "balanced", (), None, None, 0.0, "no room"),
+        Tried("loop", "balanced", (), None, 190, 0.0, "no room"),
         Tried("vee", "balanced", (1, 1, 1), 150, 150, 0.0, ""),
     ]
     head, *body = tried_as_text(rows, "span").splitlines()
-    assert head.split() == ["placement,", "partition", "span", "µs", "bound", "µs", "gap", "seconds"]
+    assert head.split() == ["placement,", "partition", "span,", "µs", "bound,", "µs", "gap", "seconds"]
     assert [line.split() for line in body] == [
         ["single", "equal", "200", "100", "50.00%", "1.2", "longer", "2", "1"],
-        ["loop", "balanced", "–", "–", "–", "–", "no", "room"],
+        ["loop", "balanced", "–", "190", "–", "–", "no", "room"],
         ["vee", "balanced", "150", "150", "0.00%", "–", "best", "1×3"],
     ]
     plain = tried_as_text([replace(one, partition="balanced") for one in rows], "makespan")
-    assert plain.startswith("placement  makespan µs")
+    assert plain.startswith("placement  makespan, µs")
     assert "1×3" not in plain
+    longer = tried_as_text([*rows, replace(rows[0], value=10_000)], "span").splitlines()
+    assert [line.split()[2] for line in longer[1:]] == ["0.200", "–", "0.150", "10.000"]  # all in the unit of the largest
 
 
 def test_partitions_and_their_stages() -> None:
@@ -51,8 +53,9 @@ def test_partitions_and_their_stages() -> None:
     costs = Step(2, 4).costs(profile)
     found = [partitioned(costs, name, partition_by_name(costs, name)) for name in NAMES]
     head, *rows = partitions_as_text(costs, found, "estimated: by hand").splitlines()
-    assert "slowest stage µs" in head
+    assert "busiest rank µs" in head
     assert [row.split()[0] for row in rows[: len(NAMES)]] == list(NAMES)
+    assert rows[0].split()[1] == "90.0"  # three layers of 10 + 12 + 8, of five on two ranks
     assert rows[-1] == "times are estimated: by hand, not measured"
     tight = partitions_as_text(replace(costs, limit=(1, 1)), found)
     assert "!: more than the 1 bytes that a rank has" in tight

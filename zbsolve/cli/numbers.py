@@ -48,6 +48,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Write the profile that the numbers make."""
+    from ..show.profile_meaning import imbalance, rank_work, rank_work_lines
     from ..show.profile_report import profile_as_text
 
     for name in ("ranks", "chunks"):
@@ -67,9 +68,19 @@ def command(options: argparse.Namespace) -> int:
     profile.save(options.output)
     if options.json:
         total = {kind: sum(getattr(layer, kind) for layer in profile.layers) for kind in ("F", "B", "W", "BW")}
-        print_json({"model": profile.model, "source": profile.source, "layers": len(profile.layers), "total": total})
+        ranks = {place: {"us": us, "imbalance": imbalance(us)} for place, us in rank_work(profile, options.ranks).items()}
+        print_json(
+            {
+                "model": profile.model,
+                "source": profile.source,
+                "layers": len(profile.layers),
+                "total": total,
+                "rank_work": ranks,
+            }
+        )
     elif options.output != "-":
         print(profile_as_text(profile), end="")
+        print("\n".join(rank_work_lines(profile, options.ranks)))
     if note := rounding_note(profile, [1] * len(profile.layers)):
         print(f"zbsolve numbers: {note}", file=sys.stderr)
     return 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..util.text import times_note
+from ..util.text import exact_time, times_note
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
 from .tools import add_search_limits, add_workers, print_json, saving, search_limits, searching, workers_of
@@ -261,5 +261,5 @@ def _print_solved(
             said = ", ".join(f"{count} on {placement}" for placement, count in every.items())
             print(f"more slices take longer than the best, however long they are: proven from {said}")
             continue
-        least = ", ".join(f"{bound} µs on {placement}" for placement, bound in every.items())
+        least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
         print(f"each bound is for its own {what}; for every {what}: at least {least}; no certificate says that")

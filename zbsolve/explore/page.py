@@ -126,7 +126,22 @@ def table_part(rows: Sequence[Row]) -> str:
             lines[shared]["names"].append(_name(row.state))
         else:
             lines[shared] = _cells(row, own)
-    return render("explore_table.html", rows=list(lines.values()))
+    return render("explore_table.html", rows=list(lines.values()), shorter=_shorter(rows))
+
+
+def _shorter(rows: Sequence[Row]) -> dict[str, str] | None:
+    """The shortest that was found in another placement than the page's, where it fits and is shorter."""
+    own, here = rows[0].answer, own_placement(rows[0].state)
+    found = [row for row in rows if row.state.system == BEST and row.answer is not None and not row.answer.over]
+    best = min(found, key=lambda row: row.answer.certificate.value, default=None)  # type: ignore[union-attr]
+    if own is None or best is None or best.answer is None or own_placement(best.state) == here:
+        return None
+    value = best.answer.certificate.value
+    saved = 1 - value / own.certificate.value
+    if saved <= 0:
+        return None
+    where = {"where": own_placement(best.state), "saved": f"{saved:.1%}", "value": format_time(value)}
+    return {**_name(best.state), **where}
 
 
 def _name(state: State) -> dict[str, str]:

@@ -36,13 +36,14 @@ SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: ea
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 BREADTH = 24  # changed stages that are looked at before the best of them is taken
 FIRST_PARTITION = "balanced"
+MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """What one placement (and number of gathers, and what stages keep, where several are tried) and partition reached: value
-    and proven bound in µs (None where there is no schedule), for this choice alone; `why` it lost, "" for the winner.
+    and proven bound in µs (None where there is none), for this choice alone; `why` it lost, "" for the winner.
     `seconds` were spent on it (0 where effort was the limit). memory: bytes that its fullest rank needs (see `Step.needs`),
     before a search for less."""
 
@@ -183,7 +184,8 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
     def layers(run: Run) -> Iterator[Run]:
         for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
             one = replace(run.step, partition=counts)
-            yield Run(one, run.name, "moved", counts, place=run.place, moved="layers")
+            name = run.partition.removesuffix(MOVED) + MOVED
+            yield Run(one, run.name, name, counts, place=run.place, moved="layers")
 
     def copies(run: Run) -> Iterator[Run]:
         if run.schedule is not None and run.step.slices == 1:
@@ -202,7 +204,7 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
     for _ in race.solve_each(jobs, len(open_runs)):
         pass
     for run in open_runs:
-        if run.schedule is None and not run.failed:
+        if run.schedule is None and not run.failed and not run.least:
             run.failed = "not tried: interrupted"
 
 
@@ -239,7 +241,8 @@ def _nothing(race: Race, step: Step) -> Infeasible:
 def _tried(race: Race, run: Run, best: Run, profile: Profile) -> Tried:
     where, name = (run.name, run.partition, run.layers), race.label(best)
     if run.schedule is None:
-        return Tried(*where, None, None, round(run.seconds, 3), run.failed)
+        longer = f"at least {run.least / best.value - 1:.2%} longer than {name}: proven, not searched"
+        return Tried(*where, None, run.least or None, round(run.seconds, 3), longer if run.least else run.failed)
     why = ""
     if run is not best:
         why = f"{run.value / best.value - 1:.2%} longer than {name}" if run.value > best.value else f"equals {name}"

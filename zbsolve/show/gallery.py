@@ -24,6 +24,7 @@ PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch
 STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
 MAX_SIZE = 20_000  # ranks times microbatches: half a minute, 0.7 GB
 HELD_BYTES = 600  # that a rank's share of a microbatch holds, half of them until B
+HEAD = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")  # of `_cells`
 # What a system says of itself in JSON; its order and its rounds are functions.
 WORDS = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
 
@@ -108,8 +109,7 @@ def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exh
 
 def gallery_as_text(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     """The systems as lines for a terminal; below, which are absent and why."""
-    head = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")
-    lines = aligned([head, *(_cells(one) for one in shown)], left=range(len(head)))
+    lines = aligned([HEAD, *(_cells(one) for one in shown)], left=range(len(HEAD)))
     lines += [
         f"{one.system.name}: in the steady state, without an end, a bubble of {one.period_bubble:.2%}"
         for one in shown
@@ -135,7 +135,8 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
     if any("AF" in one.schedule.problem.passes.kinds for one in shown):
         title += ", an all-to-all behind each F and each backward"
     groups = [(group, [_card(one, longest) for one in shown if one.system.group == group]) for group in GROUPS]
-    return render("gallery.html", title=title, groups=groups, absent=absent)
+    overview = [_cells(one) for group in GROUPS for one in shown if one.system.group == group]
+    return render("gallery.html", title=title, groups=groups, absent=absent, head=HEAD, overview=overview)
 
 
 def _card(one: Exhibit, longest: float) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _card(one: Exhibit, longest: float) -> dict[str, Any]:
     facts = (
         ("placement", s.placement),
         ("bubble, published", s.bubble),
-        ("bubble here", f"{one.makespan_bubble:.2%} of the makespan, {one.span_bubble:.2%} of the span"),
+        ("bubble here", f"{one.makespan_bubble:.2%}, of the span {one.span_bubble:.2%}"),
         ("activations, published", s.memory),
         ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
         *(("in host memory here", f"{peak / HELD_BYTES:g} microbatches' of all ranks") for peak in timeline.pool_peaks),
@@ -156,4 +157,4 @@ def _card(one: Exhibit, longest: float) -> dict[str, Any]:
     style = Style(1000, title="", notes=False, longest=None if own else longest, hover=True)
     chart = to_svg(schedule_drawing(one.schedule, None, style))
     scale = " · on a time scale of its own" if own else ""
-    return {"title": s.title, "paper": s.paper, "scale": scale, "facts": facts, "picture": picture(chart)}
+    return {"name": s.name, "title": s.title, "paper": s.paper, "scale": scale, "facts": facts, "picture": picture(chart)}

@@ -12,34 +12,42 @@ from ..util.text import aligned, counted, times_note
 
 
 def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: str = "measured") -> str:
-    """Every partition's estimate, its gain over the one named "equal", and whether it fits. source: where the times come
-    from."""
-    base = next(one for one in found if one.name == "equal").estimate
+    """How long every partition's busiest rank (or submesh) works, that against the one named "equal", and whether it fits.
+    source: where the times come from."""
     submeshes = max(max(one.devices) for one in found) > 1
+    busiest = [max(one.times) if submeshes else max(_rank_work(costs, one)) for one in found]
+    base = next(work for one, work in zip(found, busiest, strict=True) if one.name == "equal")
     layers = "layers a stage|its devices" if submeshes else "layers a stage"
-    rows = [("partition", "estimate µs", "against equal", "slowest stage µs", "most bytes", f"  {layers}")]
-    for one in found:
+    busy = f"busiest {'submesh' if submeshes else 'rank'} µs"
+    rows = [("partition", busy, "against equal", "most bytes", f"  {layers}")]
+    for one, work in zip(found, busiest, strict=True):
         rows.append(
             (
                 one.name,
-                f"{one.estimate:,.0f}",
-                f"{one.estimate / base - 1:+.2%}",
-                f"{max(one.times):,.1f}",
+                f"{work:,.1f}",
+                f"{work / base - 1:+.2%}" if base else "–",
                 f"{max(one.need):,}{' ' if costs.fits(one.need) else '!'}",
                 "  " + _stage_layers(one),
             )
         )
     kind = "with parameters, states and min(m, stages left) microbatches" if costs.single else "with one microbatch"
     lines = aligned(rows, left=(0, -1))
-    lines.append(f"estimate: Σ t + (m − 1) · max t for m = {costs.microbatches}; bytes: {kind}")
-    if any(costs.all_to_alls):
-        lines.append("all-to-alls are in that sum, and in the maximum where a rank's take longer than its work")
+    lines.append(f"µs: of one microbatch; bytes: {kind}; m = {costs.microbatches}")
     if not all(costs.fits(one.need) for one in found):
         rooms = " or ".join(f"{room:,}" for room in dict.fromkeys(costs.limit or ()))
         lines.append(f"!: more than the {rooms} bytes that a rank has")
     if note := times_note(source):
         lines.append(note)
     return "\n".join(lines) + "\n"
+
+
+def _rank_work(costs: StageCosts, one: Partitioned) -> list[float]:
+    """µs of each rank for one microbatch; where microbatches go several ways, the mean of them."""
+    work = [0.0] * costs.ranks
+    for route in costs.routes:
+        for rank, time in zip(route, one.times, strict=True):
+            work[rank] += time / len(costs.routes)
+    return work
 
 
 def _stage_layers(one: Partitioned) -> str:

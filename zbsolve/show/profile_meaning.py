@@ -13,10 +13,11 @@ from ..systems.steps import step_for
 from ..systems.table import preset
 from ..timeline import Timeline
 from ..util.errors import BadInput
-from ..util.text import format_bytes, format_time
+from ..util.text import counted, format_bytes, format_time, time_unit
 
 OUTPUT_LAYER_DOMINATES = 1.1  # times the mean stage, from which the last layer alone holds all others up
 NOTICEABLE = 0.1  # a share below this is called small
+MAX_SHOWN = 16  # ranks whose work is shown one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,37 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
         waits = today.makespan - _one_f_one_b(apart, ranks, microbatches).makespan
         return [*said, *_links(rows, profile.link.blocking), _all_to_alls(rows, float(waits))]
     return [*said, *_links(rows, profile.link.blocking)]
+
+
+def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
+    """Placement → µs that each rank works for one microbatch, where each layer is a stage: of the placements with as many
+    stages."""
+    chunks, found = len(profile.layers) // ranks, dict[str, list[float]]()
+    for placement in {1: ("single",), 2: ("loop", "vee")}.get(chunks, (f"loop{chunks}",)):
+        step = Step(ranks, 1, placement, partition=(1,) * len(profile.layers))
+        found[placement] = [0.0] * ranks
+        for layer, rank, factor in zip(profile.layers, step.routes[0], step.costs(profile).factors.tolist(), strict=True):
+            found[placement][rank] += factor * layer.work
+    return found
+
+
+def imbalance(work: Sequence[float]) -> float:
+    """How many times the mean the busiest rank works; 1 where nobody works."""
+    return max(work) * len(work) / sum(work) if any(work) else 1.0
+
+
+def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
+    """`rank_work` in words, and who is above the mean by how much, a line a placement."""
+    lines = []
+    for placement, work in rank_work(profile, ranks).items():
+        unit, show = time_unit(max(work))
+        shown, worst = [show(us) for us in work], work.index(max(work))
+        each = counted(shown)
+        if len(each.split()) > MAX_SHOWN:
+            each = f"{show(min(work))} to {show(max(work))}"
+        most = f"rank {worst} works {imbalance(work):.3f} times the mean" if len(set(shown)) > 1 else "all work alike"
+        lines.append(f"work of the ranks in a microbatch ({placement}), {unit}: {each}; {most}")
+    return lines
 
 
 def _one_f_one_b(profile: Profile, ranks: int, microbatches: int) -> Timeline:

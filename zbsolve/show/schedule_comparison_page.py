@@ -17,7 +17,7 @@ from .schedule_comparison_text import (
     source_lines,
     verdict_line,
 )
-from .sentences import certificate_lines, headline, without_notes
+from .sentences import certificate_lines, headline_of_all, without_notes
 
 PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
 
@@ -31,7 +31,7 @@ def comparison_as_page(comparison: ScheduleComparison, title: str | None = None)
         "comparison.html",
         title=printable(title or verdict_line(c).partition(";")[0]),
         figures=_figures(c),
-        asked=[f"The shortest {c.objective} of {without_notes(headline(named[0][1]))}.", *source_lines(c)],
+        asked=[f"The shortest {c.objective} of {without_notes(headline_of_all(named[0][1]))}.", *source_lines(c)],
         change=next((line for line, row in zip(changes, c.rows[1:], strict=True) if row is c.best), ""),
         proof=certificate_lines(c.best.schedule),
         chart=picture(to_svg(comparison_drawing(named, Style(PICTURE_WIDTH, title="", hover=True)))),

@@ -8,7 +8,7 @@ from ..build.vocabulary import model_routes
 from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
-from ..util.text import aligned, counted, format_bytes, format_gap, printable, times_note
+from ..util.text import aligned, counted, format_bytes, format_gap, printable, time_unit, times_note
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
@@ -40,9 +40,7 @@ def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
 
 def in_one_unit(c: ScheduleComparison) -> tuple[str, Show]:
     """The unit of all times of a comparison, and how one is written in it."""
-    if max(row.value for row in c.rows) >= 10_000:
-        return "ms", lambda us: f"{us / 1e3:,.2f}"
-    return "µs", lambda us: f"{us:,.0f}"
+    return time_unit(max(row.value for row in c.rows))
 
 
 def source_lines(c: ScheduleComparison) -> list[str]:

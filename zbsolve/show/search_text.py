@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..schedule import relative_gap
-from ..util.text import aligned, counted, format_bytes, format_time
+from ..util.text import aligned, counted, format_bytes, format_time, time_unit
 
 if TYPE_CHECKING:
     from ..search.auto import Tried
@@ -23,16 +23,16 @@ def state_as_text(state: State, elapsed: float) -> str:
 
 
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
-    """What each placement and partition reached and why it lost, a row each; the memory of the fullest rank where any is
-    known."""
+    """What each placement and partition reached and why it lost, a row each, all times in one unit; the memory of the
+    fullest rank where any is known."""
     split, full = len({one.partition for one in tried}) > 1, any(one.memory for one in tried)
     head = "placement, partition" if split else "placement"
-    rows = [(head, f"{objective} µs", "bound µs", "gap", *["fullest rank"] * full, "seconds", "")]
+    unit, show = time_unit(max(one.value for one in tried if one.value is not None), digits=3)
+    rows = [(head, f"{objective}, {unit}", f"bound, {unit}", "gap", *["fullest rank"] * full, "seconds", "")]
     for one in tried:
         name = f"{one.placement} {one.partition}" if split else one.placement
-        numbers: tuple[str, ...] = ("–", "–", "–")
-        if one.value is not None and one.bound is not None:
-            numbers = (f"{one.value}", f"{one.bound}", f"{relative_gap(one.value, one.bound):.2%}")
+        gap = "–" if one.value is None or one.bound is None else f"{relative_gap(one.value, one.bound):.2%}"
+        numbers = (*("–" if us is None else show(us) for us in (one.value, one.bound)), gap)
         if full:
             numbers = (*numbers, format_bytes(one.memory) if one.memory else "–")
         layers = f"  {counted(one.layers)}" if split and one.layers else ""

@@ -16,14 +16,23 @@ from ..util.text import exact_time, format_bytes, format_time, printable
 
 def headline(schedule: Schedule) -> str:
     """One line: ranks, stages, microbatches, passes, and where the times come from."""
-    p = schedule.problem.passes
-    counts = (
-        (schedule.problem.ranks, "rank"),
-        (schedule.problem.stages, "stage"),
-        (schedule.problem.microbatches, "microbatch"),
-        (len(p), "pass"),
-    )
-    words = [f"{n:,} {word}{'' if n == 1 else 'es' if word.endswith(('s', 'h')) else 's'}" for n, word in counts]
+    return _counts(schedule, "ranks", "stages", "microbatches", "passes")
+
+
+def headline_of_all(schedule: Schedule) -> str:
+    """`headline` of all that do the same work, in other stages and passes."""
+    return _counts(schedule, "ranks", "microbatches")
+
+
+def _counts(schedule: Schedule, *wanted: str) -> str:
+    problem = schedule.problem
+    counts = {
+        "ranks": (problem.ranks, "rank"),
+        "stages": (problem.stages, "stage"),
+        "microbatches": (problem.microbatches, "microbatch"),
+        "passes": (len(problem.passes), "pass"),
+    }
+    words = [f"{n:,} {one if n == 1 else many}" for many in wanted for n, one in (counts[many],)]
     source = f" ({printable(schedule.problem.source)})" if schedule.problem.source else ""
     return ", ".join(words) + source
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from .errors import BadInput
@@ -63,6 +63,13 @@ def format_time(us: float) -> str:
 def exact_time(us: float) -> str:
     """Whole µs, as a person reads them and without rounding: `850 µs`, `1,310.405 ms`."""
     return f"{us:,.0f} µs" if abs(us) < 10_000 else f"{us / 1e3:,.3f} ms"
+
+
+def time_unit(largest: float, digits: int = 2) -> tuple[str, Callable[[float], str]]:
+    """The unit of all times of a table whose largest is so many µs, and how one is written in it; digits: of ms."""
+    if largest < 10_000:
+        return "µs", lambda us: f"{us:,.0f}"
+    return "ms", lambda us: f"{us / 1e3:,.{digits}f}"
 
 
 def format_bytes(size: float) -> str:

@@ -12,7 +12,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
-from ..sentences import certificate_lines, headline, pool_lines, value_line
+from ..sentences import certificate_lines, headline, headline_of_all, pool_lines, value_line
 from .drawing import SOFT, TICK, Drawing, Line, Mark, Words
 from .gantt import Axis, Gantt, axis_height, legend_entries, rows_height
 from .memory import MemoryStrips
@@ -55,7 +55,7 @@ def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USU
     runs = [(_told(name, one, None if i == 0 else named[0]), one.timeline()) for i, (name, one) in enumerate(named)]
     said = [text for text, _ in runs]
     objective = named[0][1].problem.objective
-    title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1])}"
+    title = f"{len(named)} schedules on one axis of time ({objective}): {headline_of_all(named[0][1])}"
     return _Chart(runs, style, base).drawing(title, [], " ".join(said))
 
 

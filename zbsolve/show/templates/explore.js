@@ -39,17 +39,19 @@ async function* pieces(part, asked) {
 }
 
 // One request of a kind at a time: while it runs only the newest wish is kept, and an answer to an older one is dropped.
+// null is the wish for nothing.
 function asking(part, place, shown) {
   let busy = false, wanted = null;
   return async (asked) => {
-    wanted = asked;
-    place.classList.add("late");
+    wanted = { asked };
+    place.classList.toggle("late", asked !== null);
+    if (asked === null) place.innerHTML = "";
     if (busy) return;
     busy = true;
     while (wanted !== null) {
-      const now = wanted;
+      const now = wanted.asked;
       wanted = null;
-      for await (const piece of pieces(part, now)) {
+      for await (const piece of now === null ? [] : pieces(part, now)) {
         if (wanted !== null) break;
         place.innerHTML = piece.part;
       }
@@ -75,8 +77,7 @@ function mark() {
 
 const askAnswer = asking("answer", answer, (asked) => {
   mark();
-  if (answer.querySelector(".figures") !== null) askTable(asked);
-  else table.innerHTML = "";
+  askTable(answer.querySelector(".figures") === null ? null : asked);
 });
 const askTable = asking("compare", table, () => {});
 
@@ -93,17 +94,32 @@ function agree(from) {
   }
 }
 
+function ask() {
+  document.getElementById("address-wrong")?.remove();
+  progress.textContent = "";
+  askAnswer(query());
+}
+
 let timer = 0;
 function changed(wait) {
   clearTimeout(timer);
   timer = setTimeout(() => {
     const asked = query();
-    history.replaceState(null, "", asked ? `?${asked}` : location.pathname);
-    document.getElementById("address-wrong")?.remove();
-    progress.textContent = "";
-    askAnswer(asked);
+    if (`?${asked}` !== (location.search || "?")) history.pushState(null, "", asked ? `?${asked}` : location.pathname);
+    ask();
   }, wait);
 }
+
+addEventListener("popstate", () => {
+  clearTimeout(timer);
+  const said = new URLSearchParams(location.search);
+  for (const one of form.querySelectorAll("[name], [data-for]")) {
+    const name = one.name || one.dataset.for;
+    one.value = said.get(name) ?? usual[name];
+  }
+  agree(form.elements.system);
+  ask();
+});
 
 form.addEventListener("input", (event) => {
   const from = event.target;
