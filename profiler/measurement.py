@@ -48,7 +48,7 @@ from .optimizer_states import OptimizerState, state_of
 from .slice_lines import Fitted, fitted
 from .slices import SliceTimes, cutting_of, time_slices
 from .spread import Spread, bytes_here
-from .stage_rounds import stages_of
+from .stage_rounds import of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 from .warn import warnings
@@ -57,6 +57,10 @@ MAX_BUSY_PROCESSES = 1000  # each has the model in it
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
 COLLECTIVE_TRIES = 3  # to count memory where collectives run
 HELPER_SECONDS = 120.0  # for each helper to answer
+KINDS = (
+    "microbatches differ in shape, and this profile is of those like the first: profile each kind, and mix their problems "
+    "(zbsolve.build.mixed)"
+)
 NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 
 
@@ -330,7 +334,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
         **found.slice_facts,
-        "warnings": [*warned, *over_sockets(survey.pairs), *found.sliced.notes],
+        "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *found.sliced.notes],
     }
 
 

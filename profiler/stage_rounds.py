@@ -13,7 +13,7 @@ from torch import nn
 
 from zbsolve.exec.backward.by_name import Parts, parts_by_name
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.backward.values import trained
+from zbsolve.exec.backward.values import tensors_of, trained
 from zbsolve.exec.feed import moved
 from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model
@@ -107,23 +107,34 @@ def _stage(model: Model, i: int, layer: nn.Module, parts: Parts) -> Stage:
 
 
 def batches(model: Model, device: torch.device) -> Feed:
-    """Feeds the model's own microbatches, on `device`."""
+    """Feeds the model's own microbatches, on `device`: those of the first one's shapes, and the first in place of others."""
+    first = model.batch(0, 0)
 
     def feed(microbatch: int, step: int) -> tuple[Any, Any]:
-        x, target = model.batch(microbatch, step)
+        found = model.batch(microbatch, step)
+        x, target = found if _shapes(found) == _shapes(first) else first
         return moved(x, device), moved(target, device)
 
     return feed
 
 
+def of_two_kinds(model: Model) -> bool:
+    """Whether the first two microbatches differ in shape."""
+    return _shapes(model.batch(0, 0)) != _shapes(model.batch(1, 0))
+
+
+def _shapes(batch: Any) -> list[torch.Size]:
+    return [one.shape for one in tensors_of(batch)]
+
+
 def alone(model: Model, i: int, given: Format, device: torch.device) -> Feed:
     """Feeds layer i by itself: with random numbers where another layer would make its input, which is as `given` says."""
+    own = batches(model, device)
     if i == 0:
-        return batches(model, device)
+        return own
 
     def feed(microbatch: int, step: int) -> tuple[Any, Any]:
-        _, target = model.batch(microbatch, step)
-        return example(given, torch.randn, device), moved(target, device)
+        return example(given, torch.randn, device), own(microbatch, step)[1]
 
     return feed
 

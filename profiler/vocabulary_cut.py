@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.vocabulary.cut import without_embedding, without_output
-from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up
+from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up, tokens_of
 from zbsolve.exec.vocabulary.loss import embedding_of, recognised
 from zbsolve.exec.vocabulary.shard import Merged, OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
 from zbsolve.models.losses import CrossEntropy
@@ -43,7 +43,8 @@ class Cut:
     """What a sharded vocabulary takes out of a model. loss: of logits. weight (V, h), bias (V,) or None: of the output.
     table, scale: the input embedding's rows, (V, h), where it has as many, and what vectors are multiplied by; tied: these
     rows are the output's. rests: what is left of the last layer and, where there is a table, of the first. hidden: last
-    hidden states of a microbatch, (…, h); tokens, labels: its own. ranks: numbers of shards that are looked at."""
+    hidden states of a microbatch, (…, h); tokens, labels: its own (tokens where there is a table). ranks: numbers of shards
+    that are looked at."""
 
     loss: CrossEntropy
     weight: nn.Parameter
@@ -99,22 +100,22 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     last = len(model.layers) - 1
     if not last:
         raise BadInput("layer 0: a model of one layer has no vocabulary to shard")
-    tokens, labels = batch
-    if not (isinstance(tokens, Tensor) and isinstance(labels, Tensor)):
-        raise BadInput("the batch is not one tensor of tokens and one of labels")
+    inputs, labels = batch
+    if not isinstance(labels, Tensor):
+        raise BadInput("the labels of a batch are not one tensor")
     device = labels.device
     first, end = built(model, [0, last], device)
     path, loss = recognised(end, model.loss, last)
     output: Any = end.get_submodule(path)
     found = _table(first, output)
     rests = [Rest(Stage([without_output(end, path)], last), example(through.inputs[last], make, device), last)]
-    table, scale = None, 1.0
+    table, scale, tokens = None, 1.0, None
     if found is not None:
-        table_path, scale = found
+        (table_path, scale), tokens = found, tokens_of(inputs)
         table = first.get_parameter(_weight(table_path))
         vectors = make((*tokens.shape, table.shape[1]), device=device).to(table.dtype).requires_grad_()
         # An inner stage: the gradient of what is looked up is needed.
-        rests.append(Rest(Stage([without_embedding(first, table_path)], 1), (tokens, vectors), 0))
+        rests.append(Rest(Stage([without_embedding(first, table_path)], 1), (inputs, vectors), 0))
     tied = table is not None and table is output.weight
     if not tied and any((last, _weight(path)) in map(tuple, group) for group in model.tied):
         raise BadInput(f"layer {last}: its output layer is tied to what is no input embedding")

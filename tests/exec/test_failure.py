@@ -22,6 +22,7 @@ from zbsolve.exec.transport.peers import explained
 from zbsolve.util.machine import child_environment
 
 from ..support.exec_failing import MODEL, Ranks
+from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
 
@@ -112,6 +113,22 @@ def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit(ranks: Ranks) -
         assert said[1]["refused"] == "BadInput: step: not run, because ranks of the first stage refuse their inputs"
         assert said[2]["refused"].startswith("BadInput: " + ("targets" if what == "batches" else "step: not run"))
         assert [one["then"] for one in said] == [""] * 3
+
+
+def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
+    """In the first two steps, once; what ranks tell each other is longer by a number there, and not later."""
+    jobs = [("loaded", [5, 5]), ("loaded", [5, 6])]
+    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs:several", jobs)
+    assert [set(map(len, one["said"].values())) for one in (alike, same, first)] == [{0}] * 3
+    assert {name: len(said) for name, said in other["said"].items()} == {
+        "plain": 1,
+        "cut": 1,
+        "bfloat16": 1,
+        "none": 0,
+        "part": 0,
+    }
+    assert other["said"]["plain"][0].startswith("rank 1 was given other inputs than rank 0, so its targets may not be")
+    assert first["sizes"] == [5, 5, 4, 4] * 5
 
 
 def test_targets_that_do_not_fit_end_the_step_on_all_ranks(ranks: Ranks) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from profiler.dataflow import example, flow
 from profiler.measurement import measure
 from profiler.roofline import estimate
+from profiler.stage_rounds import alone, batches, of_two_kinds
 from profiler.timing import Bench, time_layers
 from zbsolve import BadInput, Profile, solve
 from zbsolve.exec import check
@@ -145,3 +148,15 @@ def test_a_loss_of_pytrees_that_is_no_mean_is_told() -> None:
     uneven = check.row_counts([torch.nn.Identity()], data, roots)
     assert uneven is not None
     assert uneven.uneven > 1.1
+
+
+def test_a_profile_is_of_microbatches_with_the_shapes_of_the_first() -> None:
+    model, cpu = load("mlp-tiny"), torch.device("cpu")
+    assert not of_two_kinds(model)
+    plain = model.batch
+    two = replace(model, batch=lambda m, step: tree_map(lambda x: x[: 1 + (m + step) % 2], plain(m, step)))
+    assert of_two_kinds(two)
+    last = len(model.layers) - 1
+    for feed in (batches(two, cpu), alone(two, last, flow(two).inputs[last], cpu)):
+        assert {tuple(len(x) for x in feed(m, step)) for m in range(3) for step in range(3)} == {(1, 1)}
+    assert torch.equal(batches(two, cpu)(2, 0)[0], plain(2, 0)[0][:1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from profiler.dataflow import batch_of, fake_mode, flow, quiet
 from profiler.operation_costs import total
 from profiler.vocabulary import counted_shard, counted_table
 from profiler.vocabulary_cut import RANKS, Cut, cut_of
-from zbsolve import Profile
+from zbsolve import BadInput, Profile
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model
@@ -81,8 +83,10 @@ def model(*ends: nn.Module) -> Model:
     return Model("own", tuple((lambda one=one: one) for one in ends), ("a", "b"), batch, CrossEntropy())
 
 
-def own(*ends: nn.Module) -> Cut:
+def own(*ends: nn.Module, inputs: Callable[[Tensor], Any] = lambda ids: ids) -> Cut:
     one, mode = model(*ends), fake_mode()
+    plain = one.batch
+    one = replace(one, batch=lambda m, step: (inputs(plain(m, step)[0]), plain(m, step)[1]))
     with mode, quiet():
         return cut_of(one, flow(one), batch_of(one, mode))
 
@@ -93,6 +97,36 @@ def test_bare_layers_leave_nothing_and_other_embeddings_stay() -> None:
     assert found.ranks == (2, 4)
     assert found.parameter_bytes(2) == 4 * (4 * 4 + 4 + 4 * 4)  # four rows of both, and of the bias
     assert own(nn.Embedding(8, 4), nn.Linear(4, 7)).table is None
+
+
+class Masked(nn.Module):
+    """Of a dict of ids and a padding mask, or of a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(7, 4)
+
+    def forward(self, given: Any) -> Tensor:
+        ids, mask = given.values() if isinstance(given, dict) else given
+        return self.token(ids) * mask[..., None]
+
+    def token_embedding(self) -> tuple[str, float]:
+        return "token", 1.0
+
+
+@pytest.mark.parametrize("name", ["input_ids", "ids", "tokens"])
+def test_a_batch_may_be_a_dict_with_its_tokens(name: str) -> None:
+    found = own(Masked(), nn.Linear(4, 7), inputs=lambda ids: {name: ids, "mask": ids % 2})
+    assert found.tokens.shape == (2, 3)
+    assert found.rests[1].given[0].keys() == {name, "mask"}
+    assert found.rests[1].given[1].shape == (2, 3, 4)
+
+
+def test_a_batch_whose_tokens_nobody_knows_is_refused() -> None:
+    with pytest.raises(BadInput, match="a dict with one as input_ids, ids or tokens, not a tuple"):
+        own(Masked(), nn.Linear(4, 7), inputs=lambda ids: (ids, ids % 2))
+    with pytest.raises(BadInput, match="not a dict with words, mask"):
+        own(Masked(), nn.Linear(4, 7), inputs=lambda ids: {"words": ids, "mask": ids % 2})
 
 
 def test_why_nothing_is_known_is_a_fact() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import random
 import shutil
 import tempfile
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -182,6 +183,32 @@ def unfrozen_front(rank: int, _: None) -> list[str]:
         except BadInput as error:
             said.append(str(error))
     return said
+
+
+def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
+    """What this rank is told whose loader has its seed of `seeds`, by the form of its batch; the numbers in what begins each
+    of four steps."""
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seeds[rank]))
+    forms = {"plain": x, "cut": list(x.chunk(4)), "bfloat16": {"x": x.bfloat16(), "name": "a"}, "none": None if rank else x}
+    said, sizes = {}, list[int]()
+    for name, form in (forms | {"part": dict.fromkeys(range(4 if rank == 0 else 3), x[:2])}).items():
+        first = nn.Sequential(Float(), nn.Linear(4, 4)) if name == "bfloat16" else nn.Linear(4, 4)
+        schedule = random_schedule(a_problem((0, 1), 4, layers=2))
+        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss, timeout=20)
+        tell = runner.mailbox.tell
+        runner.mailbox.tell = lambda tensor, *to, tell=tell: sizes.append(len(tensor)) or tell(tensor, *to)  # type: ignore
+        with warnings.catch_warnings(record=True) as caught:
+            for _ in range(4):
+                runner.step(x if rank and name == "cut" else form, torch.ones(8, 4))
+        said[name] = [str(one.message) for one in caught]
+    return {"said": said, "sizes": sizes}
+
+
+class Float(nn.Module):
+    """Takes a dict."""
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return given["x"].float()
 
 
 def memories(rank: int, _: None) -> list[dict[str, Any]]:

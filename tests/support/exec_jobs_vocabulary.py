@@ -43,8 +43,9 @@ class Tokens(nn.Module):
     def token_embedding(self) -> tuple[str, float]:
         return "token", 1.0
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.token(ids) * 2.0 + self.position(torch.arange(ids.shape[1]))
+    def forward(self, given: Tensor | dict[str, Tensor]) -> Tensor:
+        ids, mask = (given["ids"], given["mask"][..., None]) if isinstance(given, dict) else (given, 1)
+        return self.token(ids) * 2.0 * mask + self.position(torch.arange(ids.shape[1]))
 
 
 class Scores(nn.Module):
@@ -83,6 +84,7 @@ class Case:
     meta: bool = False
     emulated: bool = False
     builder: bool = False
+    masked: bool = False  # its inputs are dicts of ids and a padding mask
 
 
 CASES = [
@@ -100,6 +102,7 @@ CASES = [
     Case("float32", kind=torch.float32, meta=True),
     Case("emulated", (0, 1, 2, 2, 1, 0), barriers=2, embedding=True, emulated=True),
     Case("autocast", kind=torch.float32, autocast=True, embedding=True),
+    Case("dicts", embedding=True, tied=True, rows=(3, 2, 2, 2), masked=True),
 ]
 
 
@@ -118,7 +121,7 @@ def problem_of(case: Case, microbatches: int = 4) -> Problem:
     return with_vocabulary(step, Vocabulary(3, 3, broadcast=1, reduce=2, lookup=lookup, barriers=case.barriers))
 
 
-def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
+def batch(case: Case) -> tuple[list[Any], list[Tensor]]:
     numbers = torch.Generator().manual_seed(1)
     rows = case.rows or (2, 2, 2, 2)
     x = [torch.randint(0, case.words, (n, LENGTH), generator=numbers) for n in rows]
@@ -127,7 +130,7 @@ def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
         for one in y[1:]:
             one[0, :2] = -100
         y[2][:] = -100  # nothing counts
-    return x, y
+    return [{"mask": one % 3 > 0, "ids": one} for one in x] if case.masked else x, y
 
 
 def pipeline_of(case: Case, seed: int = 0, problem: Problem | None = None, **more: Any) -> Pipeline:
@@ -154,7 +157,7 @@ def tried(case: Case, seed: int) -> float:
     return stepped(case, pipeline_of(case, seed), *batch(case))
 
 
-def stepped(case: Case, pipe: Pipeline, x: list[Tensor], y: list[Tensor]) -> float:
+def stepped(case: Case, pipe: Pipeline, x: list[Any], y: list[Tensor]) -> float:
     """The same, of a pipeline's first step."""
     with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         result = pipe.step(x, y, uneven=True) if case.rows else pipe.step(x, y)
@@ -165,9 +168,9 @@ def stepped(case: Case, pipe: Pipeline, x: list[Tensor], y: list[Tensor]) -> flo
     return max([abs(result.loss - loss) / abs(loss), *worst])
 
 
-def right(case: Case, whole: list[nn.Module], x: list[Tensor], y: list[Tensor]) -> float:
+def right(case: Case, whole: list[nn.Module], x: list[Any], y: list[Tensor]) -> float:
     """The loss of the unsplit model, where every row counts alike."""
-    loss, total, rows = CrossEntropy(**dict(case.options)), 0.0, [len(one) for one in x]
+    loss, total, rows = CrossEntropy(**dict(case.options)), 0.0, [len(one) for one in y]
     for m, n in enumerate(rows):
         share = n / sum(rows)
         data = Data({m: x[m]}, {m: y[m]})

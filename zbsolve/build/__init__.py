@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .exchange import with_exchange as with_exchange
     from .fused_backward import with_fused_backward as with_fused_backward
     from .joined import with_joined as with_joined
+    from .mixing import mixed as mixed
     from .offload import Host as Host
     from .offload import with_offload as with_offload
     from .plain import pipeline as pipeline
@@ -37,6 +38,7 @@ __getattr__, __dir__ = handing_on(
         "attention_costs": "AttentionExchange",
         "attention_exchange": "with_attention_exchange",
         "exchange": "with_exchange",
+        "mixing": "mixed",
         "offload": "Host with_offload",
         "fused_backward": "with_fused_backward",
         "joined": "with_joined",

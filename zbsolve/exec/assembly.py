@@ -261,7 +261,7 @@ def connected(
         interpreter=Interpreter(program, state, mailbox, hooks),
         reports=Reports(view, part.programs, peers, clock_lead(wires), emulate is not None, gpu is not None),
         gpu=gpu,
-        shapes=ShapeNumbers(problem.routes, range(view.microbatches * problem.slices), wires.rank, wires.size),
+        shapes=ShapeNumbers(problem.routes, range(view.microbatches * problem.slices), wires.rank, wires.size, compared=2),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .backward.values import leaves_of
+from .backward.values import leaves_of, tensors_of
+from .dtensors import PLAIN_TYPES
 from .torch_private import tree_flatten, tree_map, tree_unflatten
 from .transport.format import Format
 from .transport.mailbox import Mailbox
@@ -125,35 +128,51 @@ class ShapeNumbers:
     """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along,
     or that it refuses its batch. An input has another number under autocast, as layers hand on other types, and where other
     parameters of the first rank are trained, as other tensors need gradients. routes: as `Problem.routes` gives them. rank,
-    size: of the pipeline's process group.
+    size: of the pipeline's process group. compared: in so many steps a route's ranks compare their batches, too.
     """
 
-    def __init__(self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int) -> None:
+    def __init__(
+        self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int, compared: int = 0
+    ) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
         here = [(STEP + i, *one) for i, one in enumerate(chains) if rank in one[0]]
         self._routes = sorted(here, key=lambda one: one[1][0] != rank)  # where nothing is waited for, first
-        self._rank, self._size = rank, size
+        self._rank, self._size, self.compared = rank, size, compared
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
 
-    def agree(self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device) -> dict[int, int]:
+    def agree(
+        self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device, given: int = 0
+    ) -> dict[int, int]:
         """Microbatch → the number of its input's shape, for those that pass this rank; `REFUSED` for those of a first rank
-        that refuses them. inputs: None where this rank refuses its batch. Raises LostRank."""
+        that refuses them. inputs: None where this rank refuses its batch. given: the `checksum` of its batch. Warns
+        where it is not the first rank's. Raises LostRank."""
         numbers: dict[int, int] = {}
+        more = [given] if self.compared else []
+        self.compared -= len(more)
         for tag, chain, passing in self._routes:
             place = chain.index(self._rank)
             if place:
-                said = torch.empty(len(passing), dtype=torch.int64)
+                said = torch.empty(len(passing) + len(more), dtype=torch.int64)
                 mailbox.ask(said, chain[place - 1], tag)
+                self._compare(given, said[len(passing) :].tolist(), chain[0])
             elif inputs is None:
-                said = torch.full((len(passing),), REFUSED)
+                said = torch.tensor([REFUSED] * len(passing) + more)
             else:
                 now = _autocast(device.type), tuple(mailbox.trained().values())
                 said = self._say(tag, [(Format.of(inputs[m]), now) for m in passing])
+                said = torch.cat([said, torch.tensor(more)]) if more else said
             if place < len(chain) - 1:
                 mailbox.tell(said, chain[place + 1], tag)
-            numbers |= zip(passing, said.tolist(), strict=True)
+            numbers |= zip(passing, said.tolist(), strict=False)
         return numbers
+
+    def _compare(self, given: int, first: Sequence[int], rank: int) -> None:
+        if given and any(first) and given != first[0]:
+            text = f"rank {self._rank} was given other inputs than rank {rank}, so its targets may not be of this batch: "
+            warnings.warn(
+                text + "give loaders one seed and order on all ranks, or None where inputs are not read", stacklevel=2
+            )
 
     def _say(self, tag: int, signs: list[Any]) -> Tensor:
         """Numbers that no other rank gives, most often those of the step before."""
@@ -162,6 +181,19 @@ class ShapeNumbers:
             numbers = [self._numbers.setdefault(sign, len(self._numbers) * self._size + self._rank) for sign in signs]
             before = self._before[tag] = signs, torch.tensor(numbers)
         return before[1]
+
+
+def checksum(batch: Batch | None, count: int) -> int:
+    """A number that the tensors of a whole batch make, in whichever form it is given; 0 for none, and for a mapping with
+    fewer than `count` microbatches."""
+    if batch is None or (isinstance(batch, Mapping) and in_microbatches(batch) and len(batch) < count):
+        return 0
+    found = 1
+    for one in tensors_of(batch):
+        if type(one) in PLAIN_TYPES and one.layout is torch.strided and not one.is_conj():
+            row = one.detach().cpu().flatten().contiguous().view(torch.uint8)
+            found = zlib.crc32(row.numpy().tobytes(), found)
+    return found
 
 
 def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:

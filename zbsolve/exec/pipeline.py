@@ -23,7 +23,7 @@ from .assembly import Given, Part, check_updates, connected, own_part, parallel_
 from .backward.layer_split import Loss
 from .devices import group_device, with_number
 from .emulate import Times
-from .feed import Batch, agreed_shares, shares_of, split_batch, step_seed, trained_by_name
+from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers.handler import Data
 from .handlers.table import passes_where
 from .interpreter import Hooks
@@ -285,7 +285,9 @@ class Pipeline:
             self.cutting.ignores(last, self.counting),
         )
         self.wait_gradients()
-        result = self._runner.run(data, self.device, memory)
+        reads = self._runner.shapes.compared and (self.inputs or self.targets)
+        given = checksum(inputs, len(self.microbatches)) if reads else 0
+        result = self._runner.run(data, self.device, memory, given)
         self.steps += 1
         if scaler is not None:
             self.wait_gradients()  # a scaler reads gradients before any optimizer does

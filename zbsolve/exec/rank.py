@@ -75,11 +75,11 @@ class RankRunner:
     captures: Captures | None = None
     last: StepReport | None = None
 
-    def run(self, data: Data, device: torch.device, memory: bool) -> StepResult:
-        """One step. memory: count bytes. Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse
-        the batch: then nothing has run."""
+    def run(self, data: Data, device: torch.device, memory: bool, given: int = 0) -> StepResult:
+        """One step. memory: count bytes. given: the `checksum` of this rank's inputs, where they are compared. Raises
+        RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: then nothing has run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
-            numbers = self.shapes.agree(self.mailbox, data.inputs, device)
+            numbers = self.shapes.agree(self.mailbox, data.inputs, device, given)
             refused = [number == REFUSED for number in numbers.values()]
             if any(refused) and not all(refused):
                 raise BadInput("some ranks refuse the batch, and not all those that read inputs")

@@ -12,6 +12,7 @@ from ...tables import Ints
 from ...util.errors import BadInput
 from ..program import Action
 from ..slices.sequence import share_of_loss
+from ..vocabulary.lookup import tokens_of
 from ..vocabulary.rank import VocabularyShard
 from .graph import Graph
 from .handler import Handler, RankState
@@ -50,11 +51,11 @@ def _input_gradient(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _embedded(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).look_up(action, state.data.inputs[action.part])
+    _shard(state).look_up(action, tokens_of(state.data.inputs[action.part]))
 
 
 def _embedding_gradient(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).scatter(action, state.data.inputs[action.part])
+    _shard(state).scatter(action, tokens_of(state.data.inputs[action.part]))
 
 
 def _settle(state: RankState, name: str, sure: bool) -> None:

@@ -63,16 +63,16 @@ def without_output(layer: nn.Module, path: str) -> nn.Module:
 
 
 def without_embedding(layer: nn.Module, path: str) -> nn.Module:
-    """A copy of `layer`, with the same parameters, that takes (tokens, vectors) in place of tokens; the embedding at `path`
-    ("": itself) is not there."""
+    """A copy of `layer`, with the same parameters, that takes (input, vectors) in place of its input; the embedding at
+    `path` ("": itself) is not there."""
     passing = Passing()
     vectors = LookedUp(passing)
     found = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
     forward = type(found).forward
 
-    def run(self: Any, given: tuple[Tensor, Tensor]) -> Any:
-        tokens, self._passing.value = given
-        return forward(self, tokens)
+    def run(self: Any, given: tuple[Any, Tensor]) -> Any:
+        inputs, self._passing.value = given
+        return forward(self, inputs)
 
     return _around(found, run, passing)
 

@@ -5,7 +5,8 @@ The sum of all shards' outputs is the embedding's: every token is on one shard, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from .shard import readable
+
+NAMES = ("input_ids", "ids", "tokens")  # of tokens in a batch that is a dict
 
 
 class EmbeddingShard(NamedTuple):
@@ -24,6 +27,21 @@ class EmbeddingShard(NamedTuple):
     vocabulary: int
     padding: int | None = None
     scale: float = 1.0
+
+
+def tokens_of(inputs: Any) -> Tensor:
+    """A microbatch's tokens: its input, or one of it that is a dict. Raises BadInput."""
+    found = inputs
+    if isinstance(inputs, Mapping):
+        found = next((inputs[name] for name in NAMES if name in inputs), None)
+    if not isinstance(found, Tensor):
+        keys = f" with {', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else ""
+        names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+        raise BadInput(
+            f"inputs: a sharded embedding takes a tensor of tokens, or a dict with one as {names}, "
+            f"not a {type(inputs).__name__}{keys}"
+        )
+    return found
 
 
 def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:

@@ -1,0 +1,83 @@
+"""A step of microbatches of several kinds, such as short and long ones, of which each has a problem of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from ..problem import MessageRoom, Problem
+from ..tables import Ints, Pool
+from ..util.errors import BadInput
+from .one_microbatch import checked_room
+
+SAME_PASSES = ("kind", "stage", "microbatch", "slice", "rank", "streams")
+SAME_EDGES = ("before", "after", "carries", "pool")
+
+
+def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
+    """The step in which microbatch i is as in `problems[kinds[i]]`: its times, messages and bytes. problems: steps of one
+    kind of microbatch each, alike in all but numbers. What belongs to no microbatch (updates, gathers, sums over replicas)
+    takes the most of any, and ranks have the least memory of any. Raises BadInput, and Infeasible where a microbatch alone
+    does not fit."""
+    first = problems[0]
+    for number, other in enumerate(problems):
+        for what, same in _same(first, other).items():
+            if not same:
+                raise BadInput(f"problems: number {number} has other {what} than number 0")
+    count = first.microbatches
+    if len(kinds) != count or not set(kinds) <= set(range(len(problems))):
+        text = f"names not one of {len(problems)} problems for each of {count} microbatches"
+        raise BadInput(f"kinds: {list(kinds)} {text}")
+    passes, edges, mine = first.passes, first.edges, first.in_microbatch
+    kind = np.where(mine, np.asarray(kinds)[np.where(mine, passes.microbatch, 0)], -1)
+    inside = mine[edges.after] & (passes.microbatch[edges.before] == passes.microbatch[edges.after])
+    kept = np.where(inside, kind[edges.before], -1)
+    numbers = {name: _picked([getattr(one.edges, name) for one in problems], kept) for name in ("lag", "bytes", "sent")}
+    limits = [one.capacity for one in problems if one.capacity is not None]
+    rooms = [one.messages for one in problems if one.messages is not None]
+    found = replace(
+        first,
+        passes=replace(passes, duration=_picked([one.passes.duration for one in problems], kind)),
+        edges=replace(edges, **numbers),
+        capacity=tuple(map(min, zip(*limits, strict=True))) if limits else None,
+        pools=tuple(min(same, key=_room) for same in zip(*(one.pools for one in problems), strict=True)),
+        messages=_most(rooms) if rooms else None,
+        source="; ".join(dict.fromkeys(one.source for one in problems)),
+    )
+    return checked_room(found)
+
+
+def _most(rooms: Sequence[MessageRoom]) -> MessageRoom:
+    return MessageRoom(*(tuple(map(max, zip(*each, strict=True))) for each in zip(*rooms, strict=True)))
+
+
+def _room(pool: Pool) -> float:
+    return inf if pool.capacity is None else pool.capacity
+
+
+def _same(one: Problem, other: Problem) -> dict[str, bool]:
+    """What is as in the other problem, by its name."""
+
+    def columns(a: Any, b: Any, names: Sequence[str]) -> bool:
+        return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+
+    return {
+        "passes (ranks, placement, microbatches)": columns(one.passes, other.passes, SAME_PASSES),
+        "streams": one.passes.stream_sets == other.passes.stream_sets,
+        "edges": columns(one.edges, other.edges, SAME_EDGES),
+        "layers a stage": one.layers == other.layers,
+        "pools of memory": [pool.name for pool in one.pools] == [pool.name for pool in other.pools],
+        "slices": one.slice_lengths == other.slice_lengths,
+        "objective": one.objective == other.objective,
+    }
+
+
+def _picked(columns: Sequence[Ints], kind: Ints) -> Ints:
+    """Each row of the column of its kind; of −1 the most of any."""
+    table = np.stack(columns)
+    found: Ints = np.where(kind < 0, table.max(0), table[kind, np.arange(len(kind))])
+    return found
