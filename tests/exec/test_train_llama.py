@@ -1,5 +1,5 @@
-"""The example: FSDP2, tensor and pipeline parallelism on eight ranks, and on another mesh, against one process. Its ranks are
-forked; test_run.py starts torchrun."""
+"""The example: FSDP2, tensor and pipeline parallelism on eight ranks, and on another mesh, against one process. Its ranks
+are forked; test_run.py starts torchrun."""
 
 from __future__ import annotations
 

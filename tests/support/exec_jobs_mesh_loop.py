@@ -229,9 +229,9 @@ def llama(rank: int, lines: list[str]) -> list[dict[str, float]]:
     warnings.simplefilter("ignore")
     said = []
     for words in map(str.split, lines):
-        with mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT):
-            with mock.patch.object(sys, "argv", ["train_llama.py", *words]):
-                train_llama.main()
+        there = mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT)
+        with there, mock.patch.object(sys, "argv", ["train_llama.py", *words]):
+            train_llama.main()
         dist.barrier()  # the first rank writes
         said += json.loads(Path(words[words.index("--json") + 1]).read_text())
     return said
