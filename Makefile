@@ -23,7 +23,7 @@ demo: kernels
 test: kernels
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What matters most, in three minutes on two cores.
+# All tests but those that take seconds each or start processes.
 quick: kernels
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
