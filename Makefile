@@ -1,4 +1,4 @@
-.PHONY: demo test quick lint bench gpu gpus clean
+.PHONY: kernels demo test quick lint bench gpu gpus clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -8,20 +8,23 @@ BIN := .venv/bin
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[torch,hf,highs,explore,pictures,parquet,cluster,test,lint]'
-	@echo 'compiling the kernels of the solver and the planner, once per checkout; nothing else is printed meanwhile'
-	$(BIN)/python -c 'import zbsolve.planner.planning as p; p.compiled()' & planner=$$!; \
-		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
 	touch $@
 
-demo: .venv/stamp
+# What is not on disk, by two processes side by side. Processes that run beside each other later would each compile it all.
+kernels: .venv/stamp
+	@echo 'compiling the kernels of the solver and the planner that are not on disk; nothing else is printed meanwhile'
+	@$(BIN)/python -c 'import zbsolve.planner.planning as p; p.compiled()' & planner=$$!; \
+		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
+
+demo: kernels
 	$(BIN)/python -m benchmarks.demo
 
 # Two processes, a file's tests in one of them: most tests use one core.
-test: .venv/stamp
+test: kernels
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What matters most, in three minutes on two cores.
-quick: .venv/stamp
+# All tests but those that take seconds each or start processes.
+quick: kernels
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 lint: .venv/stamp
@@ -29,7 +32,7 @@ lint: .venv/stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/stamp
+bench: kernels
 	$(BIN)/python -m benchmarks
 
 # What one GPU can show, in less than twelve minutes once all is installed. This needs a CUDA build of torch.
@@ -38,11 +41,11 @@ bench: .venv/stamp
 		--config-settings editable_mode=compat -e '.[cuda]'
 	touch $@
 
-gpu: .venv/gpu-stamp
+gpu: .venv/gpu-stamp kernels
 	$(BIN)/python -m benchmarks.gpu
 
 # The main job on all GPUs of this machine; its last line says what it found.
-gpus: .venv/gpu-stamp
+gpus: .venv/gpu-stamp kernels
 	$(BIN)/python -m benchmarks.gpus
 
 clean:

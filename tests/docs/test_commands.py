@@ -60,6 +60,7 @@ CHEAPER = (
     (r"(zbsolve compare.* best .*) --seconds \d+", r"\1 --effort 0.02", "ten seconds"),
     (r"(zbsolve profile --from-trace \S+)", r"\1 --seconds 0.1", "ten seconds"),
     (r"(zbsolve frontier.*)", r"\1 --points 2 --effort 0.002", "a minute"),
+    (r"llama3-8b@batch=4", "llama3-8b@batch=2", "ten seconds"),
     (r"(zbsolve plan.* --effort) 1\b", r"\1 0.2", "ten seconds"),
     (r"(zbsolve run.*)", r"\1 --steps 1 --warmup 0", "seven steps"),
     (r"--mesh pp=4,tp=2", "--mesh pp=2,tp=2", "ranks share two cores"),

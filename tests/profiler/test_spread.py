@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +9,14 @@ import pytest
 from zbsolve import Profile
 from zbsolve.cli import main
 
-from ..support.house import ROOT
+from ..support.exec_ranks import on_ranks
 
 MODEL = "tests.support.mesh_model:pipeline"
 
 
-def profile(ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
-    """`zbsolve profile` on torchrun's ranks."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-    command = [*start, "-m", "zbsolve.cli", "profile", *options, "--seconds", "0.1"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def profile(ranks: int, *options: str) -> list[tuple[int, str]]:
+    """What `zbsolve profile` returns and says on standard error, on ranks as torchrun starts them."""
+    return [tuple(one) for one in on_ranks(ranks, "tests.support.exec_jobs_mesh:profiled", [*options, "--seconds", "0.1"])]
 
 
 @pytest.mark.slow
@@ -31,7 +25,7 @@ def test_a_rank_has_its_part_of_every_layer(tmp_path: Path) -> None:
     layer's, which is the batch), its output and statistics, a half of the hidden layer, and which outputs dropout kept."""
     path = tmp_path / "p.json"
     done = profile(4, MODEL, "--mesh", "pp=2,tp=2", "-o", str(path))
-    assert done.returncode == 0, done.stderr[:3000]
+    assert [code for code, _ in done] == [0] * 4, done
     found = Profile.load(path)
     assert found.facts["mesh"] == {"pp": 2, "tp": 2}
     assert found.facts["tensor_ranks"] == 2
@@ -54,5 +48,5 @@ def test_what_cannot_be_measured_on_a_mesh_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["profile", MODEL, "--mesh", "tp=4", "-o", path]) == 2
     assert "profile --mesh tp=4: it has 4 ranks, but torchrun started 2\n" in capsys.readouterr().err
-    said = profile(2, "mlp-2", "--mesh", "tp=2", "-o", path).stderr
-    assert "profile --mesh: model 'mlp-2' has no parallelize(stage, mesh), which tp needs" in said
+    for code, said in profile(2, "mlp-2", "--mesh", "tp=2", "-o", path):
+        assert (code, "model 'mlp-2' has no parallelize(stage, mesh), which tp needs" in said) == (2, True)

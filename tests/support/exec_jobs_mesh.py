@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -268,3 +272,13 @@ def counted_bytes(rank: int, _: None) -> list[int]:
         del y
         found.append(meter.now)
     return found
+
+
+def profiled(rank: int, words: list[str]) -> tuple[int, str]:
+    """What `zbsolve profile` returns here and says on standard error, where torchrun's environment is there."""
+    from zbsolve.cli import main
+
+    place = {"RANK": str(rank), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": str(rank)}
+    with mock.patch.dict(os.environ, place), redirect_stderr(io.StringIO()) as said:
+        code = main(["profile", *words])
+    return code, said.getvalue()

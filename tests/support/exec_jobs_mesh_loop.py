@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,7 +26,7 @@ from zbsolve.exec.dtensors import full
 
 from .tensor_parallel import WORDS, loss, model, parallel
 
-BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 3, 2
+BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 2, 1
 MAX_NORM = 0.2
 Sizes = dict[str, int]
 
@@ -217,6 +220,21 @@ def given_all(rank: int, _: None) -> dict[str, Any]:
     runner.load_state_dict(whole.state_dict())
     y = runner.forward(rows(0)[0], everywhere=True)
     return {"output": difference(full(y), whole(rows(0)[0]).detach()), "weights": apart(runner, whole)}
+
+
+def llama(rank: int, lines: list[str]) -> list[dict[str, float]]:
+    """What the example reports of all steps, run with one line of options after the other; its process group is there."""
+    from examples import train_llama
+
+    warnings.simplefilter("ignore")
+    said = []
+    for words in map(str.split, lines):
+        there = mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT)
+        with there, mock.patch.object(sys, "argv", ["train_llama.py", *words]):
+            train_llama.main()
+        dist.barrier()  # the first rank writes
+        said += json.loads(Path(words[words.index("--json") + 1]).read_text())
+    return said
 
 
 def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:

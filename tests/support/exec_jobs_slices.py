@@ -257,9 +257,8 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
 
 
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
-    ((0, 1, 2, 3), "slimpipe", True, 4, (), torch.float32),
     ((0, 1, 2, 3), "", False, "4,2,1,1", (), torch.float32),
-    ((0, 1, 2, 3), "", True, 8, "all", torch.float32),
+    ((0, 1, 2, 3), "", True, 4, "all", torch.float32),
     ((0, 1, 2, 3, 3, 2, 1, 0), "", False, 4, (1, 4), torch.float32),
     ((0, 1, 2, 3), "slimpipe", True, 8, (), torch.bfloat16),
 ]
@@ -425,9 +424,8 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
     with looked_at_once():
         found = most_of(rank)
-        found["memories"] = memories()
+        found |= {"memories": memories(), "tensor parallel": tensor_parallel()}
     return found | {
-        "tensor parallel": tensor_parallel(),
         "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
         "refused": refused(EVEN),
     }

@@ -1,7 +1,7 @@
 """What the executor knows of one kind of pass, as one record: a `Handler`.
 
-The interpreter and lowering read handlers and know no kind themselves. A new kind of pass is a builder that puts it into a
-problem, a handler in `table.HANDLERS`, and a colour for the pictures.
+The interpreter and lowering read handlers and know no kind themselves. A new kind of pass is a row of `zbsolve.kinds`, which
+says all else that is known of it, a builder that puts it into a problem, and a handler in `table.HANDLERS`.
 """
 
 from __future__ import annotations
