@@ -84,6 +84,9 @@ def test_the_plan_is_the_best_of_the_space_and_says_so() -> None:
     assert [one.value for one in plan.candidates] == sorted(one.value for one in plan.candidates)
     assert plan.near[0] is plan.best
     assert 0 < plan.mfu(plan.best) < 1
+    b, s, layers, h, v = 16, 2048, 6, 1024, 8192  # 2205.05198, appendix A, equation 7: of the whole square of attention
+    flops = 72 * b * s * layers * h * h * (1 + s / (6 * h) + v / (12 * h * layers))
+    assert plan.mfu(plan.best) == pytest.approx(flops / (plan.best.value / 1e6 * 8 * A100.peak))
     assert plan.tokens(plan.best) == pytest.approx(16 * 2048 / 8 / (plan.best.value / 1e6))
 
 
@@ -540,7 +543,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     for words in (
         "plans within 1%",
-        "MFU",
+        "MFU counts attention's whole square",
         "proven bound over the space",
         "what families of layouts lose",
         "estimated",
