@@ -547,7 +547,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         "proven bound over the space",
         "what families of layouts lose",
         "estimated",
-        "nobody measured their error",
+        "their measured error is 10.5% in the mean",
     ):
         assert words in said
     assert main(["check", str(path), "--json"]) == 0

@@ -125,5 +125,5 @@ def honest_line(model: Model, cluster: Cluster) -> str:
     """What the proof is of, and how far that is from measured steps, or that nobody measured it."""
     off = "nobody measured their error"
     if cluster.error is not None:
-        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was fitted to"
+        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was held against"
     return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}; {off}"
