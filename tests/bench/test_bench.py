@@ -118,6 +118,9 @@ def test_missing_new_and_changed_problems():
     both = report(result("a"), result("b"))
     assert compare_reports(both, report(result("a"))).rows[1].worse == ("missing",)
     assert compare_reports(report(result("a")), both).new == ("b",)
+    assert compare_reports(report(result("a")), replace(both, suite="another folder")).new == ("b",)
+    with pytest.raises(BadInput, match="have no problem in common"):
+        compare_reports(report(result("a")), report(result("b")))
     with pytest.raises(BadInput, match="problem 'a' is another one now"):
         compare_reports(report(), report(replace(result(), digest="e" * 16)))
     with pytest.raises(BadInput, match=r"field 'effort' differs: 1\.0 in the base, 2\.0 now"):

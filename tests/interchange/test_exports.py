@@ -174,6 +174,13 @@ def test_megatron_layers_that_do_not_fit(layers: str, said: str) -> None:
         export(schedule, "megatron", Options(layers=layers))
 
 
+def test_megatron_wants_sequence_parallel_with_experts() -> None:
+    """`arguments.py` raises for experts on tensor ranks without it; a schedule knows neither, so a line says it."""
+    made = export(preset("1f1b", a_step("single", 2, 4, fused=True)), "megatron")
+    assert "experts on several tensor ranks want --sequence-parallel, too" in made.notes[1]
+    assert "sequence_parallel" not in json.loads(made.text)
+
+
 def test_megatron_says_what_another_order_gains_and_holds() -> None:
     problem = a_step("loop", 2, 8, fused=True, held_until_B=1 << 20)
     worse = preset("interleaved", problem)

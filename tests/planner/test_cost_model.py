@@ -43,7 +43,7 @@ def test_the_constants_fit_the_41_steps() -> None:
     assert cluster.source.startswith("fitted: 41 measured steps")
     assert cluster.error == pytest.approx(found.mean())
     assert f"their measured error is {found.mean():.1%} in the mean" in honest_line(SHAPES["gpt-3.6b"], cluster)
-    assert "nobody measured their error" in honest_line(SHAPES["gpt-3.6b"], CLUSTERS["a100"])
+    assert "nobody measured their error" in honest_line(SHAPES["gpt-3.6b"], CLUSTERS["h100"])
 
 
 def test_table_5_of_korthikanti() -> None:
@@ -60,6 +60,13 @@ def test_table_5_of_korthikanti() -> None:
         "1T": 1.3207,
     }
     assert max(abs(said / true - 1) for true, said in ratios.values()) <= WORST_RATIO
+
+
+def test_the_data_sheets_error_is_that_of_table_5() -> None:
+    found = errors(predict(korthikanti(), A100), korthikanti())
+    assert np.mean(np.abs(found)) == pytest.approx(A100.error, abs=5e-4)
+    assert (round(min(found), 2), round(max(found), 2)) == (0.07, 0.17)
+    assert "7 to 17 % longer" in A100.source
 
 
 def test_priors_hold_what_no_row_says() -> None:

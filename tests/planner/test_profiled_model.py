@@ -12,9 +12,11 @@ import pytest
 import zbsolve
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile
 from zbsolve.cli import main
-from zbsolve.planner import CLUSTERS, Layout, ProfiledModel, check_plan, layout_profile
+from zbsolve.planner import CLUSTERS, Layout, ProfiledModel, Shape, check_plan, layout_profile
 from zbsolve.planner.bounds.layout_rules import layout_bounds
+from zbsolve.planner.engines import PLANNED
 from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
+from zbsolve.planner.model_file import model_from_json, model_to_json
 
 from ..support.exhaustive import optimum
 from ..support.partitions import partitions
@@ -95,6 +97,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         profile_of(tp, sequences).save(path := folder / f"{tp}-{sequences}.json")
         found.append(str(path))
     return found
+
+
+@pytest.mark.parametrize(
+    ("states", "factor", "by_profile", "any_engine"),
+    [
+        ("adam-mixed", 8.0, 2, 4),
+        ("adam-mixed-float-gradients", 9.0, 4, 4),  # as its user says, whatever the engine does by itself
+    ],
+)
+def test_states_are_alike_by_name_and_by_profile(states: str, factor: float, by_profile: int, any_engine: int) -> None:
+    """Weights 2, gradients 2 or 4, master copy and moments 12 bytes a parameter: 16 in `run`, 18 in Megatron."""
+    profile = profile_of(1, 1, states=factor, facts={**facts(1, 1), "states": states})
+    model, name = ProfiledModel.of([profile]), Shape.gpt(1024, 8, 6)
+    assert model.state_parts == replace(name, gradients=any_engine).state_parts == name.state_parts == (2, 4, 12)
+    assert replace(model, gradients=PLANNED["zbsolve"].gradients).state_parts == (2, by_profile, 12)
+    assert replace(model, gradients=PLANNED["megatron"].gradients).state_parts == (2, 4, 12)
+    again = model_from_json(model_to_json(replace(model, gradients=2)), "model")
+    assert again.state_parts == (2, by_profile, 12)
 
 
 def test_sizes_between_profiles_lie_on_lines() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import Step, solve
 from zbsolve.cli import main
-from zbsolve.profile.doubtful import doubts, other_model
+from zbsolve.profile.doubtful import doubts, model_said_by, other_model
 
 from ..support.profiles import equal_layers
 
@@ -79,6 +79,11 @@ def test_each_doubt_is_told_once() -> None:
 def test_another_model_is_known(source: str, model: str, other: bool) -> None:
     line = f"WARNING: the schedule was made by the times '{source}', and the model here is {model}"
     assert other_model(source, model) == (line if other else "")
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", 'hf:LlamaConfig{"num_hidden_layers": 4, "rope": {"a": 1}}@length=512'])
+def test_a_source_says_its_model(model: str) -> None:
+    assert model_said_by(f"measured: {model}") == model_said_by(f"estimated: h100 roofline: {model}") == model
 
 
 def test_notes_in_brackets_are_left_out() -> None:

@@ -241,12 +241,26 @@ def test_each_rank_may_have_a_memory_of_its_own(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     for memory, line, code in (
         ("16GB,16GB,8GB", "memory '16GB,16GB,8GB': 3 numbers for 4 ranks: give one, or one a rank", 2),
-        ("16GB,16GB,8GB,", "memory '': not a number of bytes", 2),
+        ("16GB,16GB,8GB,", "memory '16GB,16GB,8GB,': nothing is said of rank 3: give one number, or one a rank", 2),
+        ("16GB,,8GB,8GB", "memory '16GB,,8GB,8GB': nothing is said of rank 1: give one number, or one a rank", 2),
         ("16GB,16GB,8GB,1GB", "rank 3 needs 2000000000 bytes (1.86 GiB) for one microbatch, but has 1000000000", 1),
         ("16GB,16GB,8,8", "of 16000000000 bytes (14.9 GiB) or 8 bytes (a number without a unit is bytes", 1),
     ):
         assert main([*said, "--memory", memory]) == code
         assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["numbers", "--ranks", "2", "--F", "1ms", "--BW", "2ms", "-o", "-"],
+        ["plan", "gpt-3.6b", "--devices", "8", "--batch", "8", "--cluster", "a100"],
+        ["explore"],
+    ],
+)
+def test_commands_with_one_memory_say_so(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--memory", "16GB,8GB"]) == 2
+    assert "memory '16GB,8GB': one number for all is needed here, no list" in capsys.readouterr().err
 
 
 def test_a_rank_whose_memory_is_too_small_is_named_with_it() -> None:

@@ -53,14 +53,17 @@ def compare_reports(base: Report, now: Report) -> ReportComparison:
 
     Worse is a value above the worst of the base's repeats, a bound below its lowest, a problem that is missing; and a
     time that even in the fastest repeat is longer than the base's slowest, by more than the noise. Times are divided
-    by the yardstick measured beside each, and compared on the same kind of machine only. Raises BadInput for reports of
-    different suites, seeds or limits, or of problems that differ under one name.
+    by the yardstick measured beside each, and compared on the same kind of machine only. A suite is what is in it, whatever
+    its name. Raises BadInput for reports of different seeds or limits, of problems that differ under one name, or with none
+    in common.
     """
-    for what in ("suite", "seed", "effort", "seconds"):
+    for what in ("seed", "effort", "seconds"):
         a, b = getattr(base, what), getattr(now, what)
         if a != b:
             raise BadInput(f"field '{what}' differs: {a} in the base, {b} now: the two cannot be compared")
     found = {one.name: one for one in now.results}
+    if not any(one.name in found for one in base.results):
+        raise BadInput(f"suite '{base.suite}' of the base and suite '{now.suite}' now have no problem in common")
     for one in base.results:
         if one.name in found and found[one.name].digest != one.digest:
             raise BadInput(f"problem '{one.name}' is another one now (field 'digest'): make a new base")

@@ -61,7 +61,8 @@ def write(schedule: Schedule, options: Options) -> Export:
     said = (
         () if options.layers else (f"the first of {len(letters)} layers is the embedding, the last the loss; else --layers",)
     )
-    batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
+    batch = f"a global batch of {count} microbatches; experts on several tensor ranks want --sequence-parallel, too"
+    batch = batch if plan is None else f"{plan.best.layout.devices} devices"
     notes = (
         f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
         f"flags: {flags} (with {batch}; none of the other flags that share layers out)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -103,10 +103,12 @@ class Unsolved:
         return Task(self, self.problem, options, self.behind, many=MIN_REPEATED)
 
 
-def unsolved(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Iterator[Unsolved]:
-    """The layout with backwards in two and with fused ones, each where it can be built."""
+def unsolved(
+    model: Model, layout: Layout, cluster: Cluster, memory: int, kinds: Sequence[bool] = (False, True)
+) -> Iterator[Unsolved]:
+    """The layout with backwards in two and with fused ones, each where it can be built. kinds: whether fused, of each."""
     profile = layout_profile(model, layout, cluster)
-    for step in (step_of(layout, memory, fused=fused) for fused in (False, True)):
+    for step in (step_of(layout, memory, fused=fused) for fused in kinds):
         with suppress(Infeasible):
             problem = step.problem(profile)
             behind = behind_of(step, profile, problem, layout, cluster, model.update_us)

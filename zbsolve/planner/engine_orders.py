@@ -1,22 +1,22 @@
 """Orders of engines that take none: 1F1B with one stage a rank, interleaved 1F1B in groups of g microbatches with more
-(Megatron core 0.16.1, `pipeline_parallel/schedules.py`; Galvatron 2.4.1 has one stage a rank)."""
+(Megatron core 0.16.1, `pipeline_parallel/schedules.py`; Galvatron 2.4.1 has one stage a rank). And the
+named orders that everybody knows: neither needs a search."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
 from ..systems.one_direction import interleaved_in_groups, takes_groups
-from ..systems.table import preset
-from ..util.errors import Infeasible
+from ..systems.table import preset, presets_of
 from ..verifier import verify
-from .candidate import Candidate, behind_of, step_of
+from .candidate import Candidate, Unsolved, unsolved
 from .clusters.cluster import Cluster
 from .costs.layer_costs import Model
-from .costs.model_profile import layout_profile
 from .layout import Layout
 
 MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
@@ -24,18 +24,29 @@ MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 
 def in_its_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
     """The layout with the best of these orders that holds within the memory; None where none does."""
-    profile, step = layout_profile(model, layout, cluster), step_of(layout, memory, fused=True)
-    try:
-        problem = step.problem(profile)
-    except Infeasible:
-        return None
-    powers = {problem.ranks << shift for shift in range(problem.microbatches.bit_length())} | {problem.microbatches}
-    held = [one for _, one in grouped_orders(problem, powers) if not verify(problem, one)]
-    if not held:
-        return None
-    schedule = certified(min(held, key=lambda one: one.timeline().makespan), GIVEN)
-    behind = behind_of(step, profile, problem, layout, cluster, model.update_us)
-    return Candidate(layout, step, profile, schedule, behind)
+    return _best(found for one in unsolved(model, layout, cluster, memory, (True,)) for found in _in_groups(one))
+
+
+def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
+    """The layout with the best of all named orders that holds within the memory; None where none does."""
+    steps = unsolved(model, layout, cluster, memory)
+    return _best(one.solved(schedule) for one in steps for _, schedule in presets_of(one.problem, searched=False))
+
+
+def _in_groups(one: Unsolved) -> Iterator[Candidate]:
+    """Groups of p times powers of two, and of m."""
+    p, m = one.problem.ranks, one.problem.microbatches
+    return (
+        one.solved(order) for _, order in grouped_orders(one.problem, {p << shift for shift in range(m.bit_length())} | {m})
+    )
+
+
+def _best(orders: Iterable[Candidate]) -> Candidate | None:
+    """The shortest that is legal and holds within the memory."""
+    for one in sorted(orders, key=lambda one: one.value):
+        if not verify(one.schedule.problem, one.schedule):
+            return replace(one, schedule=certified(one.schedule, GIVEN))
+    return None
 
 
 def grouped_orders(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int | None, Schedule]]:

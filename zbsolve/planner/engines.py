@@ -56,7 +56,7 @@ class Target:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
     has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
     needs_plan: whether it says nothing of a schedule alone. by_rank: whether a file of rounds is written a rank at a time.
-    rules: what it cannot have of a plan's layout; None: nobody plans for it.
+    rules: what it cannot have of a plan's layout; None: nobody plans for it. gradients: bytes of one of a 16-bit parameter.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Target:
     needs_plan: bool = False
     by_rank: bool = False
     rules: tuple[Rule, ...] | None = None
+    gradients: int = 4
 
     def place(self, placement: tuple[int, ...]) -> str | None:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
@@ -119,7 +120,17 @@ class Target:
 
 
 TARGETS = (
-    Target("torch-csv", "torch-csv", "2.13", "CSV", {ANY: SPLIT_OR_FUSED}, numbered_by=-1, by_rank=True, rules=PLAIN),
+    Target(
+        "torch-csv",
+        "torch-csv",
+        "2.13",
+        "CSV",
+        {ANY: SPLIT_OR_FUSED},
+        numbered_by=-1,
+        by_rank=True,
+        rules=PLAIN,
+        gradients=2,
+    ),
     Target(
         "torchtitan",
         "torchtitan",
@@ -206,6 +217,7 @@ OWN = Target(
             says="slices no sequences of sharded layers",
         ),
     ),
+    gradients=2,
 )
 PLANNED = {OWN.name: OWN, "torch": TARGETS[0], **{one.name: one for one in TARGETS if one.has_plan}}  # `plan --for`
 

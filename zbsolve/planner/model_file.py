@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
     """A model by profiles in a file."""
 
     profiles: list[dict[str, Any]]
+    gradients: Literal[2, 4] = 4
 
 
 def model_of(said: Sequence[str]) -> Model:
@@ -41,13 +42,15 @@ def model_to_json(model: Model) -> dict[str, Any]:
     """The fields of a model in a file."""
     if isinstance(model, Shape):
         return asdict(model)
-    return {"profiles": [one.to_json() for one in model.profiles]}
+    return {"profiles": [one.to_json() for one in model.profiles], "gradients": model.gradients}
 
 
 def model_from_json(body: dict[str, Any], where: str) -> Model:
     """The model that `model_to_json` gave. Raises BadInput naming `where` and the field."""
     if "profiles" not in body:
         return checked(body, Shape, where)
-    rows = checked(body, ProfilesForm, where).profiles
+    form = checked(body, ProfilesForm, where)
+    rows = form.profiles
     names = [f"{where}: profiles[{i}]" for i in range(len(rows))]
-    return ProfiledModel.of([Profile.from_json(one, name) for one, name in zip(rows, names, strict=True)], names)
+    found = ProfiledModel.of([Profile.from_json(one, name) for one, name in zip(rows, names, strict=True)], names)
+    return replace(found, gradients=form.gradients)

@@ -85,7 +85,7 @@ class Plan:
         return int(rows_of(self.bounds.layout, candidate.layout)[0])
 
     def mfu(self, candidate: Candidate) -> float | None:
-        """Model FLOPs over what the devices could do in the step, without what is computed again; None: not known."""
+        """Model FLOPs over what the devices could do in the step; see `SolvedSpace.mfu`."""
         return self.space.mfu(candidate.value)
 
     def tokens(self, candidate: Candidate) -> float:

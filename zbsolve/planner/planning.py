@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -53,11 +54,12 @@ def plan(
     preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
     answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
     what was found until then. start: candidates of other plans, the best first, whose orders are tried here. workers: who
-    solves layouts (`zbsolve.solvers_on`); None: this process. only: the layouts of an engine, or with given fields;
-    one that takes no order gets steps of its own. Raises BadInput; Infeasible where nothing fits; NotFound;
-    WorkersLost.
+    solves layouts (`zbsolve.solvers_on`); None: this process. only: the layouts of an engine, with gradients as it has them,
+    or with given fields; an engine that takes no order gets steps of its own. Raises BadInput; Infeasible where nothing
+    fits; NotFound; WorkersLost.
     """
     compiled()
+    model = model if only.target is None else replace(model, gradients=only.target.gradients)
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)

@@ -13,6 +13,7 @@ from .clusters.cluster import Cluster
 from .costs.layer_costs import Model
 from .only import ALL, Only
 
+MFU_COUNTS = "attention's whole square, masked or not; nothing that is computed again (2205.05198, appendix A)"
 SAME_US = 1e-3  # steps this near are the same number, written and read
 
 
@@ -67,7 +68,7 @@ class SolvedSpace:
         return int(self.is_open.sum())
 
     def mfu(self, step: float) -> float | None:
-        """Model FLOPs over what the devices could do in so many µs, without what is computed again; None: not known."""
+        """Model FLOPs, `MFU_COUNTS`, over what the devices could do in so many µs; None: not known."""
         flops = self.shape.flops(self.batch)
         return None if flops is None else flops / (step / 1e6 * self.devices * self.cluster.peak)
 

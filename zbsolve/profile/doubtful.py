@@ -41,6 +41,12 @@ def other_model(source: str, model: str) -> str:
     return f"WARNING: the schedule was made by the times '{printable(told)}', and the model here is {printable(model)}"
 
 
+def model_said_by(source: str) -> str:
+    """The model at the end of a schedule's `Problem.source`. Settings of a Hugging Face model have ": " in them."""
+    front, brace, settings = source.partition("{")
+    return front.rpartition(": ")[2] + brace + settings
+
+
 def _short(name: str) -> str:
     """A name that ends in `folder/file.py:function` or `package.module:function`, without the folders."""
     return re.sub(r"\S*[/\\.](?=[^/\\.\s:]+:\w+$)", "", name.replace(".py:", ":"))

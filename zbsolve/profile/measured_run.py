@@ -15,6 +15,7 @@ from ..timeline import Floats
 from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import weighted_median
+from .doubtful import model_said_by
 from .lengths import factors_of, lengths_of
 from .measured_vocabulary import with_shards, without_shards
 from .profile import MESSAGES_ALIKE, Profile
@@ -88,7 +89,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         facts[MESSAGES_ALIKE] = True
     return Profile(
         _source(trace, base),
-        (problem.source.rpartition(": ")[2] or "trace") if base is None else base.model,
+        (model_said_by(problem.source) or "trace") if base is None else base.model,
         new,
         Link(link.latency * scale, link.bytes_per_us / scale, _blocking(trace, base)),
         0.0 if base is None else base.states,

@@ -12,7 +12,7 @@ from ..planner.bounds.space_bounds import DOMINATED, RULES
 from ..planner.costs.rank_costs import least_bytes
 from ..planner.layout import FIELDS, NAMES, Layout
 from ..planner.pruned_families import families
-from ..planner.solved_space import SolvedSpace
+from ..planner.solved_space import MFU_COUNTS, SolvedSpace
 from ..tables import Ints
 from ..util.text import format_gap, format_time, printable
 from .packing import packed
@@ -49,7 +49,7 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
         (
             "MFU",
             share_or_dash(space.mfu(space.value)),
-            f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device",
+            f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device; MFU counts {MFU_COUNTS}",
         ),
         ("layouts", f"{len(space.bounds.rule):,}", f"{len(space.solved):,} solved, {space.open:,} open"),
     ]

@@ -13,7 +13,7 @@ from ..planner.costs.layer_costs import Model
 from ..planner.layout import FIELDS
 from ..planner.plan_file import NEAR, Plan
 from ..planner.pruned_families import families
-from ..planner.solved_space import SolvedSpace
+from ..planner.solved_space import MFU_COUNTS, SolvedSpace
 from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
 MOST_ROWS = 12
@@ -50,6 +50,8 @@ def _near(plan: Plan) -> Iterator[str]:
     rows = [head, *(_row(plan, one) for one in shown)]
     yield from aligned(rows, left=(0, -1))
     yield f"memory: of the fullest rank, of {format_bytes(plan.memory)}: {', '.join(plan.best.memory())}"
+    if plan.mfu(plan.best) is not None:
+        yield f"MFU counts {MFU_COUNTS}"
     yield "bound: no partition of that layout's layers and no schedule takes less; by: what says so"
 
 
@@ -123,5 +125,5 @@ def honest_line(model: Model, cluster: Cluster) -> str:
     """What the proof is of, and how far that is from measured steps, or that nobody measured it."""
     off = "nobody measured their error"
     if cluster.error is not None:
-        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was fitted to"
+        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was held against"
     return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}; {off}"

@@ -95,6 +95,8 @@ def exact_bytes(size: float) -> str:
 def parse_bytes(text: str | int, what: str = "memory") -> int:
     """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput naming `what`."""
     found = _amount(text, _bytes_in(text))
+    if found is None and "," in str(text):
+        raise BadInput(f"{what} '{str(text)[:40]}': one number for all is needed here, no list")
     if found is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
     if not found.is_integer() and not _unit(text).upper().strip("B"):
@@ -106,7 +108,12 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
 
 def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
     """Bytes of each rank's memory, from one number for all or one a rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
-    found = tuple(parse_bytes(part) for part in str(text).split(","))
+    parts = [part.strip() for part in str(text).split(",")]
+    if len(parts) > 1 and "" in parts:
+        raise BadInput(
+            f"memory '{str(text)[:40]}': nothing is said of rank {parts.index('')}: give one number, or one a rank"
+        )
+    found = tuple(map(parse_bytes, parts))
     if len(found) not in (1, ranks):
         raise BadInput(f"memory '{str(text)[:40]}': {len(found)} numbers for {ranks} ranks: give one, or one a rank")
     return found * (ranks // len(found))

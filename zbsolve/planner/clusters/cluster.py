@@ -35,10 +35,10 @@ class Cluster:
     launches and tails). traffic: bytes that elementwise work moves for each byte that the formula counts. host: µs a layer's
     forward takes at least, since the host launches it. constant: µs of a step beside all else. overlap: share of gradient
     exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
-    measured steps that the constants were fitted to; None: nobody measured it. copies: latency of a copy between a device
-    and host memory, and bandwidth each way while both run; None: not known, and no layout offloads. host_memory: bytes of it
-    for a device's activations; None: no limit. contention: how many times as long an exchange of gradients takes where
-    stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
+    measured steps that the constants were fitted to or held against; None: nobody measured it. copies: latency of a copy
+    between a device and host memory, and bandwidth each way while both run; None: not known, and no layout offloads.
+    host_memory: bytes of it for a device's activations; None: no limit. contention: how many times as long an exchange of
+    gradients takes where stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
     """
 
     name: str

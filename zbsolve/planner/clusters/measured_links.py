@@ -31,7 +31,7 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     if between:
         found = replace(found, between=_link(between), messages=profile.link.bytes_per_us)
         said.append(f"between nodes ({max(one.ranks for one in between)} ranks)")
-    return replace(found, source=f"estimated: links {' and '.join(said)} measured; else {cluster.source}")
+    return replace(found, error=None, source=f"estimated: links {' and '.join(said)} measured; else {cluster.source}")
 
 
 def _link(rows: Sequence[CollectiveRow]) -> Link:

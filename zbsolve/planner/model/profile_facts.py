@@ -8,7 +8,8 @@ from ...profile.profile import Profile
 from ...util.errors import BadInput
 
 MICROBATCH, SEQUENCES, TOKENS, TENSOR_RANKS, MESH = "microbatch", "sequences", "tokens", "tensor_ranks", "mesh"
-STATES, FLOAT_GRADIENTS = "states", "float-gradients"  # how parameters are kept, and what says that gradients have 32 bits
+STATES = "states"  # how parameters are kept, and what says: in 16 bits beside a master copy, with gradients of 32 bits
+MIXED, FLOAT_GRADIENTS = "mixed", "float-gradients"
 
 
 class Microbatch(NamedTuple):

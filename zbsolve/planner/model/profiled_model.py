@@ -18,7 +18,8 @@ from ...layer import Layer
 from ...profile.profile import Profile
 from ...util.errors import BadInput
 from ..layout import FULL, NONE
-from .profile_facts import FLOAT_GRADIENTS, STATES, microbatch_of
+from .profile_facts import FLOAT_GRADIENTS, MIXED, STATES, microbatch_of
+from .shape import FLOAT
 
 TIMES = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
@@ -37,9 +38,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """profiles: of one model, without samples; `of` makes and checks it."""
+    """profiles: of one model, without samples; `of` makes and checks it. gradients: bytes of one of a parameter of 16 bits
+    that has a master copy, at least: more where the profiles say so."""
 
     profiles: tuple[Profile, ...]
+    gradients: int = FLOAT
 
     @classmethod
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
@@ -87,11 +90,11 @@ class ProfiledModel:
     @property
     def state_parts(self) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer states for each 16 bits of parameters."""
-        profile = self.profiles[0]
-        weights = min(1.0, profile.states)
-        most = 2.0 if FLOAT_GRADIENTS in str(profile.facts.get(STATES, "")) else 1.0
-        gradients = min(most, profile.states - weights)
-        return 2 * weights, 2 * gradients, 2 * (profile.states - weights - gradients)
+        profile, said = self.profiles[0], str(self.profiles[0].facts.get(STATES, ""))
+        weights, floats = min(1.0, profile.states), FLOAT_GRADIENTS in said
+        known = min(2.0 if floats else 1.0, profile.states - weights)
+        gradients = max(known, self.gradients / 2) if MIXED in said else known
+        return 2 * weights, 2 * gradients, 2 * (profile.states - weights - known)
 
     @property
     def update_us(self) -> float | None:

@@ -9,6 +9,7 @@ from ..layout import FULL, NONE, SELECTIVE
 
 MAX_SIZE = 32  # sequences a microbatch
 MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_times`)
+FLOAT = 4  # bytes of a gradient: engines that sum in 32 bits hold the most, so plans for any engine count these
 SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
 
 
@@ -18,7 +19,8 @@ class Shape:
 
     heads, kv_heads: of queries, and of keys and values, each head_width wide. inner: the MLP's inner width. gated: gate, up
     and down projections and no dropout (Llama); else two projections, GELU and dropout (GPT). sequence: tokens. fused:
-    attention keeps no scores (FlashAttention, 2205.14135). tied: the head's table is the embedding's.
+    attention keeps no scores (FlashAttention, 2205.14135). tied: the head's table is the embedding's. gradients: bytes of
+    one of a parameter.
     """
 
     name: str
@@ -33,9 +35,10 @@ class Shape:
     gated: bool = False
     fused: bool = False
     tied: bool = False
+    gradients: int = FLOAT
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "inner", "sequence", "vocabulary"):
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "inner", "sequence", "vocabulary", "gradients"):
             if getattr(self, name) < 1:
                 raise BadInput(f"model {self.name}: {name} is {getattr(self, name)}: at least 1 is needed")
 
@@ -47,8 +50,8 @@ class Shape:
 
     @property
     def state_parts(self) -> tuple[float, float, float]:
-        """Bytes of weights (16 bits), gradients (32 bits) and optimizer states (Adam's, master copy) for each parameter."""
-        return 2, 4, 12
+        """Bytes of weights (16 bits), gradients and optimizer states (Adam's, master copy) for each parameter."""
+        return 2, self.gradients, 12
 
     @property
     def source(self) -> str:

@@ -7,7 +7,7 @@ enough to choose from. So searches of each length take about as much time togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,15 +16,17 @@ import numpy as np
 from ...search.task import Task
 from ..bounds.bound_kernels import NEVER
 from ..candidate import Candidate, Unsolved, retimed, unsolved
-from ..engine_orders import in_its_order
-from ..layout import rows_of
+from ..engine_orders import in_a_named_order, in_its_order
+from ..layout import NO_OFFLOAD, WHOLE, rows_of
 from .estimates import large_steps
-from .space_race import SpaceRace
+from .promise import Floats, Promise
+from .space_race import POOR, SpaceRace
 
 FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
 # Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
 EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
 PRICED_PER_PASS = 1e-5  # effort of an order that is only priced
+NAMED_SHARE = 0.1  # of the time, for named orders
 REDUCTION = 4
 LAST = 1e3  # times as long: behind all others
 
@@ -48,7 +50,15 @@ def search_space(race: SpaceRace) -> None:
     if race.stop():
         return
     race.raise_bounds()
+    if race.clock.left <= 0:
+        _search_some(race)
+    price_named(race)
     race.solve(_tasks(race))
+    _search_some(race)
+
+
+def _search_some(race: SpaceRace) -> None:
+    """Searches until there is a schedule, whatever the time."""
     while not race.candidates and (task := _first_search(race)) is not None:
         race.solve(iter([task]))
 
@@ -59,17 +69,43 @@ def price_space(race: SpaceRace) -> None:
     while (race.clock.left > 0 and not race.over) or not race.candidates:
         if len(race.searches) == FIRST_LOOKS:
             race.raise_bounds()
-        steps = np.where(race.bounds.step < race.value, race.promise.estimate, np.inf)
-        steps[list(race.searches)] = np.inf
-        row = int(steps.argmin())
-        if np.isinf(steps[row]):
+        if (row := _most_promising(race, race.promise.estimate, race.searches)) is None:
             return
-        layout = race.bounds.layout.row(row)
         race.searches[row] = 1
-        race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
-        found = in_its_order(race.model, layout, race.cluster, race.memory)
-        if found is not None:
-            race.keep(found)
+        _price(race, row, in_its_order)
+
+
+def price_named(race: SpaceRace) -> None:
+    """Steps in named orders of the most promising layouts that have them, in a share of the time but a few in any case: so
+    no plan is worse than what everybody knows, however little its searches find. Where a sharded vocabulary, slices or
+    offload ask for orders of their own, these are left to searches."""
+    share, layout, priced = race.clock.part(NAMED_SHARE), race.bounds.layout, set[int]()
+    plain = (layout.vocabulary == WHOLE) & (layout.slices == 1) & (layout.offload == NO_OFFLOAD) & ~large_steps(layout)
+    promise = Promise.of(layout, np.where(plain, race.promise.estimate, np.inf))
+    while (len(priced) < FIRST_LOOKS or not share.over) and not race.over:
+        if (row := _most_promising(race, promise.step, priced)) is None:
+            return
+        priced.add(row)
+        promise.ended(row, _price(race, row, in_a_named_order) or POOR * promise.estimate[row])
+
+
+def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> int | None:
+    """The layout with the least of these steps whose bound is below the best one, but for those done; None: none is left."""
+    steps = np.where(race.bounds.step < race.value, steps, np.inf)
+    steps[list(done)] = np.inf
+    row = int(steps.argmin())
+    return None if np.isinf(steps[row]) else row
+
+
+def _price(race: SpaceRace, row: int, in_order: Callable[..., Candidate | None]) -> float | None:
+    """µs of a layout's step in known orders, which is kept; None where none holds."""
+    layout = race.bounds.layout.row(row)
+    race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
+    found = in_order(race.model, layout, race.cluster, race.memory)
+    if found is None:
+        return None
+    race.keep(found)
+    return found.value
 
 
 def _tasks(race: SpaceRace) -> Iterator[Task]:
@@ -85,7 +121,8 @@ def _tasks(race: SpaceRace) -> Iterator[Task]:
 def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
     """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
     first. None where there is none, or no time for it."""
-    able = sorted((one for one in race.candidates if one.bound < race.value), key=lambda one: one.value + one.bound)
+    searched = (one for one in race.candidates if race.row(one.layout) in race.searches)  # others were only priced
+    able = sorted((one for one in searched if one.bound < race.value), key=lambda one: one.value + one.bound)
     times = [race.searches[race.row(one.layout)] for one in able]
     for most in sorted(set(times), reverse=True):
         best = [one for one, count in zip(able, times, strict=True) if count >= most]
@@ -102,16 +139,16 @@ def _first_search(race: SpaceRace) -> Task | None:
     others. None where there is none."""
     last = np.where(large_steps(race.bounds.layout), LAST, 1.0)
     while True:
-        steps = np.where(race.bounds.step < race.value, race.promise.step * last, np.inf)
-        steps[list(race.searches)] = np.inf
+        steps = race.promise.step * last
+        row = _most_promising(race, steps, race.searches)
         open_ones = [row for row in race.poor if race.bounds.step[row] < race.value]
-        row, poor = int(steps.argmin()), min(open_ones, key=lambda row: race.poor[row], default=None)
-        fused = poor is not None and race.poor[poor] < steps[row]
+        poor = min(open_ones, key=lambda row: race.poor[row], default=None)
+        fused = poor is not None and (row is None or race.poor[poor] < steps[row])
         if fused:
             assert poor is not None
             row = poor
             del race.poor[row]
-        elif np.isinf(steps[row]):
+        if row is None:
             return None
         if (task := _first_of(race, row, fused)) is not None:
             return task
