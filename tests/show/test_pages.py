@@ -33,7 +33,7 @@ def test_pages_load_nothing() -> None:
     layout = (TEMPLATES / "layout.html").read_text(encoding="utf-8")
     assert f'<meta http-equiv="Content-Security-Policy" content="{POLICY}' in layout
     for file in TEMPLATES.iterdir():
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8").replace('href="#', "")  # a place on the page itself
         served = file.name.startswith("explore")  # by a server of ours, with its script beside it
         loads = ("http:", "https:", "@import", "url(", *(() if served else ("src=", "href=")))
         assert not any(word in text for word in loads), file.name
