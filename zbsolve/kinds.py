@@ -42,7 +42,7 @@ class Kind:
 
 
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
-SHARDING, VOCABULARY, ATTENTION = "sharding", "vocabulary", "attention exchange"
+SHARDING, VOCABULARY, ATTENTION, OVERLAP = "sharding", "vocabulary", "attention exchange", "overlap"
 F, B = "forward", "backward"
 
 # Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the

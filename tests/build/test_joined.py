@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Infeasible, Problem, Schedule, pipeline, solve, verify
-from zbsolve.build import with_joined
+from zbsolve.build import with_all_to_all, with_exchange, with_joined, with_offload, with_recompute
 
 
 def plain(microbatches: int = 3) -> Problem:
@@ -55,6 +55,19 @@ def test_groups_that_cannot_be(groups: list[tuple[str, ...]], says: str) -> None
         with_joined(plain(), groups, [2] * len(groups))
     with pytest.raises(BadInput, match="0 µs is not a positive time"):
         with_joined(plain(), [("0F2", "0B0")], [0])
+
+
+def test_no_feature_comes_in_behind() -> None:
+    """A pass that is of two stages says one: sums of the other's gradients would not wait for it."""
+    problem = with_joined(plain(), [("0F2", "0B0", "0W0")], [2])
+    for name, add in {
+        "exchange": lambda: with_exchange(problem, 5, replicas=True),
+        "all-to-all": lambda: with_all_to_all(problem, 5),
+        "offload": lambda: with_offload(problem, 1, 1),
+        "recompute": lambda: with_recompute(problem, "all", X=1, held_input=0),
+    }.items():
+        with pytest.raises(BadInput, match=f"{name}: the problem has overlap already: put {name} in before"):
+            add()
 
 
 @pytest.mark.parametrize("seed", range(12))

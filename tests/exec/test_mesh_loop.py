@@ -12,7 +12,7 @@ from ..support.exec_ranks import on_ranks
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 JOBS: list[tuple[dict[str, int], str, str, list[dict[str, int]]]] = [
-    ({"pp": 2, "tp": 2}, "sequence", "layers", [{"pp": 4, "tp": 1}, {"pp": 2, "dp": 2}]),
+    ({"pp": 2, "tp": 2}, "sequence", "layers", [{"pp": 4, "tp": 1}, {"pp": 2, "dp": 2}, {"pp": 1, "dp": 2, "tp": 2}]),
     ({"dp": 2, "pp": 2}, "tensor", "graph", [{"pp": 2, "tp": 2}]),
     ({"pp": 1, "dp": 2, "tp": 2}, "tensor", "layers", [{"pp": 4}]),
 ]

@@ -17,7 +17,7 @@ from ..support.exec_ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 
-RANDOM = 80  # schedules
+RANDOM = 200  # schedules
 
 
 @pytest.fixture(scope="module")

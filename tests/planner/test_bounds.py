@@ -272,7 +272,7 @@ def test_times_of_0(case: tuple[int, ...]) -> None:
     pp, chunks, placement, count, blocks = case
     layout, rng = Layout(1, 1, pp, chunks, placement, 1, count), np.random.default_rng(case)
     table = table_of([layout])
-    for trial in range(4):
+    for trial in range(8):
         head, sent = (1, 12)[trial % 2], int(rng.integers(1, 9))
         profile = random_profile(rng, blocks, bool(trial % 3), sent, range(2), head)
         costs = costs_of_profile(profile, layout)

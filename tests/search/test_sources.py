@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
 
+from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
 from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS, Source, arms_of
 from zbsolve.search.state import State
-from zbsolve.systems.table import PRESETS
 from zbsolve.util.clock import Clock
 from zbsolve.verifier import verify
 
@@ -40,9 +41,22 @@ def test_a_search_does_without_a_source(name: str) -> None:
     assert state.schedule is not None
     assert verify(state.problem, state.schedule) == ()
     assert state.bound.value <= state.value
-    if name == "named orders":
-        assert state.solver not in PRESETS
-        assert all(state.solver not in PRESETS for _ in state.leads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_source_that_is_left_out_is_not_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set[str]()
+
+    def noted(source: Source) -> Source:
+        return replace(source, arms=lambda search: asked.add(source.name) or source.arms(search))  # type: ignore[func-returns-value]
+
+    for table, rows in {"FIRST": FIRST, "AHEAD": AHEAD, "TURNS": TURNS, "LAST": LAST}.items():
+        monkeypatch.setattr(finder, table, tuple(map(noted, rows)))
+    ours = search_of(state_of(0.4, without=name), 0)
+    for _ in chain(finder.quick(ours), find(ours)):
+        if ours.state.clock.left <= 0:
+            break
+    assert asked == {*NAMES} - {name}
 
 
 def test_sources_have_their_time_in_order_and_turns_by_what_they_used() -> None:

@@ -26,7 +26,7 @@ from zbsolve.exec.dtensors import full
 
 from .tensor_parallel import WORDS, loss, model, parallel
 
-BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 2, 1
+BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 3, 2
 MAX_NORM = 0.2
 Sizes = dict[str, int]
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..kinds import ALL_TO_ALL
 from ..problem import Problem
 from ..tables import Edges
 from ..util.errors import BadInput
+from .before import check_apart
 from .numbers import Numbers, whole_numbers
 
 
@@ -25,6 +27,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     What waited for the F or B of another stage waits for its all-to-all, as does the last stage's own backward; W does not.
     Raises BadInput, also for a stage that recomputes: its X would have to repeat AF.
     """
+    check_apart(problem, ALL_TO_ALL)
     passes, edges, stages = problem.passes, problem.edges, problem.stages
     forward = whole_numbers(AF, "AF", stages)
     backward = whole_numbers(AF if AB is None else AB, "AB", stages)

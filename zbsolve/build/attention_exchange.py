@@ -27,11 +27,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..kinds import ATTENTION
 from ..problem import Problem
 from ..tables import Bools, Edges, Ints, Passes
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic
+from .before import check_apart
 
 
 def with_attention_exchange(
@@ -137,6 +139,7 @@ def check_exchangeable(problem: Problem) -> None:
         raise BadInput("attention exchange: the problem has no slices: put slices in before")
     if len(set(problem.slice_lengths)) > 1:
         raise BadInput("attention exchange: the problem's slices are uneven, and the exchange is of even ones")
+    check_apart(problem, ATTENTION)
     if problem.passes.that(away=True).any():
         raise BadInput("attention exchange: the problem has one already")
     if len(problem.routes) > 1:

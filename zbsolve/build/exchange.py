@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..kinds import EXCHANGE
 from ..problem import Problem
 from ..tables import Edges
 from ..util.errors import BadInput
+from .before import check_apart
 from .numbers import Numbers, whole_numbers
 
 
@@ -25,6 +27,7 @@ def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) ->
     which is the sum over its ranks and over the replicas. Put it in last. Raises BadInput, with replicas also where the step
     exchanges gradients already, updates weights inside, or has sharded parameters, whose reductions are the sums.
     """
+    check_apart(problem, EXCHANGE)
     times = whole_numbers(time, "exchange", problem.stages)
     gradients = np.flatnonzero(problem.passes.that(adds_gradients=True))
     stages = problem.passes.stage[gradients]

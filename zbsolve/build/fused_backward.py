@@ -6,14 +6,14 @@ bubble). To everybody else such a step is passes and edges like any other.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ..kinds import KINDS
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
+from .before import check_apart
+from .joined import merged
 from .numbers import Numbers, whole_numbers
 
 
@@ -24,7 +24,8 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
     stage, or shape (stages, microbatches), to which comes what B sends. BW waits for what B and W waited for, and frees
     what both freed. Raises BadInput for a wrong shape, and for a stage without B and W.
     """
-    passes, edges = problem.passes, problem.edges
+    check_apart(problem, "fused")
+    passes = problem.passes
     chosen = np.asarray(fused, bool)
     if chosen.shape != (problem.stages, problem.microbatches):
         raise BadInput(
@@ -44,10 +45,4 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
     kind[b], duration[b] = KINDS.index("BW"), times[chosen] + problem.sending[b]
     stand_in = np.arange(len(passes))
     stand_in[w] = b
-    links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])
-    joined = replace(
-        problem,
-        passes=replace(passes, kind=kind, duration=duration),
-        edges=links.only(np.flatnonzero(links.before != links.after)),
-    )
-    return joined.only(np.flatnonzero(stand_in == np.arange(len(passes))))
+    return merged(problem, stand_in, kind, duration)

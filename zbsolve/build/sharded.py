@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kinds import SHARDING
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
+from .before import check_apart
 from .numbers import Numbers, whole_numbers
 from .untrained import untrained_stages
 
@@ -102,6 +104,7 @@ def with_sharding(
     several updates a stage; Infeasible where a rank cannot hold what its stages gather beside one microbatch.
     """
     kinds = problem.passes.kinds
+    check_apart(problem, SHARDING)
     if "RS" in kinds:
         raise BadInput("sharding: the problem is sharded already")
     if "U" in kinds and problem.round != problem.microbatches:

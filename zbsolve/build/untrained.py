@@ -10,6 +10,7 @@ from ..kinds import KINDS, kinds_that
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
+from .before import check_apart
 
 
 def without_backward(problem: Problem, stages: int) -> Problem:
@@ -18,6 +19,7 @@ def without_backward(problem: Problem, stages: int) -> Problem:
     sharding. Raises BadInput for a number that makes no sense."""
     if not 0 <= stages <= problem.stages:
         raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
+    check_apart(problem, "untrained")
     passes, edges = problem.passes, problem.edges
     gone = passes.that(half="backward") & (passes.stage < stages)
     if not gone.any():

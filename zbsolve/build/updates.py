@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kinds import UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
+from .before import check_apart
 from .numbers import Numbers, whole_numbers
 
 
@@ -27,6 +29,7 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
     number or one a stage. Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no
     sense.
     """
+    check_apart(problem, UPDATES)
     stages, m = problem.stages, problem.microbatches
     if every < 1 or m % every:
         raise BadInput(f"updates: {m} microbatches do not make groups of {every}")

@@ -395,7 +395,9 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
         try:
             captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
         except AssertionError as error:
-            raise (NoOperations if "backend_input" in str(error) else error) from error
+            if "backend_input" not in str(error):
+                raise
+            raise NoOperations from error
     if "tracing_context" in captured.meta:
         stack.enter_context(tracing(captured.meta["tracing_context"]))
     return captured

@@ -1,6 +1,6 @@
 """Orders of engines that take none: 1F1B with one stage a rank, interleaved 1F1B in groups of g microbatches with more
-(Megatron core 0.16.1, `pipeline_parallel/schedules.py`; Galvatron 2.4.1 has one stage a rank). And the
-named orders that everybody knows: neither needs a search."""
+(Megatron core 0.16.1, `pipeline_parallel/schedules.py`; Galvatron 2.4.1 has one stage a rank). And the named orders that
+everybody knows: neither needs a search."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int
 
 def _in_groups(one: Unsolved) -> Iterator[Candidate]:
     """Groups of p times powers of two, and of m."""
-    p, m = one.problem.ranks, one.problem.microbatches
-    return (
-        one.solved(order) for _, order in grouped_orders(one.problem, {p << shift for shift in range(m.bit_length())} | {m})
-    )
+    return (one.solved(order) for _, order in grouped_orders(one.problem, _powers(one.problem)))
+
+
+def _powers(problem: Problem) -> set[int]:
+    return {problem.ranks << shift for shift in range(problem.microbatches.bit_length())} | {problem.microbatches}
 
 
 def _best(orders: Iterable[Candidate]) -> Candidate | None:
@@ -59,7 +60,7 @@ def grouped_orders(problem: Problem, only: Collection[int] = ()) -> Iterator[tup
     alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
     allowed = [g for g in range(p, m + 1) if takes_groups(problem, g) and (not only or g in only)]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
-        powers = {p << shift for shift in range(m.bit_length())} | {m}
+        powers = _powers(problem)
         spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
         allowed = [g for i, g in enumerate(allowed) if g in powers or i % spread == 0]
     for g in allowed:

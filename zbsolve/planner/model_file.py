@@ -19,10 +19,10 @@ from .model.shapes import shape_by_name
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A model by profiles in a file."""
+    """A model by profiles in a file. Older versions said nothing of gradients, and counted those of 16 bits."""
 
     profiles: list[dict[str, Any]]
-    gradients: Literal[2, 4] = 4
+    gradients: Literal[2, 4] = 2
 
 
 def model_of(said: Sequence[str]) -> Model:

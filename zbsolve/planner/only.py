@@ -51,8 +51,9 @@ ALL = Only()
 
 def parse_only(engine_name: str | None, fixed: str | None) -> Only:
     """Of an engine's name, and of text like `tp=8,pp=8,placement=vee`. Raises BadInput naming the part."""
+    if engine_name:
+        engine(engine_name)
     found = Only(engine_name or "", tuple(map(_field, fixed.split(","))) if fixed is not None else ())
-    assert found.target is None or found.target.rules is not None  # an unknown name is bad input
     names = [name for name, _ in found.fixed]
     for name in names:
         if names.count(name) > 1:

@@ -13,8 +13,8 @@ from .schedule_comparison_text import (
     absent_lines,
     change_lines,
     comparison_tables,
-    in_one_unit,
     source_lines,
+    unit_of,
     verdict_line,
 )
 from .sentences import certificate_lines, headline_of_all, without_notes
@@ -42,7 +42,7 @@ def comparison_as_page(comparison: ScheduleComparison, title: str | None = None)
 
 def _figures(c: ScheduleComparison) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note) of the first, and of the best where that is another."""
-    unit, show = in_one_unit(c)
+    unit, show = unit_of(c)
     found = []
     for row in c.rows[:1] if c.best is c.rows[0] else (c.rows[0], c.best):
         against = "the first" if row is c.rows[0] else f"{row.ratio - 1:+.2%}"

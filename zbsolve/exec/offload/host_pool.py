@@ -52,8 +52,8 @@ class HostPool:
             found = min(fitting, key=len)
             self.free = [one for one in self.free if one is not found]
             return found
-        # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured (its random
-        # layers keep a few bytes more): torch would wait for an event that no device reaches before it gives memory back.
+        # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured, where a
+        # step may keep more: torch marks the end of pinned memory by an event, here the graph's, and asking for that fails.
         if self.free and not self._capturing:
             largest = max(self.free, key=len)
             self.free = [one for one in self.free if one is not largest]
