@@ -24,10 +24,10 @@ from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
 from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
-from zbsolve.long_steps.check import value_of_whole, violations
+from zbsolve.long_steps.check import violations
 from zbsolve.long_steps.patterns import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
-from zbsolve.long_steps.simulation import peaks
+from zbsolve.long_steps.simulation import earliest_starts, peaks, value_of
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show.repeated_text import repeated_as_text
@@ -36,6 +36,12 @@ from zbsolve.systems.long_steps import lane_order, long_systems_of
 
 from ..support.profiles import equal_layers
 from ..support.unrolled_rounds import judge
+
+
+def value_of_whole(long: RepeatedSchedule) -> int:
+    """What the whole step takes, µs, by a schedule that holds."""
+    return value_of(long.one, earliest_starts(long.one, long.few, long.order)) + long.further * long.round.period
+
 
 STEPS: dict[str, dict[str, Any]] = {
     "single, tight": {"F": [20] * 4, "B": [20] * 4, "W": [18] * 4, "comm": 1, "capacity": 18},

@@ -14,7 +14,7 @@ from zbsolve.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
-from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, layout_bounds, pipeline_bounds, work_bounds
+from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs.exchange_costs import Exchanges, replicas_of, shards_of
 from zbsolve.planner.costs.host_copies import copies_of, kept_of
@@ -30,6 +30,7 @@ from zbsolve.verifier import verify
 from ..support import exact_streams
 from ..support.exhaustive import optimum
 from ..support.partitions import partitions
+from ..support.plans import layout_bounds
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6)

@@ -13,13 +13,13 @@ import zbsolve
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Layout, ProfiledModel, Shape, check_plan, layout_profile
-from zbsolve.planner.bounds.layout_rules import layout_bounds
 from zbsolve.planner.engines import PLANNED
 from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
 from zbsolve.planner.model_file import model_from_json, model_to_json
 
 from ..support.exhaustive import optimum
 from ..support.partitions import partitions
+from ..support.plans import layout_bounds
 
 SMALL = replace(CLUSTERS["a100"], inside=Link(0.0, 1.0), constant=3.0)  # a byte of a message takes a µs
 CASES = [(1, 1, SINGLE, 2, 2), (2, 1, SINGLE, 2, 3), (3, 1, SINGLE, 2, 2), (2, 2, VEE, 2, 2), (2, 2, LOOP, 2, 2)]

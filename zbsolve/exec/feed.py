@@ -169,10 +169,8 @@ class ShapeNumbers:
 
     def _compare(self, given: int, first: Sequence[int], rank: int) -> None:
         if given and any(first) and given != first[0]:
-            text = f"rank {self._rank} was given other inputs than rank {rank}, so its targets may not be of this batch: "
-            warnings.warn(
-                text + "give loaders one seed and order on all ranks, or None where inputs are not read", stacklevel=2
-            )
+            text = f"rank {self._rank} was given other inputs than rank {rank}, so its targets may not be of this batch"
+            warnings.warn(f"{text}: give loaders one seed on all ranks, or None where inputs are not read", stacklevel=2)
 
     def _say(self, tag: int, signs: list[Any]) -> Tensor:
         """Numbers that no other rank gives, most often those of the step before."""

@@ -63,12 +63,6 @@ def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
     return (*_memory(long), *_rounds(long, start), *_certificate(long, start)), start
 
 
-def value_of_whole(long: RepeatedSchedule) -> int:
-    """What the whole step takes, µs, by a schedule that holds."""
-    start = earliest_starts(long.one, long.few, long.order)
-    return value_of(long.one, start) + long.further * long.round.period
-
-
 def _wrong_shape(long: RepeatedSchedule) -> Iterator[Violation]:
     """What is wrong with the step, or with how often lanes stand in the orders."""
     p, e = long.one.passes, long.one.edges

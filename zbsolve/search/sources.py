@@ -6,7 +6,7 @@ LAST for the rest. docs/sources.md has a row for each name, and what it brings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -122,6 +122,14 @@ def arms_of(table: Sequence[Source], search: Search) -> Iterator[Arm]:
     for source in sorted(table, key=lambda one: one.late(search)):
         if source.name not in search.state.without:
             yield from source.arms(search)
+
+
+def _offered(state: State, found: Iterable[Schedule | None], solver: str) -> Arm:
+    """Offer each schedule as it comes; None: nothing yet."""
+    for schedule in found:
+        if schedule is not None:
+            state.offer(schedule, solver)
+        yield
 
 
 # --- At once ---
@@ -274,9 +282,7 @@ def _annealed(search: Search) -> Arm:
 def _blocks(search: Search, room: float) -> Arm:
     state = search.state
     others = (state.problem, state.clock, search.seconds, search.seed, state.target, lambda: state.leads, room)
-    for schedule in block_schedules(*others):
-        state.offer(schedule, BLOCK_SOLVER)
-        yield
+    yield from _offered(state, block_schedules(*others), BLOCK_SOLVER)
 
 
 def _moves_in_turn(search: Search) -> list[Arm]:
@@ -334,10 +340,8 @@ def _neighbours(search: Search) -> Arm:
     state = search.state
     first = state.schedule
     assert first is not None
-    for schedule in better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target):
-        if schedule is not None:
-            state.offer(schedule, LNS_SOLVER)
-        yield
+    found = better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target)
+    yield from _offered(state, found, LNS_SOLVER)
 
 
 def _moved(state: State, seed: int) -> Arm:
@@ -345,10 +349,8 @@ def _moved(state: State, seed: int) -> Arm:
     first = state.schedule
     if first is None:
         return
-    for schedule in better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target):
-        if schedule is not None:
-            state.offer(schedule, TABU_SOLVER)
-        yield
+    found = better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target)
+    yield from _offered(state, found, TABU_SOLVER)
 
 
 # --- The tables ---

@@ -15,7 +15,7 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
     """How long every partition's busiest rank (or submesh) works, that against the one named "equal", and whether it fits.
     source: where the times come from."""
     submeshes = max(max(one.devices) for one in found) > 1
-    busiest = [max(one.times) if submeshes else max(_rank_work(costs, one)) for one in found]
+    busiest = [max(one.times) if submeshes else float((costs.shares @ one.times).max()) for one in found]
     base = next(work for one, work in zip(found, busiest, strict=True) if one.name == "equal")
     layers = "layers a stage|its devices" if submeshes else "layers a stage"
     busy = f"busiest {'submesh' if submeshes else 'rank'} µs"
@@ -39,15 +39,6 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
     if note := times_note(source):
         lines.append(note)
     return "\n".join(lines) + "\n"
-
-
-def _rank_work(costs: StageCosts, one: Partitioned) -> list[float]:
-    """µs of each rank for one microbatch; where microbatches go several ways, the mean of them."""
-    work = [0.0] * costs.ranks
-    for route in costs.routes:
-        for rank, time in zip(route, one.times, strict=True):
-            work[rank] += time / len(costs.routes)
-    return work
 
 
 def _stage_layers(one: Partitioned) -> str:

@@ -88,10 +88,8 @@ def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
     stages."""
     chunks, found = len(profile.layers) // ranks, dict[str, list[float]]()
     for placement in {1: ("single",), 2: ("loop", "vee")}.get(chunks, (f"loop{chunks}",)):
-        step = Step(ranks, 1, placement, partition=(1,) * len(profile.layers))
-        found[placement] = [0.0] * ranks
-        for layer, rank, factor in zip(profile.layers, step.routes[0], step.costs(profile).factors.tolist(), strict=True):
-            found[placement][rank] += factor * layer.work
+        costs = Step(ranks, 1, placement, partition=(1,) * len(profile.layers)).costs(profile)
+        found[placement] = (costs.shares @ (costs.factors * [layer.work for layer in profile.layers])).tolist()
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +11,7 @@ from ..costs.exchange_costs import Exchanges
 from ..costs.layer_bytes import WEIGHT_BYTES
 from ..costs.layer_costs import Model, ModelCosts, model_costs
 from ..costs.layer_times import after_exchange
-from ..costs.rank_costs import Costs, costs_of
+from ..costs.rank_costs import Costs
 from ..costs.rank_roles import fullest, roles
 from ..layout import Layout
 from .bound_kernels import NEVER, least_makespans
@@ -28,31 +26,6 @@ MEMORY, WORK, CHAIN, FILL, NO_ROOM, COPIES, EXCHANGE = RULES = (
     "copies to host memory",
     "work of a rank and exchange of its gradients",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class LayoutBounds:
-    """Columns over the layouts of a table. pipeline: µs from the first pass to the last, with gradients' exchange, whole, at
-    least; `NEVER` where nothing fits. behind: µs that follow at least. rule: a number in `RULES`."""
-
-    pipeline: Ints
-    behind: NDArray[np.float64]
-    rule: Ints
-
-    @property
-    def step(self) -> NDArray[np.float64]:
-        """µs of a step at least; infinite where nothing fits."""
-        return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
-
-
-def layout_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int | None = None) -> LayoutBounds:
-    """Bounds of each layout of a table. memory: bytes a device; None: the cluster's. They hold for every partition of
-    embedding, blocks and head into stages, whole, and every schedule of whole passes, with one backward or B and W apart."""
-    costs = costs_of(model, layout, cluster)
-    capacity = cluster.memory if memory is None else memory
-    pipeline, rule = pipeline_bounds(costs, layout, capacity)
-    behind = least_behind(model, layout, cluster)
-    return LayoutBounds(pipeline, behind, rule)
 
 
 def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple[Ints, Ints]:
