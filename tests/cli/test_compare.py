@@ -137,3 +137,12 @@ def test_a_problem_file_is_solved_and_compared(folder: Path, capsys: pytest.Capt
     assert Schedule.load("again.json").problem == problem
     assert main(["solve", "problem.json", "--microbatches", "5"]) == 2
     assert "holds a problem with microbatches 4" in capsys.readouterr().err
+
+
+def test_a_page_says_what_is_to_be_doubted_of_its_numbers(tmp_path: Path) -> None:
+    profile, page = str(tmp_path / "p.json"), tmp_path / "x.html"
+    assert main(["numbers", "--ranks", "2", "--F", "1ms", "--B", "1ms", "--W", "1ms", "--BW", "4ms", "-o", profile]) == 0
+    assert (
+        main(["compare", "1f1b", "zb-h1", "--profile", profile, "--ranks", "2", "--microbatches", "4", "-o", str(page)]) == 0
+    )
+    assert "<p>To be doubted: (B + W) / BW is 0.50: B and W do the work of BW" in page.read_text(encoding="utf-8")

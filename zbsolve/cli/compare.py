@@ -62,9 +62,9 @@ def command(options: argparse.Namespace) -> int:
     from ..show.schedule_comparison_text import schedules_as_text
 
     draw = _picture(options)
-    result, note = _side_by_side(options)
+    result, note, doubted = _side_by_side(options)
     if draw is not None:
-        draw(result)
+        draw(result, [*doubted, *filter(None, [note])])
     if options.json:
         print_json(result.to_json())
     else:
@@ -74,7 +74,7 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None] | None:
+def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison, list[str]], None] | None:
     """What draws the schedules into the file that was asked for. Raises BadInput before any search."""
     style = style_from(options, options.output or "")
     if not options.output:
@@ -86,8 +86,8 @@ def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison], None
     ending = checked_ending(options.output, (".html", *PICTURES))
     check_writable(options.output)
     if ending == ".html":
-        return lambda found: write_text(options.output, comparison_as_page(found, style.title))
-    return lambda found: save_drawing(
+        return lambda found, notes: write_text(options.output, comparison_as_page(found, style.title, notes))
+    return lambda found, _: save_drawing(
         comparison_drawing([(one.name, one.schedule) for one in found.rows], style), options.output
     )
 
@@ -112,13 +112,15 @@ def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
     return schedule, Trace.load(ran) if foreign is None else foreign.of_problem(schedule.problem, ran)
 
 
-def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str]:
-    """The schedules, and what a reader must know of them."""
+def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str, list[str]]:
+    """The schedules, what a reader must know of them, and what is to be doubted of the profile."""
+    from ..profile.doubtful import doubts
     from ..show.schedule_comparison import compare_schedules
     from .contenders import Contenders
 
     contenders = Contenders.of(options, STEP)
-    return compare_schedules(*contenders.schedules(options.what)), contenders.note(options.what)
+    doubted = [] if contenders.profile is None else doubts(contenders.profile)
+    return compare_schedules(*contenders.schedules(options.what)), contenders.note(options.what), doubted
 
 
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:

@@ -3,7 +3,9 @@ all of them on one axis of time."""
 
 from __future__ import annotations
 
-from ..util.text import format_bytes, format_gap, printable
+from collections.abc import Sequence
+
+from ..util.text import format_bytes, format_gap, printable, time_unit
 from .pages import picture, render
 from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
@@ -14,7 +16,6 @@ from .schedule_comparison_text import (
     change_lines,
     comparison_tables,
     source_lines,
-    unit_of,
     verdict_line,
 )
 from .sentences import certificate_lines, headline_of_all, without_notes
@@ -22,8 +23,8 @@ from .sentences import certificate_lines, headline_of_all, without_notes
 PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
 
 
-def comparison_as_page(comparison: ScheduleComparison, title: str | None = None) -> str:
-    """The page as text; it loads nothing. title: in place of its verdict."""
+def comparison_as_page(comparison: ScheduleComparison, title: str | None = None, doubts: Sequence[str] = ()) -> str:
+    """The page as text; it loads nothing. title: in place of its verdict. doubts: what a reader must know of its numbers."""
     c = comparison
     named = [(row.name, row.schedule) for row in c.rows]
     changes = change_lines(c)
@@ -33,6 +34,7 @@ def comparison_as_page(comparison: ScheduleComparison, title: str | None = None)
         figures=_figures(c),
         asked=[f"The shortest {c.objective} of {without_notes(headline_of_all(named[0][1]))}.", *source_lines(c)],
         change=next((line for line, row in zip(changes, c.rows[1:], strict=True) if row is c.best), ""),
+        doubts=doubts,
         proof=certificate_lines(c.best.schedule),
         chart=picture(to_svg(comparison_drawing(named, Style(PICTURE_WIDTH, title="", hover=True)))),
         tables=comparison_tables(c),
@@ -42,7 +44,7 @@ def comparison_as_page(comparison: ScheduleComparison, title: str | None = None)
 
 def _figures(c: ScheduleComparison) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note) of the first, and of the best where that is another."""
-    unit, show = unit_of(c)
+    unit, show = time_unit(max(row.value for row in c.rows))
     found = []
     for row in c.rows[:1] if c.best is c.rows[0] else (c.rows[0], c.best):
         against = "the first" if row is c.rows[0] else f"{row.ratio - 1:+.2%}"

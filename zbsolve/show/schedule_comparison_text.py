@@ -31,16 +31,11 @@ def schedules_as_text(comparison: ScheduleComparison) -> str:
 def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
     """Each with its title and its header: what schedules take, where their time goes, and what their ranks hold; all times
     in one unit. The first one has no title."""
-    unit, show = unit_of(c)
+    unit, show = time_unit(max(row.value for row in c.rows))
     found = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
         found.append(("most activations held", _peaks(c)))
     return found
-
-
-def unit_of(c: ScheduleComparison) -> tuple[str, Show]:
-    """The unit of all times of a comparison, and how one is written in it."""
-    return time_unit(max(row.value for row in c.rows))
 
 
 def source_lines(c: ScheduleComparison) -> list[str]:
