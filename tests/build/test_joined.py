@@ -53,8 +53,13 @@ def test_files_say_what_such_a_pass_is(tmp_path: Path) -> None:
 def test_groups_that_cannot_be(groups: list[tuple[str, ...]], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         with_joined(plain(), groups, [2] * len(groups))
-    with pytest.raises(BadInput, match="0 µs is not a positive time"):
-        with_joined(plain(), [("0F2", "0B0")], [0])
+    for times, wrong in {
+        (0,): "0 µs is not a positive time",
+        (2.5,): "joined passes: times",
+        (): "joined passes: times",
+    }.items():
+        with pytest.raises(BadInput, match=wrong):
+            with_joined(plain(), [("0F2", "0B0")], times)
 
 
 def test_no_feature_comes_in_behind() -> None:

@@ -13,25 +13,26 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Precedence, longest_path
 from ..util.errors import BadInput, Deadlock
+from .numbers import Numbers, whole_numbers
 
 JOINED = Kind("FB", "forward beside a backward", "#5d8a1f", "&", feature=OVERLAP, adds_gradients=True)
 
 
-def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Sequence[int]) -> Problem:
+def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Numbers) -> Problem:
     """`problem` with one pass FB in place of each group of passes, `("0F3", "2B1", "2W1")` for instance.
 
-    groups: names of passes of one stream; the first gives FB its stage and microbatch. times: µs of each group, sends not
-    included. What waits for one of a group waits for all of it, and all of it waits for what one of them needs; it takes
-    its memory at its start and frees at its end. No other feature can come in behind. Raises BadInput for a pass that is not
-    there, is in two groups, or on another stream, and for groups that would wait for each other.
+    groups: names of passes of one stream; the first gives FB its stage and microbatch. times: µs, a number or one a group,
+    sends not included. What waits for one of a group waits for all of it, and all of it for what one of them needs; it takes
+    its memory at its start and frees at its end. No other feature can come in behind. Raises BadInput for times that make no
+    sense, for a pass that is not there, is in two groups or on another stream, and for groups that wait for each other.
     """
     register(JOINED)
     passes, sending, stand_in = problem.passes, problem.sending, np.arange(len(problem.passes))
     duration, kind = passes.duration.copy(), passes.kind.copy()
-    for group, time in zip(groups, times, strict=True):
+    for group, time in zip(groups, whole_numbers(times, "joined passes: times", len(groups)).tolist(), strict=True):
         rows = _rows(problem, group, stand_in)
-        if time <= 0:
-            raise BadInput(f"joined passes {' '.join(group)}: {time} µs is not a positive time")
+        if not time:
+            raise BadInput(f"joined passes {' '.join(group)}: 0 µs is not a positive time")
         stand_in[rows] = rows[0]
         duration[rows[0]], kind[rows[0]] = time + int(sending[rows].sum()), KINDS.index(JOINED.label)
     found = merged(problem, stand_in, kind, duration)
