@@ -337,8 +337,7 @@ def _neighbours(search: Search) -> Arm:
     """Neighbourhoods of the best schedule."""
     from ..ilp.neighbourhood_search import better_neighbours
 
-    state = search.state
-    first = state.schedule
+    state, first = search.state, search.state.schedule
     assert first is not None
     found = better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target)
     yield from _offered(state, found, LNS_SOLVER)
