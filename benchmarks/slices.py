@@ -20,9 +20,9 @@ from typing import Any
 
 from profiler import estimate
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
+from zbsolve.features.attention_exchange import exchange_costs
+from zbsolve.features.cuts import said_of
 from zbsolve.ilp.bounds import bound_over_exchanges
-from zbsolve.profile.attention_exchange import exchange_costs
-from zbsolve.profile.cuts import said_of
 from zbsolve.search.solver import compiled
 from zbsolve.systems import PRESETS
 from zbsolve.util.text import aligned

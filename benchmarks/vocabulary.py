@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zbsolve import Profile, Step, solve, verify
-from zbsolve.profile.sharded_vocabulary import VOCABULARIES
+from zbsolve.features.sharded_vocabulary import VOCABULARIES
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled
 from zbsolve.systems.steps import usual_schedule

@@ -28,11 +28,11 @@ from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.splits import Row
 from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.features.cuts import Slices
 from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.collectives import FACT
-from zbsolve.profile.cuts import Slices
 from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import child_environment, cores, processor

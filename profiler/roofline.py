@@ -16,11 +16,11 @@ from torch import nn
 
 from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode
 from zbsolve.exec.transport.failure import one_line
+from zbsolve.features.cuts import SEQUENCE
+from zbsolve.features.vocabulary import VocabularyCosts
 from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.model import Model
-from zbsolve.profile.cuts import SEQUENCE
 from zbsolve.profile.profile import Profile
-from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 
 from .alike import chosen

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zbsolve.features.cuts import SEQUENCE
+from zbsolve.features.slices import OF_ATTENTION, slice_times
 from zbsolve.layer import Layer, Line, SliceExtra
-from zbsolve.profile.cuts import SEQUENCE
-from zbsolve.profile.slices import OF_ATTENTION, slice_times
 
 from .slices import KINDS, SliceTimes, positions
 

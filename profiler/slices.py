@@ -21,10 +21,10 @@ from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import gradient_bytes
 from zbsolve.exec.slices.trial import IGNORED, LAYERS, LOSS
 from zbsolve.exec.transport.failure import is_out_of_memory
+from zbsolve.features.cuts import Slices, said_of
+from zbsolve.features.slices import OF_ATTENTION
 from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
-from zbsolve.profile.cuts import Slices, said_of
-from zbsolve.profile.slices import OF_ATTENTION
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, example, naming, place
@@ -80,7 +80,7 @@ class SliceTimes:
 
     @property
     def cuts(self) -> tuple[float, ...]:
-        """As `zbsolve.profile.cuts` has them."""
+        """As `zbsolve.features.cuts` has them."""
         return tuple(one / sum(self.lengths) for one in accumulate(self.lengths, initial=0))
 
     def named(self, names: Sequence[str]) -> dict[str, list[float]]:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from zbsolve.features.slices import SIZES
 from zbsolve.layer import HostLink, Layer, Link
 from zbsolve.planner.model.profile_facts import TENSOR_RANKS
 from zbsolve.profile.profile import Profile
-from zbsolve.profile.slices import SIZES
 from zbsolve.util.errors import BadInput
 
 from .devices import LATENCY_US, LINK_SHARE, Device

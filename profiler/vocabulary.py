@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zbsolve.exec.vocabulary.shard import pass_s
+from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
-from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 from .memory import Living, costs_of, held_by
 from .operation_costs import Op, Work

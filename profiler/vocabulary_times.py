@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.transport.failure import one_line
+from zbsolve.features.vocabulary import VocabularyCosts
 from zbsolve.layer import Layer
 from zbsolve.models.model import Model
-from zbsolve.profile.vocabulary import VocabularyCosts
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, batch_of, fake_mode, quiet

@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .build.fused_backward import with_fused_backward
-from .build.vocabulary import model_routes, model_stages
-from .kinds import ATTENTION, SHARDING, TABLE
+from .build.vocabulary import model_stages
+from .kinds import SHARDING, TABLE
+from .partition.spread import SPREAD
 from .problem import Problem
 from .profile.profile import Profile
-from .profile.sharded_vocabulary import vocabulary_of
-from .profile.spread import SPREAD
-from .step import Step
+from .step import STEP_FIELDS, Step
 from .tables import Bools
 from .util.errors import BadInput
 
@@ -47,41 +45,14 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
 def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int = 1) -> Problem:
     """The same, but for what a problem does not say: without sums of gradients where `replicas` is 1, and never with
     passes that gather or reduce parameters."""
-    asked = Step(problem.ranks, problem.microbatches, model_routes(problem), **_words(problem), memory=memory)
+    asked = Step(**_words(problem), memory=memory)
     return with_backwards_of(replace(asked, replicas=replicas), profile, *_backwards(problem))
 
 
 def _words(problem: Problem) -> dict[str, Any]:
-    """What a problem's passes say of its `Step`."""
-    passes = problem.passes
-    found: dict[str, Any] = {
-        "partition": problem.layers,
-        "objective": problem.objective,
-        "vocabulary": vocabulary_of(problem),
-    }
-    found["recompute"] = tuple(np.unique(passes.stage[problem.rows("X")]).tolist())
-    found["attention_exchange"] = bool(passes.that(feature=ATTENTION).any())
-    if problem.slices > 1:
-        found["slices"] = problem.slice_lengths or problem.slices
-    if problem.sending.any() or problem.edges.lag.any():  # else the profile says whether messages block their sender
-        found["blocking"] = bool(problem.sending.any())
-    if "O" in passes.kinds:
-        found["offload"] = _offloaded(problem)
-    return found
-
-
-def _offloaded(problem: Problem) -> list[list[float]]:
-    """Of what each stage keeps of each microbatch, how much goes to host memory, shape (stages, microbatches)."""
-    p, e, copies = problem.passes, problem.edges, problem.rows("O")
-    moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), len(p))[copies]
-    given = np.flatnonzero((e.pool == 0) & np.isin(e.after, copies))
-    held = np.bincount(e.after[given], problem.taken[e.before[given]], len(p))[copies]
-    found = np.zeros((len(problem.layers), problem.microbatches))
-    share: NDArray[np.float64] = moved / np.maximum(held, 1)
-    largest = np.zeros(problem.stages)  # of microbatches that differ shares are rounded to whole bytes
-    np.maximum.at(largest, p.stage[copies], share)
-    found[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
-    return found.tolist()
+    """What a problem's passes say of its `Step`, but for its backwards, which may be of both kinds."""
+    told = {field.name: field.told(problem) for field in STEP_FIELDS if field.name != "fused"}
+    return {name: said for name, said in told.items() if said is not None}
 
 
 def _backwards(problem: Problem) -> tuple[Bools, Bools]:

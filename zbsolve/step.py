@@ -1,51 +1,114 @@
-"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one."""
+"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one.
+
+Its first fields are below. Further ones are those of the features (see `features.table`), and are declared there alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .build.offload import NothingKept
-from .build.recompute import Recompute, recomputed_stages
+from .build.recompute import recomputed_stages
+from .build.vocabulary import model_routes
+from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
+from .features.feature import AUTO, Field, is_auto
+from .features.offload import FULL, check_host, copying_work, is_none
+from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
+from .features.slices import widest_slice
+from .features.staged import Staged, plain_step
+from .features.table import FEATURES, FIELDS, Seen, check_together
 from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
-from .partition.file import Partition
+from .partition.file import Partition, parse_partition
+from .partition.spread import spread_over
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
-from .profile.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
-from .profile.offload import FULL, NO_OFFLOAD, Offload, check_offload, copying_work, is_none
-from .profile.profile import Profile
-from .profile.replicas import check_replicas
-from .profile.sharded_vocabulary import BARRIERS, LAST, check_vocabulary
-from .profile.sharding import Gathers, check_sharding
-from .profile.slices import widest_slice
-from .profile.spread import spread_over
 from .schedule import Schedule
-from .util.errors import BadInput
+from .util.errors import BadInput, Infeasible
 from .util.text import bytes_of_ranks
 
-AUTO = "auto"
-OPEN = ("placement", "partition", "recompute", "gathers", "offload", "vocabulary", "slices")  # may be left to the search
-LAST_PARTITION = "equal"  # of the vocabulary "last"
+NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
+PARTITIONS = (
+    "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4 or 5 4×6 5, Megatron's layout such as "
+    "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
+    "balanced)"
+)
 
 
-@dataclass(frozen=True)
-class Step:
+def _blocking(problem: Problem) -> bool | None:
+    """None where no message takes time: then the profile says whether messages block their sender."""
+    known = problem.sending.any() or problem.edges.lag.any()
+    return bool(problem.sending.any()) if known else None
+
+
+def _of_features() -> str:
+    """The features' fields, for the docstring."""
+    rows = "\n    ".join(f"{one.name}: {one.words}" for one in FIELDS)
+    return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
+
+
+PLAIN_FIELDS = (
+    Field("ranks", None, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
+    Field("microbatches", None, "of a step", kind=int, told=lambda problem: problem.microbatches),
+    Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=model_routes),
+    Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
+    Field(
+        "memory",
+        None,
+        "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as "
+        "profiled; a CPU: no limit)",
+        fixed="ranks have for activations",
+    ),
+    Field(
+        "objective",
+        "makespan",
+        "a step when ranks wait for each other at its end, or when they do not (default: makespan)",
+        choices=OBJECTIVES,
+        told=lambda problem: problem.objective,
+    ),
+    Field(
+        "fused",
+        False,
+        "one backward pass in place of B and W, or both (default: both, but for a named schedule as it is known: one pass "
+        "for 1f1b)",
+        kind=bool,
+        told=lambda problem: "BW" in problem.passes.kinds,
+    ),
+    Field(
+        "blocking",
+        None,
+        "a rank computes nothing while it sends a message (default: as the profile's link says)",
+        kind=bool,
+        told=_blocking,
+    ),
+)
+STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS[:-1], *FIELDS, PLAIN_FIELDS[-1])
+OPEN = tuple(one.name for one in STEP_FIELDS if one.may_be_open)  # may be left to the search
+
+
+# Under a name of its own: what type checkers know to be a dataclass is replaced by its own fields alone.
+frozen = dataclass(frozen=True)
+
+
+@frozen
+class PlainStep:
     """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
 
-    placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage, a
-    `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank ("40GiB"),
-    or of each ("16GB,16GB,8GB,8GB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards,
-    gathers, offload: as `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as
-    `Profile.problem` takes it, or "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem`
-    takes them, or "auto". "auto" is for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes
-    it, for even slices. replicas: as `Profile.problem` takes them.
-
-    Raises BadInput for what makes no sense whatever the profile.
+    ranks: of the pipeline. microbatches: of a step.
+    placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
+    ("mirror"); a stage's parameters count on every rank that it lives on; or "auto".
+    partition: a name (see `partition_by_name`), layers of each stage, a `Partition` from a file, "auto", or None:
+    `balanced_or_equal` over F + B + W, for the ranks as fast as they are.
+    memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"), of which parameters, gradients and optimizer state,
+    messages and what passes take while they run are taken off first (see `StageMemory.of_ranks`); None: the device's, as
+    profiled, unlimited where unknown.
+    objective: "makespan" or "span". fused: one backward BW, as people run it without a split.
+    blocking: whether messages occupy their sender; None: as the profile's link says.
     """
 
     ranks: int
@@ -55,15 +118,12 @@ class Step:
     memory: str | int | None = None
     objective: str = "makespan"
     fused: bool = False
-    recompute: Recompute = ()
-    shards: int = 1
-    gathers: str | Gathers = 1
-    blocking: bool | None = None
-    offload: Offload = NO_OFFLOAD
-    vocabulary: str | None = None
-    slices: Slices = 1
-    attention_exchange: bool = False
-    replicas: int = 1
+    blocking: bool | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:  # fields of features
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
         for name in ("ranks", "microbatches"):
@@ -75,54 +135,35 @@ class Step:
             raise BadInput(f"partition '{self.partition}': one of {', '.join((AUTO, *SEARCHED))}, or layers a stage")
         if self.memory is not None:
             bytes_of_ranks(self.memory, self.ranks)
-        if isinstance(self.gathers, str) and self.gathers != AUTO:
-            raise BadInput(f"gathers '{self.gathers}': auto, a number, or one a stage")
-        check_sharding(self.shards, 1 if isinstance(self.gathers, str) else self.gathers)
-        check_replicas(self.replicas, self.shards)
-        self._check_vocabulary()
-        self._check_slices()
-        if self.placement != AUTO:
-            if not _is_auto(self.recompute):
-                recomputed_stages(self.recompute, len(self.routes[0]))
-            if not _is_auto(self.offload):
-                check_offload(self.offload, len(self.routes[0]))
+        for feature in FEATURES:
+            feature.check(self)
+        check_together(Seen(self))
 
-    def _check_vocabulary(self) -> None:
-        check_vocabulary(self.vocabulary, self.ranks, self.shards, (AUTO,))
-        several = isinstance(self.partition, Partition) and max(self.partition.devices) > 1
-        if several and self.vocabulary in (AUTO, *BARRIERS):
-            raise BadInput(f"vocabulary '{self.vocabulary}': stages on submeshes have their vocabulary on the last one")
-        if self.vocabulary == LAST and self.partition not in (None, LAST_PARTITION) and isinstance(self.partition, str):
-            raise BadInput(f"partition '{self.partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
-
-    def _check_slices(self) -> None:
-        if _is_auto(self.slices):
-            return
-        number = said_of(self.slices).number
-        if number == 1 and self.attention_exchange:
-            raise BadInput("attention exchange: is between slices of sequences, and none is sliced (slices)")
-        if number > 1 and self.shards > 1:
-            raise BadInput(f"slices: sharded parameters (shards: {self.shards}) do not go with slices")
+    @property
+    def stages(self) -> int:
+        """The number of stages; 0 while the placement is open."""
+        return 0 if is_auto(self.placement) else len(self.routes[0])
 
     @property
     def auto(self) -> bool:
         """Whether placement, partition, gathers, where the vocabulary is or what stages keep is left to `solve_auto`."""
-        return any(_is_auto(getattr(self, name)) for name in OPEN)
+        return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
     def keeping_open(self) -> bool:
         """Whether it is left open what becomes of stages' activations."""
-        return _is_auto(self.recompute) or _is_auto(self.offload)
+        return is_auto(self.recompute) or is_auto(self.offload)
 
     @property
-    def closed(self) -> Step:
+    def closed(self) -> Self:
         """The step where stages recompute and offload nothing, gather once, no vocabulary is sharded and no sequence sliced,
         if that is left open."""
-        simplest: dict[str, Any] = {"recompute": (), "gathers": 1, "offload": NO_OFFLOAD, "vocabulary": None}
-        found = self.in_slices(1) if _is_auto(self.slices) else self
-        return replace(found, **{name: one for name, one in simplest.items() if _is_auto(getattr(self, name))})
+        simplest = {one.name: one.closed for one in FIELDS if one.may_be_open and is_auto(getattr(self, one.name))}
+        slices = simplest.pop("slices", None)
+        found = self if slices is None else self.in_slices(slices)
+        return replace(found, **simplest)
 
-    def in_slices(self, slices: Slices) -> Step:
+    def in_slices(self, slices: Slices) -> Self:
         """The step in these slices; an exchange of attention is there only between several even ones."""
         said = said_of(slices)
         even = said.number > 1 and not said.even_work and len(set(said.lengths)) < 2
@@ -138,7 +179,7 @@ class Step:
         """The placement as one writes it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
-    def group_note(self, profile: Profile) -> str:
+    def group_note(self, profile: Any) -> str:
         """A line where a data-parallel group shards parameters or sums gradients, and the profile does not know its link;
         or ""."""
         if max(self.shards, self.replicas) == 1 or profile.shard_link is not None:
@@ -148,7 +189,7 @@ class Step:
             return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
         return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
-    def copy_ratio(self, profile: Profile) -> float | None:
+    def copy_ratio(self, profile: Any) -> float | None:
         """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
         copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
@@ -163,17 +204,17 @@ class Step:
             return None
         return copying_work(problem) / problem.work
 
-    def costs(self, profile: Profile) -> StageCosts:
+    def costs(self, profile: Any) -> StageCosts:
         """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
         what is held then is the schedule's matter. Raises BadInput."""
         limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
         cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
         limit = limit if is_none(self.offload) and cuts == WHOLE else None
-        model, shard = widest_slice(profile, cuts).staged(self.vocabulary, self.ranks)
+        model, shard = on_stages(widest_slice(profile, cuts), self.vocabulary, self.ranks)
         microbatches = self.microbatches * (len(cuts) - 1)
         return StageCosts.of(model, self.routes, microbatches, limit, self.fused, self.shards, shard)
 
-    def needs(self, profile: Profile, schedule: Schedule) -> tuple[int, ...]:
+    def needs(self, profile: Any, schedule: Schedule) -> tuple[int, ...]:
         """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
         gradients, optimizer states, messages and what passes take while they run. Raises BadInput."""
         if isinstance(self.partition, Partition):
@@ -183,7 +224,7 @@ class Step:
         parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
         return tuple(ceil(sum(one)) for one in parts)
 
-    def too_few_layers(self, profile: Profile) -> str:
+    def too_few_layers(self, profile: Any) -> str:
         """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
         the profile."""
         stages = len(self.routes[0])
@@ -195,7 +236,7 @@ class Step:
         chunks = f" --chunks {stages // self.ranks}" if stages > self.ranks else ""
         return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
 
-    def counts(self, profile: Profile) -> tuple[int, ...] | None:
+    def counts(self, profile: Any) -> tuple[int, ...] | None:
         """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
         if self.vocabulary == LAST and self.partition is None:
             return replace(self, partition=LAST_PARTITION).counts(profile)
@@ -208,27 +249,66 @@ class Step:
             return self.partition.layers
         return None if self.partition is None else tuple(self.partition)
 
-    def with_backward(self, profile: Profile, fused: bool) -> Step:
+    def with_backward(self, profile: Any, fused: bool) -> Self:
         """The step with one backward pass BW, or with B and W. Layers lie on stages as with B and W in both cases, so that
         they compare. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):
             return replace(self, fused=fused)
         return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
-    def problem(self, profile: Profile) -> Problem:
+    def problem(self, profile: Any) -> Problem:
         """The step of this model. Raises BadInput, also where something is left open; Infeasible."""
         for name in OPEN:
-            if _is_auto(getattr(self, name)):
+            if is_auto(getattr(self, name)):
                 raise BadInput(f"{name} 'auto': one problem needs it named; solve_auto and zbsolve solve try several")
+        staged = self.staged(profile)
+        try:
+            problem = plain_step(staged)
+            for feature in FEATURES:
+                problem = feature.build(problem, staged)
+        except Infeasible as error:
+            raise staged.of_memory(error) from None
+        check_host(problem)
+        if not problem.work:
+            raise BadInput(
+                f"layers: the passes of all {staged.costs.stages} stages round to 0 µs: times of half a µs or less cannot "
+                "be scheduled"
+            )
+        messages = staged.costs.memory.message_room(staged.counts, self.routes)
+        return replace(problem, messages=messages if any(messages.sizes) else None)
+
+    def staged(self, profile: Any) -> Staged:
+        """The model's layers on this step's stages. Raises BadInput, Infeasible."""
         counts = self.counts(profile)
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
-        placed = (self.ranks, self.microbatches, self.routes, self.memory, self.objective)
-        assert not isinstance(self.gathers, str)
-        further = (self.blocking, self.shards, self.gathers, self.offload, self.vocabulary)
-        sliced: dict[str, Any] = {"slices": self.slices, "attention_exchange": self.attention_exchange}
-        return profile.problem(*placed, counts, self.fused, self.recompute, *further, **sliced, replicas=self.replicas)
+        if self.blocking is not None:
+            profile = replace(profile, link=replace(profile.link, blocking=self.blocking))
+        return Staged.of(self, profile, counts)
 
 
-def _is_auto(said: object) -> bool:
-    return isinstance(said, str) and said == AUTO
+if TYPE_CHECKING:
+
+    class Step(PlainStep):
+        """See `PlainStep`."""
+
+        def __init__(
+            self,
+            ranks: int,
+            microbatches: int,
+            placement: str | Spot = "single",
+            partition: str | Sequence[int] | Partition | None = None,
+            memory: str | int | None = None,
+            objective: str = "makespan",
+            fused: bool = False,
+            **fields: Any,
+        ) -> None: ...
+
+else:
+    Step = make_dataclass(
+        "Step",
+        [(one.name, Any, field(default=one.default, kw_only=True)) for one in FIELDS],
+        bases=(PlainStep,),
+        frozen=True,
+        namespace={"__module__": __name__, "__doc__": PlainStep.__doc__ + _of_features()},
+    )

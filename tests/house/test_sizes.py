@@ -14,7 +14,6 @@ MAX_LINES, MAX_PARAMETERS = 59, 7
 # What people call: all that a step, a profile's problem, a pipeline and a search may be given.
 INTERFACES = (
     "zbsolve/build/plain.py: pipeline",
-    "zbsolve/profile/profile.py: Profile.problem",
     "zbsolve/exec/pipeline.py: Pipeline.__init__",
     "zbsolve/search/solver.py: solve",
     "zbsolve/planner/planning.py: plan",

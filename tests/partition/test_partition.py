@@ -24,10 +24,10 @@ from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, places
 from zbsolve.partition.shared_ranks import greedy_step
+from zbsolve.partition.spread import spread_over
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
-from zbsolve.profile.spread import spread_over
 from zbsolve.util.text import counted
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
+from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_kernels import NEVER
@@ -24,7 +25,6 @@ from zbsolve.planner.costs.slice_parts import Slices
 from zbsolve.planner.costs.vocabulary_shards import Shards
 from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts
-from zbsolve.profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.verifier import verify
 
 from ..support import exact_streams

@@ -10,6 +10,9 @@ import pytest
 
 import zbsolve
 from benchmarks.measured import rows_of
+from zbsolve.features.cuts import cuts_of
+from zbsolve.features.sharded_vocabulary import on_stages
+from zbsolve.features.slices import widest_slice
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.dominance import dominators
@@ -33,8 +36,6 @@ from zbsolve.planner.layout import (
 )
 from zbsolve.planner.model.shape import SLICES
 from zbsolve.planner.space import layouts
-from zbsolve.profile.cuts import cuts_of
-from zbsolve.profile.slices import widest_slice
 from zbsolve.util.errors import BadInput, Infeasible
 
 from ..support.partitions import partitions
@@ -203,8 +204,8 @@ def test_costs_are_those_of_the_profiles() -> None:
         shard, costs_of_shard = costs.shard, part.vocabulary
         assert (costs_of_shard is None) == (table.vocabulary[i] == WHOLE)
         if costs_of_shard is not None:
-            profile, _ = profile.staged("sharded", int(table.pp[i]))
-            part, said = part.staged("sharded", int(table.pp[i]))
+            profile, _ = on_stages(profile, "sharded", int(table.pp[i]))
+            part, said = on_stages(part, "sharded", int(table.pp[i]))
             one = costs_of_shard.passes(int(table.pp[i]), profile.link)
             assert [shard.S[i], shard.T[i], shard.lookup[i]] == [slices * one.S, slices * one.T, one.lookup]
             assert shard.gap[i] == one.broadcast + one.S + one.statistics + one.reduce

@@ -12,10 +12,10 @@ import pytest
 from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.build import with_slices
 from zbsolve.cli import main
+from zbsolve.features.sharded_vocabulary import vocabulary_of
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
-from zbsolve.profile.sharded_vocabulary import vocabulary_of
 from zbsolve.show.drift_text import drift_as_text
 from zbsolve.timeline import Timeline, simulate
 from zbsolve.trace import Trace

@@ -12,6 +12,7 @@ from profiler.optimizer_states import state_of
 from profiler.roofline import estimate
 from zbsolve import BadInput, Infeasible, Profile
 from zbsolve.cli import main
+from zbsolve.features.sharded_vocabulary import on_stages
 from zbsolve.layer import Layer, Link
 from zbsolve.partition.stage_memory import StageMemory
 from zbsolve.planner.model.profiled_model import point_of
@@ -75,7 +76,7 @@ def test_a_frozen_vocabulary_counts_once_on_every_shard() -> None:
     profile = estimate(SPEC, "h100")
     assert profile.vocabulary is not None
     assert profile.vocabulary.frozen_bytes(2) == profile.vocabulary.parameter_bytes(2) == TABLE
-    model, shard = profile.staged("sharded", 2)
+    model, shard = on_stages(profile, "sharded", 2)
     assert (shard.parameter_bytes, shard.frozen_bytes, shard.trained_bytes) == (TABLE, TABLE, 0)
     assert [one.parameter_bytes for one in model.layers] == [0, *[HIDDEN + ADAPTER] * 4, 0]
     assert StageMemory(model.layers, 4.0, vocabulary=shard).fixed((0, 3)) == TABLE + 2 * HIDDEN + 8 * ADAPTER

@@ -13,11 +13,11 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
 from zbsolve.cli import main
+from zbsolve.features.attention_exchange import clipping_note, exchange_costs, within_passes
+from zbsolve.features.cuts import cuts_of, whole_tokens
+from zbsolve.features.slices import split_by
 from zbsolve.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.profile.attention_exchange import clipping_note, exchange_costs, within_passes
-from zbsolve.profile.cuts import cuts_of, whole_tokens
-from zbsolve.profile.slices import split_by
 from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
 from zbsolve.search.slice_bound import bound_of_any_slices
 from zbsolve.step import Step
@@ -178,16 +178,16 @@ def test_microbatches_keep_their_lengths() -> None:
         ("auto:even-work", {}, "slices 'auto:even-work': a number such as 8, 8:even-work, or lengths such as 4,2,1,1; auto"),
         (128, {}, "slices: 128 slices of a sequence of 64 tokens: each needs one"),
         ("65:even-work", {}, "slices: 65 slices of a sequence of 64 tokens: each needs one"),
-        (5, {"offload": "full"}, "slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls: take a"),
+        (5, {"offload": "full"}, "uneven slices: do not go with offload: take a number that divides the sequence"),
         (5, {"attention_exchange": True}, "attention exchange: is for even slices, of a number that divides the sequence"),
         ((2, -1), {}, "slices: lengths are numbers above 0"),
-        (2, {"shards": 2}, "slices: sharded parameters (shards: 2) do not go with slices"),
+        (2, {"shards": 2}, "slices: sharded parameters do not go with slices"),
         (
             2,
             {"placement": "mirror"},
-            "slices: microbatches take several routes, and the slices of one must stay on the same",
+            "slices: microbatches take several routes, and all slices of one must stay on its ranks",
         ),
-        ("2:even-work", {"offload": "full"}, "slices: uneven ones do not go with offload, a sharded vocabulary"),
+        ("2:even-work", {"offload": "full"}, "uneven slices: do not go with offload"),
     ],
 )
 def test_what_makes_no_sense_is_refused(slices: Any, how: dict[str, Any], why: str) -> None:

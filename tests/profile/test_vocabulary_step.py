@@ -135,9 +135,9 @@ def test_no_bound_is_above_the_optimum_and_both_searches_find_it(first: int) -> 
         ({}, {"vocabulary": "split"}, "vocabulary 'split': one of last, redistribute, sharded, two-barriers, auto"),
         ({"vocabulary": None}, {"vocabulary": "sharded"}, "vocabulary: the profile has no field"),
         ({"vocabulary": replace(COSTS, size=2)}, {"ranks": 4}, "vocabulary: 2 words cannot be sharded over 4 ranks"),
-        ({}, {"ranks": 1}, "vocabulary 'sharded': a vocabulary is sharded over 2 ranks or more, and there is one"),
-        ({}, {"shards": 2}, "vocabulary 'sharded': a sharded vocabulary goes without sharded parameters"),
-        ({}, {"shards": 2, "vocabulary": "auto"}, "vocabulary 'auto': a sharded vocabulary goes without"),
+        ({}, {"ranks": 1}, "sharded vocabulary: is over 2 ranks or more, and there is one"),
+        ({}, {"shards": 2}, "sharded vocabulary: goes without sharded parameters"),
+        ({}, {"shards": 2, "vocabulary": "auto"}, "sharded vocabulary: goes without sharded parameters"),
         ({}, {"vocabulary": "last", "partition": "alpa"}, "partition 'alpa': vocabulary 'last' has the partition 'equal'"),
         (
             {},

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..step import NAMED
 from ..util.errors import BadInput
 from ..util.files import document_kind
-from .step_options import NAMED, OPTIONS, add_some_step_options, step_words
+from .step_options import OPTIONS, add_some_step_options, step_words
 from .tools import add_search_limits, add_workers, print_json, search_limits, searching, workers_of
 
 if TYPE_CHECKING:

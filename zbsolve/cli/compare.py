@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..step import NAMED
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_text
 from ..util.text import printable
 from .picture_options import add_picture_options, style_from
-from .step_options import NAMED, add_some_step_options, check_useful
+from .step_options import add_some_step_options, check_useful
 from .tools import add_search_limits, print_json, run_of
 
 if TYPE_CHECKING:

@@ -198,9 +198,9 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: tuple[Tried, ...]) ->
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
     """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
     from ..build.vocabulary import model_routes
+    from ..features.offload import is_none
+    from ..features.sharded_vocabulary import vocabulary_of
     from ..partition.file import Partition
-    from ..profile.offload import is_none
-    from ..profile.sharded_vocabulary import vocabulary_of
 
     if is_none(step.offload):
         return None

@@ -47,7 +47,7 @@ def step_of(state: State) -> Step:
         f"{_plain(state.memory)}GiB" if state.memory else None,
         state.objective,
         state.backward == "fused",
-        "" if state.recompute == "none" else state.recompute,
+        recompute="" if state.recompute == "none" else state.recompute,
     )
 
 

@@ -5,23 +5,21 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from ..features.vocabulary import ShardCosts as ShardCosts
+    from ..features.vocabulary import ShardPasses as ShardPasses
+    from ..features.vocabulary import VocabularyCosts as VocabularyCosts
     from .changes import Change as Change
     from .changes import Drift as Drift
     from .changes import drift as drift
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
-    from .spread import spread_over as spread_over
-    from .vocabulary import ShardCosts as ShardCosts
-    from .vocabulary import ShardPasses as ShardPasses
-    from .vocabulary import VocabularyCosts as VocabularyCosts
 
 __getattr__, __dir__ = handing_on(
     __name__,
     {
+        ".features.vocabulary": "ShardCosts ShardPasses VocabularyCosts",
         "changes": "Change Drift drift",
         "measured_run": "from_trace",
         "profile": "Profile",
-        "spread": "spread_over",
-        "vocabulary": "ShardCosts ShardPasses VocabularyCosts",
     },
 )

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
+from ..features.cuts import without_kv_bytes
+from ..features.slices import negative_slice
+from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, SliceExtra, Tied
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
-from .cuts import without_kv_bytes
-from .slices import negative_slice
-from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
 NEEDED = "F"

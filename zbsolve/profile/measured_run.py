@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..build.vocabulary import barriers_of, model_stages
+from ..features.uneven import MESSAGES_ALIKE
 from ..layer import Layer, Link, layer_cuts
 from ..problem import Problem
 from ..timeline import Floats
@@ -18,7 +19,7 @@ from ..util.statistics import weighted_median
 from .doubtful import model_said_by
 from .lengths import factors_of, lengths_of
 from .measured_vocabulary import with_shards, without_shards
-from .profile import MESSAGES_ALIKE, Profile
+from .profile import Profile
 
 ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
 Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind

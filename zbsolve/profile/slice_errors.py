@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..features.cuts import cuts_of
+from ..features.slices import slice_times
 from ..layer import Layer, layer_ranges
 from ..util.text import printable
-from .cuts import cuts_of
 from .profile import Profile
-from .slices import slice_times
 
 NOTABLE = 0.10  # of a slice's time
 SMALL = 0.01  # of all layers' time: who takes less does not count

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..features.cuts import NotSliced, check_attention
+from ..features.feature import AUTO, is_auto
+from ..features.offload import known_host
+from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
-from ..profile.cuts import NotSliced, check_attention
-from ..profile.offload import known_host
 from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import LAST
 from ..schedule import Schedule
-from ..step import AUTO, LAST_PARTITION, Step
+from ..step import Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, copy_moves, is_open, stage_moves
+from .choices import closed_steps, copy_moves, stage_moves
 from .climb import Moves, built, move
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Job, Race, Run
@@ -98,9 +99,9 @@ def solve_auto(
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
     amount = value_clock(seconds, effort, prefer).total
-    sharding = is_open(step.vocabulary)
+    sharding = is_auto(step.vocabulary)
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
-    race = Race(runs, amount, runner, options, hint, stop, every, keeping or sharding or is_open(step.slices), sharding)
+    race = Race(runs, amount, runner, options, hint, stop, every, keeping or sharding or is_auto(step.slices), sharding)
     _look(race, runs, LOOK_SHARE * amount)
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
@@ -124,11 +125,11 @@ def solve_auto(
 
 def _check_known(profile: Profile, step: Step) -> None:
     """Raise BadInput where the profile does not say what a choice that is left open costs."""
-    if is_open(step.offload):
+    if is_auto(step.offload):
         known_host(profile.host)
-    if is_open(step.vocabulary):
+    if is_auto(step.vocabulary):
         profile.without_vocabulary()  # which raises where nobody knows what shards cost
-    if is_open(step.slices):
+    if is_auto(step.slices):
         check_attention(profile.layers)
 
 
@@ -193,7 +194,7 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
                 yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
 
     found = [Moves("stages", stages, BREADTH)] if step.keeping_open else []
-    found += [Moves("copies", copies)] if is_open(step.offload) else []
+    found += [Moves("copies", copies)] if is_auto(step.offload) else []
     return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
 
 
@@ -232,7 +233,7 @@ def _nothing(race: Race, step: Step) -> Infeasible:
         names.setdefault(run.failed, []).append(race.label(run))
     open_fields = {"placement": step.placement, "partition": step.partition, "number of gathers": step.gathers}
     open_fields["place of the vocabulary"] = step.vocabulary
-    if is_open(step.slices):
+    if is_auto(step.slices):
         open_fields["number of slices"] = AUTO
     what = next((name for name, said in open_fields.items() if said == AUTO), "choice of what stages keep")
     return Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from ..features.feature import is_auto
+from ..features.offload import FULL, NO_OFFLOAD
 from ..ilp.bounds.any_choice import bound_over_choices
 from ..ilp.bounds.closed_forms import closed_form
-from ..profile.offload import FULL, NO_OFFLOAD
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.errors import Infeasible
-from .choices import is_open, vocabularies
+from .choices import vocabularies
 
 
 def bound_of_every_choice(profile: Profile, step: Step) -> int:
@@ -24,9 +25,9 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
     hold too. Where the vocabulary's place is open, the least of its choices counts. Raises BadInput for an open placement,
     partition or number of gathers.
     """
-    if is_open(step.vocabulary):
+    if is_auto(step.vocabulary):
         return min(bound_of_every_choice(profile, one) for _, one in vocabularies(step))
-    again, away = is_open(step.recompute), is_open(step.offload)
+    again, away = is_auto(step.recompute), is_auto(step.offload)
     step = replace(step, recompute=() if again else step.recompute)
     plain = replace(step, offload=NO_OFFLOAD if away or again else step.offload, memory=None)
     host = None if profile.host is None else replace(profile.host, memory=None)

@@ -15,13 +15,14 @@ import numpy as np
 
 from ..build.offload import time_away
 from ..build.recompute import Recompute, recomputed_stages
+from ..features.cuts import EVEN_WORK, MAX_SLICES, Slices
+from ..features.feature import AUTO, is_auto
+from ..features.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
+from ..features.sharded_vocabulary import BARRIERS, LAST, LAST_PARTITION, REDISTRIBUTE, VOCABULARIES
 from ..partition.file import Partition
 from ..placement import parse
-from ..profile.cuts import EVEN_WORK, MAX_SLICES, Slices
-from ..profile.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
-from ..profile.sharded_vocabulary import BARRIERS, LAST, REDISTRIBUTE, VOCABULARIES
 from ..schedule import Schedule
-from ..step import AUTO, LAST_PARTITION, Step
+from ..step import Step
 from ..util.errors import BadInput
 from ..util.text import rows_of_numbers
 
@@ -82,7 +83,7 @@ def _gathers(step: Step, said: object) -> list[Named]:
 def vocabularies(step: Step) -> list[Named]:
     """Where output layer, loss and embedding are, if that is open. What a partition that is given makes of "last" and
     "redistribute" is one choice; one rank has no shards."""
-    if not is_open(step.vocabulary):
+    if not is_auto(step.vocabulary):
         return [("", step)]
     names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
     names = [one for one in names if step.ranks > 1 or one not in BARRIERS]
@@ -95,7 +96,7 @@ def vocabularies(step: Step) -> list[Named]:
 def _slices(step: Step) -> list[Named]:
     """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
     microbatch beside the one that it needs; `slice_counts` goes on from there."""
-    if not is_open(step.slices):
+    if not is_auto(step.slices):
         return [("", step)]
     counts = [2]
     while 2 * counts[-1] <= 2 * step.ranks:
@@ -127,19 +128,14 @@ def most_slices(step: Step) -> int:
 def _kept(step: Step, said: Step) -> list[Named]:
     """What stages keep, by names: nothing is changed, all is recomputed, offloaded fully or by half. Nothing is mixed yet
     (see `stage_moves`)."""
-    again = () if is_open(said.recompute) else step.recompute
-    away = NO_OFFLOAD if is_open(said.offload) else step.offload
+    again = () if is_auto(said.recompute) else step.recompute
+    away = NO_OFFLOAD if is_auto(said.offload) else step.offload
     found = [("", replace(step, recompute=again, offload=away))]
-    if is_open(said.offload):
+    if is_auto(said.offload):
         found += [(f" offload={name}", replace(step, recompute=again, offload=name)) for name in (FULL, HALF)]
-    if is_open(said.recompute):
+    if is_auto(said.recompute):
         found.append((" recompute=all", replace(step, recompute="all", offload=away)))
     return found
-
-
-def is_open(said: object) -> bool:
-    """Whether a field is left to the search."""
-    return isinstance(said, str) and said == AUTO
 
 
 def stages_of(step: Step) -> tuple[Stage, ...]:
@@ -187,7 +183,7 @@ def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named
         changed = (ways[i][way % len(ways[i])] if first <= i < last else now[i] for i in range(count))
         found[tuple(changed)] = None
 
-    if is_open(said.recompute) and is_open(said.offload):  # by how long activations live: out, made again, kept
+    if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: out, made again, kept
         for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
             graded = [Stage(away=1.0)] * away + [Stage(again=True)] * (again - away) + [Stage()] * (count - again)
             found[tuple(one if keeps[i] or not one.away else now[i] for i, one in enumerate(graded))] = None
@@ -226,8 +222,8 @@ def _of(part: int, all_of_them: int) -> str:
 
 def _ways(now: Stage, said: Step) -> list[Stage]:
     """What may become of a stage, where `said` leaves it open."""
-    if is_open(said.recompute) and is_open(said.offload):
+    if is_auto(said.recompute) and is_auto(said.offload):
         return list(WAYS)
-    if is_open(said.recompute):
+    if is_auto(said.recompute):
         return [Stage(False, now.away), Stage(True, now.away)]
     return [Stage(now.again, away) for away in AWAY]

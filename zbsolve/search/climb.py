@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..build.offload import NothingKept
-from ..profile.cuts import NotSliced
+from ..features.cuts import NotSliced
 from ..profile.profile import Profile
 from ..util.errors import Infeasible
 from .race import Job, Race, Run

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from ..build.one_microbatch import one_microbatch_needs
+from ..features.feature import AUTO, is_auto
+from ..features.offload import NO_OFFLOAD, is_none, known_host
 from ..handover import needed
-from ..profile.offload import NO_OFFLOAD, is_none, known_host
 from ..profile.profile import Profile
-from ..step import AUTO, Step
+from ..step import Step
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound
 from ..util.files import write_document
 from .auto import Tried, solve_auto
 from .choice_bound import bound_of_every_choice
-from .choices import closed_steps, is_open
+from .choices import closed_steps
 from .memory_limits import Point
 from .pareto import AMPLE, Frontier, frontier
 from .state import State
@@ -71,14 +72,14 @@ def curves(
     """The frontiers of a step that leaves recompute, offload or both open (see `frontier`), in equal parts of `seconds` or
     `effort`. Half of a part goes to `points` limits, half to those points of the others between them where less time may be
     possible. Raises BadInput, Infeasible."""
-    if is_open(step.offload):
+    if is_auto(step.offload):
         known_host(profile.host)
     steps = _steps(step)
     clock, shared = Clock(seconds, effort), {"stop": stop, **options}
     (name, plain), *others = steps.items()
     part = _granted(clock, len(steps))
     base = frontier(profile, plain, points=points, progress=_named(progress, name), **part, **shared)
-    if not is_open(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
+    if not is_auto(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
     limits, found = _limits(profile, step, base, points), {name: base}
@@ -100,7 +101,7 @@ def _granted(clock: Clock, parts: int, keep: float = 0.0) -> dict[str, Any]:
 
 def _steps(step: Step) -> dict[str, Step]:
     """The steps of the frontiers by name: as closed as may be, then with what is open, one by one and together."""
-    again, away = is_open(step.recompute), is_open(step.offload)
+    again, away = is_auto(step.recompute), is_auto(step.offload)
     plain = replace(step, recompute=() if again else step.recompute, offload=NO_OFFLOAD if away else step.offload)
     found = {KEPT: plain}
     if again:

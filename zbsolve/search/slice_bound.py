@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..features.cuts import MAX_SLICES, SEQUENCE, tokens_of
+from ..features.feature import is_auto
+from ..features.offload import NO_OFFLOAD
+from ..features.sharded_vocabulary import BARRIERS
+from ..features.slices import least_extra
 from ..layer import layer_ranges
 from ..problem import Problem
-from ..profile.cuts import MAX_SLICES, SEQUENCE, tokens_of
-from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import BARRIERS
-from ..profile.slices import least_extra
 from ..step import Step
 from ..timeline import Floats
-from .choices import is_open
 
 
 class OfAnySlices(NamedTuple):
@@ -39,10 +39,10 @@ def bound_of_any_slices(profile: Profile, step: Step, layers: Sequence[int], val
     """
     blocking = profile.link.blocking if step.blocking is None else step.blocking
     unlike = profile.rank_factors or profile.microbatch_factors
-    if unlike or blocking or is_open(step.vocabulary) or step.vocabulary in BARRIERS:
+    if unlike or blocking or is_auto(step.vocabulary) or step.vocabulary in BARRIERS:
         return None
     whole = replace(step, slices=1, attention_exchange=False, partition=tuple(layers), memory=None, offload=NO_OFFLOAD)
-    problem = replace(whole, recompute=() if is_open(step.recompute) else step.recompute).problem(
+    problem = replace(whole, recompute=() if is_auto(step.recompute) else step.recompute).problem(
         replace(profile, capacity=None)
     )
     works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)

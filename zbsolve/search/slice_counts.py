@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..profile.cuts import EVEN_WORK, MAX_SLICES, SEQUENCE, said_of, tokens_of
+from ..features.cuts import EVEN_WORK, MAX_SLICES, SEQUENCE, said_of, tokens_of
+from ..features.feature import is_auto
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.text import rows_of_numbers
-from .choices import EVEN, EXCHANGE, in_slices, is_open, kinds_of_slices, most_slices
+from .choices import EVEN, EXCHANGE, in_slices, kinds_of_slices, most_slices
 from .climb import LOOK_EFFORT, built
 from .race import Job, Race, Run
 
@@ -30,7 +31,7 @@ def try_more(race: Race, profile: Profile, said: Step, amount: float) -> None:
     """Further numbers of slices, from the best run of each other choice, the best choice first and with half of the amount.
     said: the step; nothing is tried where it does not leave them open. At the end the race has a run for the numbers that
     were not tried, too."""
-    until, starts = max(0.0, race.left - amount), _best_of_each(race) if is_open(said.slices) else []
+    until, starts = max(0.0, race.left - amount), _best_of_each(race) if is_auto(said.slices) else []
     for i, start in enumerate(starts):
         best = race.best()
         if best is None or (start is not best and start.problem is not None and start.problem.work >= best.value):

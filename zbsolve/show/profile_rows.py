@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..features.cuts import cuts_of
+from ..features.slices import overheads, slice_times
 from ..layer import NO_LINK, Layer
-from ..profile.cuts import cuts_of
 from ..profile.profile import Profile
-from ..profile.slices import overheads, slice_times
 from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from ..build.attention_costs import attending
 from ..build.vocabulary import model_routes
+from ..features.attention_exchange import clipping_note
+from ..features.offload import NO_OFFLOAD
+from ..features.sharded_vocabulary import vocabulary_of
 from ..partition.file import Partition
 from ..problem import Problem
-from ..profile.attention_exchange import clipping_note
-from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import vocabulary_of
 from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import preset

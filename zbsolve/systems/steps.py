@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..features.cuts import EVEN_WORK
+from ..features.feature import AUTO
+from ..features.offload import NO_OFFLOAD
+from ..features.sharded_vocabulary import LAST, REDISTRIBUTE
 from ..partition.file import Partition
 from ..problem import Problem
-from ..profile.cuts import EVEN_WORK
-from ..profile.offload import NO_OFFLOAD
 from ..profile.profile import Profile
-from ..profile.sharded_vocabulary import LAST, REDISTRIBUTE
 from ..schedule import Schedule
-from ..step import AUTO, Step
+from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import SYSTEMS, preset, system
 

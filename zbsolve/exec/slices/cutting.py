@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...features.cuts import NotSliced, whole_tokens
 from ...problem import Problem
-from ...profile.cuts import NotSliced, whole_tokens
 from ...util.errors import BadInput
 from ..backward.values import leaves_of
 from ..torch_private import tree_flatten, tree_map, tree_unflatten

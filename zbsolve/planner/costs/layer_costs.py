@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...features.vocabulary import VocabularyCosts
 from ...layer import Layer, SliceExtra
-from ...profile.vocabulary import VocabularyCosts
 from ...util.errors import BadInput
 from ..clusters.cluster import Cluster
 from ..layout import Layout, Many

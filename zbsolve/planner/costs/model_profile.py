@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...features.cuts import SEQUENCE
 from ...layer import Link
-from ...profile.cuts import SEQUENCE
 from ...profile.profile import Profile
 from ..clusters.cluster import Cluster
 from ..layout import Layout

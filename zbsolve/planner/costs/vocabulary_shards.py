@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ...layer import Layer
-from ...profile.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ..clusters.cluster import Cluster
 from ..layout import Layout, Many
 from ..model.shape import Shape

@@ -11,11 +11,13 @@ import numpy as np
 from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
 from ..build.one_microbatch import one_microbatch_needs
 from ..build.vocabulary import model_stages
+from ..kinds import OFFLOAD as NAME
 from ..layer import HostLink
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes, numbers_in
+from .feature import Feature, Field, is_auto
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
@@ -194,3 +196,48 @@ def _copy_time(latency: float, rate: float, size: Ints, fraction: Any) -> Ints:
     """µs a stage, of which `with_offload` takes the fraction: all the bytes, and so much latency that one is left."""
     share = np.where(fraction > 0, fraction, 1.0)
     return np.asarray(np.rint(latency / share + size / rate), np.int64)
+
+
+def _check(step: Any) -> None:
+    if step.stages and not is_auto(step.offload):
+        check_offload(step.offload, step.stages)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    offload = staged.step.offload
+    return problem if is_none(offload) else offloaded_step(problem, staged.profile.host, offload, staged.room)
+
+
+def _told(problem: Problem) -> list[list[float]] | None:
+    """Of what each stage keeps of each microbatch, how much goes to host memory, shape (stages, microbatches)."""
+    p, e, copies = problem.passes, problem.edges, problem.rows("O")
+    if not len(copies):
+        return None
+    moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), len(p))[copies]
+    given = np.flatnonzero((e.pool == 0) & np.isin(e.after, copies))
+    held = np.bincount(e.after[given], problem.taken[e.before[given]], len(p))[copies]
+    found = np.zeros((len(problem.layers), problem.microbatches))
+    share = moved / np.maximum(held, 1)
+    largest = np.zeros(problem.stages)  # of microbatches that differ shares are rounded to whole bytes
+    np.maximum.at(largest, p.stage[copies], share)
+    found[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
+    return found.tolist()
+
+
+OFFLOAD = Feature(
+    NAME,
+    (
+        Field(
+            "offload",
+            NO_OFFLOAD,
+            "full, half, or a fraction a stage such as 0:0.5,1-3:1: activations that go to host memory after F and come "
+            "back before the backward; auto: as the search decides (default: none)",
+            "WHAT",
+            closed=NO_OFFLOAD,
+            told=_told,
+            fixed="is offloaded",
+        ),
+    ),
+    _check,
+    _build,
+)

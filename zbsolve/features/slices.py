@@ -20,8 +20,8 @@ from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
-from ..util.errors import BadInput
-from .cuts import WHOLE, Cuts, NotSliced, is_even, lengths_of, whole_tokens
+from .cuts import SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from .feature import Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
@@ -112,21 +112,6 @@ def negative_slice(layer: Layer) -> str:
     return ""
 
 
-def check_combination(cuts: Cuts, routes: int, shards: int, further: bool, layers: Sequence[Layer]) -> None:
-    """Raise BadInput for what does not go with slices. further: whether stages offload, or the vocabulary is sharded."""
-    if cuts == WHOLE:
-        return
-    if routes > 1:
-        raise BadInput("slices: microbatches take several routes, and the slices of one must stay on the same ranks")
-    if shards > 1:
-        raise BadInput(f"slices: sharded parameters (shards: {shards}) do not go with slices")
-    if not is_even(cuts) and (further or any(one.all_to_all for one in layers)):
-        raise NotSliced(
-            "slices: uneven ones do not go with offload, a sharded vocabulary or all-to-alls: take a number that divides "
-            "the sequence"
-        )
-
-
 def widest_slice(profile: Any, cuts: Cuts) -> Any:
     """The profile where a sequence is the widest slice of this one's, at the mean of positions: times, bytes and messages
     are parts, parameters whole. `microbatch_factors` are repeated for each slice."""
@@ -197,12 +182,15 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
     return replace(found, one=passes(row.one), two=passes(row.two))
 
 
-def sliced_step(
-    problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: Sequence[int], tokens: int | None = None
-) -> Problem:
-    """`problem`, a step with a microbatch for each slice, with its slices (see `with_slices`). layers: of the whole
-    sequence; counts: of each stage. tokens: of the sequence, if known: uneven slices have lengths in tokens then. Raises
-    BadInput, Infeasible."""
+def _check(step: Any) -> None:
+    if not is_auto(step.slices):
+        said_of(step.slices)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """With the slices of a step that has a microbatch for each (see `with_slices`). Where the profile knows how many tokens
+    a sequence has, uneven slices have lengths in tokens."""
+    cuts, layers, counts = staged.cuts, staged.model.layers, staged.counts
     if cuts == WHOLE:
         return problem
     none = [0] * (len(cuts) - 1)  # of shards of a vocabulary, which come behind the model's stages
@@ -210,7 +198,26 @@ def sliced_step(
     gathered = [
         split_by(cuts, sum(layers[i].kv_gradient_bytes or layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)
     ]
-    more = [none] * (problem.stages - len(keys))
+    more, tokens = [none] * (problem.stages - len(keys)), tokens_of(staged.profile.facts.get(SEQUENCE))
     parts: Sequence[float] = () if is_even(cuts) else lengths_of(cuts)
     lengths = whole_tokens(parts, tokens) if parts and tokens is not None else parts
     return with_slices(problem, len(cuts) - 1, held_keys=keys + more, held_gradients=gathered + more, lengths=lengths)
+
+
+SLICES = Feature(
+    "slices",
+    (
+        Field(
+            "slices",
+            1,
+            "each sequence is cut into N even slices; 8:even-work: each takes as long; 4,2,1,1: so long; auto: the best "
+            "of 1, 2, 4, … up to twice the ranks, more while they save 0.1 %, and numbers between (default: 1)",
+            "N",
+            closed=1,
+            told=lambda problem: (problem.slice_lengths or problem.slices) if problem.slices > 1 else None,
+            fixed="is sliced",
+        ),
+    ),
+    _check,
+    _build,
+)

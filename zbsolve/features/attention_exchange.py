@@ -9,33 +9,14 @@ import numpy as np
 
 from ..build.attention_costs import AttentionExchange
 from ..build.attention_exchange import with_attention_exchange
+from ..kinds import ATTENTION
 from ..layer import Layer, Link, layer_ranges
 from ..problem import UNLIMITED, Problem
 from ..tables import Ints
-from ..util.errors import BadInput
-from .cuts import WHOLE, Cuts, NotSliced, is_even
-from .sharded_vocabulary import vocabulary_of
+from .feature import Feature, Field
+from .sharded_vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
-
-
-def check_exchange(said: bool, cuts: Cuts, link: Link, factors: Sequence[Sequence[float]]) -> None:
-    """Raise BadInput for what an exchange does not go with. factors: of ranks, and of microbatches."""
-    if not said:
-        return
-    if cuts == WHOLE:
-        raise BadInput("attention exchange: is between slices of sequences, and none is sliced (slices)")
-    if not is_even(cuts):
-        raise NotSliced(
-            "attention exchange: is for even slices, of a number that divides the sequence; uneven ones can take as long "
-            "without it"
-        )
-    if link.blocking:
-        raise BadInput(
-            "attention exchange: messages of this link occupy their sender, and the exchange's are not counted so"
-        )
-    if any(len(set(one)) > 1 for one in factors):
-        raise BadInput("attention exchange: ranks or microbatches of unlike speed are not known to it")
 
 
 def exchange_costs(
@@ -53,10 +34,12 @@ def exchange_costs(
     return AttentionExchange(forward, backward, queries, keys, statistics, latency, link.bytes_per_us)
 
 
-def exchanged_step(problem: Problem, cuts: Cuts, layers: Sequence[Layer], counts: Sequence[int], link: Link) -> Problem:
-    """`problem`, a step in slices, with the exchange that `with_attention_exchange` chooses. layers: of the whole sequence;
-    counts: of each stage. Raises BadInput."""
-    costs = exchange_costs(layers, counts, len(cuts) - 1, link, problem.stages)
+def _build(problem: Problem, staged: Any) -> Problem:
+    """With the exchange that `with_attention_exchange` chooses, of a step in even slices."""
+    if not staged.step.attention_exchange:
+        return problem
+    slices, link = len(staged.cuts) - 1, staged.profile.link
+    costs = exchange_costs(staged.model.layers, staged.counts, slices, link, problem.stages)
     return with_attention_exchange(problem, within_passes(costs, problem))
 
 
@@ -81,7 +64,7 @@ def _most(problem: Problem, *kinds: str) -> Ints:
 def clipping_note(profile: Any, problem: Problem) -> str:
     """A line where `within_passes` cuts what the profile says, about the stage where it cuts most; or "". problem: as there,
     of this profile. Raises BadInput."""
-    layers = profile.staged(vocabulary_of(problem), problem.ranks)[0].layers
+    layers = on_stages(profile, vocabulary_of(problem), problem.ranks)[0].layers
     costs = exchange_costs(layers, problem.layers, problem.slices, profile.link, problem.stages)
     cut = within_passes(costs, problem)
     times = [("F", costs.forward, cut.forward), ("the backward", costs.backward, cut.backward)]
@@ -96,3 +79,19 @@ def clipping_note(profile: Any, problem: Problem) -> str:
         f"attention exchange: by the profile attention alone takes longer than all of {kind} in a slice of stage {stage}: "
         f"it was measured apart, with noise; it is taken as {share:.1%} less"
     )
+
+
+ATTENTION_EXCHANGE = Feature(
+    ATTENTION,
+    (
+        Field(
+            "attention_exchange",
+            False,
+            "with even --slices: ranks that would wait make attention for those with late slices (default: no)",
+            kind=bool,
+            told=lambda problem: bool(problem.passes.that(feature=ATTENTION).any()),
+            fixed="is handed from rank to rank",
+        ),
+    ),
+    build=_build,
+)

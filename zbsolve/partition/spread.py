@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..layer import Layer, layer_ranges
-from ..partition.meshes import Scaling, on_devices
 from ..util.errors import BadInput
-from .profile import Profile
+from .meshes import Scaling, on_devices
 
 SPREAD = "spread over submeshes"  # in the source of such a profile, and of its problems
 
 
-def spread_over(profile: Profile, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Profile:
+def spread_over(profile: Any, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Any:
     """The profile for `Profile.problem` with as many ranks as stages: each a submesh of `devices[stage]` devices, with
     `counts[stage]` layers. How layers scale was not measured, so its source then begins with "estimated: ". Raises
     BadInput."""

@@ -1,0 +1,59 @@
+"""A profile's step with replicas (data parallelism): how long the sums of gradients take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..build.exchange import with_exchange
+from ..kinds import EXCHANGE
+from ..layer import Link
+from ..problem import Problem
+from ..util.errors import BadInput
+from .feature import Feature, Field
+
+
+def _check(step: Any) -> None:
+    if step.replicas < 1:
+        raise BadInput(f"replicas: {step.replicas}: at least 1 is needed")
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """A pass C for each stage, where there are several replicas.
+
+    C takes an all-reduce over the replicas, a ring's two halves: 2 · (latency + bytes · (N − 1) / N / bandwidth) of the link
+    of the group (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002), bytes those of the trained parameters of the
+    stage, or of its shard of a vocabulary. Where a stage lives on several ranks, the same over them and the pipeline's link
+    comes on top.
+    """
+    replicas, costs = staged.step.replicas, staged.costs
+    if replicas == 1:
+        return problem
+    sizes = costs.memory.own_trained(staged.counts, costs.routes)
+    sizes += [costs.vocabulary.trained_bytes] * (problem.stages - len(sizes))  # shards come behind the model's stages
+    homes = [len(ranks) for ranks in problem.stage_ranks]
+    link, between = staged.profile.link, staged.group
+    times = [_sum(size, replicas, between) + _sum(size, own, link) for size, own in zip(sizes, homes, strict=True)]
+    return with_exchange(problem, [round(one) for one in times], replicas=True)
+
+
+def _sum(size: int, ranks: int, link: Link) -> float:
+    """µs of an all-reduce of `size` bytes over so many ranks."""
+    return 2 * link.time(size * (ranks - 1) / ranks) if ranks > 1 and size else 0.0
+
+
+REPLICAS = Feature(
+    EXCHANGE,
+    (
+        Field(
+            "replicas",
+            1,
+            "N pipelines side by side (data parallelism): the sum of each stage's gradients over them is a pass C "
+            "(default: 1)",
+            "N",
+            kind=int,
+            fixed="is summed over replicas",
+        ),
+    ),
+    _check,
+    _build,
+)

@@ -1,0 +1,109 @@
+"""Where a profile's output layer, loss and embedding are: whole, on the last and the first stage, or sharded over all ranks
+(vocabulary parallelism, arXiv 2411.05288)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..build.one_microbatch import one_microbatch_needs
+from ..build.vocabulary import barriers_of, with_vocabulary
+from ..kinds import VOCABULARY as NAME
+from ..partition.stage_memory import NO_SHARD, Shard
+from ..problem import Problem
+from ..util.errors import BadInput, Infeasible
+from ..util.text import exact_bytes, times_note
+from .feature import AUTO, Feature, Field
+from .vocabulary import VocabularyCosts
+
+LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
+VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
+LAST_PARTITION = "equal"  # of the vocabulary "last"
+BARRIERS = {SHARDED: 1, TWO_BARRIERS: 2}  # algorithm 2 (Vocab-2) and algorithm 1 (Vocab-1) of the paper
+
+
+def _check(step: Any) -> None:
+    said, partition = step.vocabulary, step.partition
+    if said not in (None, *VOCABULARIES, AUTO):
+        raise BadInput(f"vocabulary '{said}': one of {', '.join((*VOCABULARIES, AUTO))}")
+    if said == LAST and partition not in (None, LAST_PARTITION) and isinstance(partition, str):
+        raise BadInput(f"partition '{partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
+
+
+def vocabulary_of(problem: Problem) -> str | None:
+    """How the vocabulary of a problem is sharded; None where it is not."""
+    return next((name for name, barriers in BARRIERS.items() if barriers == barriers_of(problem)), None)
+
+
+def shard_of(costs: VocabularyCosts, vocabulary: str, ranks: int) -> Shard:
+    """What each of so many ranks has of a vocabulary that is sharded in this way. Raises BadInput for more ranks than
+    words."""
+    row = costs.shard(ranks)
+    passes = row.one if BARRIERS[vocabulary] == 1 else row.two
+    sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
+    return Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
+
+
+def source_with_shards(source: str, costs: VocabularyCosts, ranks: int) -> str:
+    """Where times come from: `source` those of the layers, which says "measured" only where the shards' are too."""
+    scaled = costs.shard(ranks).scaled
+    if times_note(source) or not (times_note(costs.source) or scaled):
+        return source
+    return f"estimated: layers measured, the sharded vocabulary {scaled or costs.source}"
+
+
+def without_vocabulary(profile: Any) -> Any:
+    """The same profile without the parts of output layer, loss and embedding that are sharded: layers keep their numbers.
+    The shards' parameters, with their optimizer states, are on all ranks beside it (see
+    `VocabularyCosts.parameter_bytes`). Raises BadInput where nobody knows what a sharded vocabulary costs."""
+    costs = profile.vocabulary
+    if costs is None:
+        why = profile.facts.get("no_vocabulary", "the profile has no field 'vocabulary'")
+        raise BadInput(f"vocabulary: {why}: what a sharded one costs is not known")
+    gone = {costs.output, costs.embedding}
+    groups = ((size, tuple(i for i in group if i not in gone)) for size, group in profile.tied)
+    tied = tuple((size, group) for size, group in groups if len(group) > 1)
+    return replace(profile, layers=costs.rest(profile.layers), tied=tied, vocabulary=None)
+
+
+def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Shard]:
+    """The profile of what lies on stages, and what each of so many ranks has beside them. Raises BadInput."""
+    if vocabulary not in BARRIERS:
+        return profile, NO_SHARD
+    rest, costs = without_vocabulary(profile), profile.vocabulary
+    source = source_with_shards(profile.source, costs, ranks)
+    return replace(rest, source=source), shard_of(costs, vocabulary, ranks)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """With the shards of the vocabulary on all ranks, of a step of a model without it."""
+    costs, vocabulary = staged.part.vocabulary, staged.step.vocabulary
+    if costs is None or vocabulary not in BARRIERS:
+        return problem
+    found = with_vocabulary(problem, costs.passes(problem.ranks, staged.profile.link, BARRIERS[vocabulary]))
+    need = one_microbatch_needs(found)
+    for rank, room in enumerate(problem.capacity or ()):
+        if need[rank] > room:
+            need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(room)}"
+            raise Infeasible(f"capacity: rank {rank} {need_and_room}, with its shard of the vocabulary: no schedule exists")
+    return found
+
+
+VOCABULARY = Feature(
+    NAME,
+    (
+        Field(
+            "vocabulary",
+            None,
+            "output layer, loss and embedding: last: on the last and first stage, as many layers on each; redistribute: "
+            "there, with layers moved; sharded: on all ranks; two-barriers: the same with two barriers a microbatch; auto: "
+            "the best of these (default: as --partition says)",
+            choices=(*VOCABULARIES, AUTO),
+            closed=None,
+            told=vocabulary_of,
+            fixed="is sharded",
+        ),
+    ),
+    _check,
+    _build,
+)

@@ -1,0 +1,85 @@
+"""Sharded parameters (FSDP): what gathers and reductions take, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..build.sharded import with_sharding
+from ..kinds import SHARDING as NAME
+from ..problem import Problem
+from ..util.errors import BadInput
+from .feature import AUTO, Feature, Field, is_auto
+
+Gathers = int | Sequence[int]
+
+
+def _read_gathers(said: str) -> str | int | tuple[int, ...]:
+    """ "auto", a number of gathers, or one a stage. Raises BadInput."""
+    if said == AUTO:
+        return said
+    try:
+        counts = tuple(int(part) for part in said.split(","))
+    except ValueError:
+        raise BadInput(f"--gathers {said[:40]}: auto, a number, or one a stage such as 1,2,2,1") from None
+    return counts[0] if len(counts) == 1 else counts
+
+
+def _check(step: Any) -> None:
+    if step.shards < 1:
+        raise BadInput(f"shards: {step.shards}: a data-parallel group has 1 rank at least")
+    if is_auto(step.gathers):
+        return
+    if isinstance(step.gathers, str):
+        raise BadInput(f"gathers '{step.gathers}': auto, a number, or one a stage")
+    several = [step.gathers] if isinstance(step.gathers, int) else list(step.gathers)
+    if min(several, default=1) < 1:
+        raise BadInput(f"gathers: {min(several)}: parameters are gathered once at least")
+    if step.shards == 1 and any(one != 1 for one in several):
+        raise BadInput(f"gathers: {', '.join(map(str, several))}: nothing is gathered without shards")
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """Each stage's parameters sharded over the group's ranks.
+
+    A gather and a reduction take latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link, bytes those of
+    the stage's parameters, in a reduction of those that are trained; their gradients are there with the bytes that the
+    profile says (`gradients`).
+    """
+    costs, counts, link = staged.costs, staged.counts, staged.group
+    shards, sizes, gradients = costs.shards, costs.memory.parameters(counts), costs.memory.unreduced(counts)
+    if shards == 1:
+        return problem
+    gather, reduce = (
+        [round(link.time(size * (shards - 1) / shards)) if size else 0 for size in each]
+        for each in (sizes, costs.memory.trained(counts))
+    )
+    held = {"parameter_bytes": sizes, "gradient_bytes": gradients}
+    return with_sharding(problem, gather, reduce, **held, gathers=staged.step.gathers)
+
+
+SHARDING = Feature(
+    NAME,
+    (
+        Field(
+            "shards",
+            1,
+            "parameters are sharded over N ranks of a data-parallel group (FSDP) and gathered in the step (default: 1)",
+            "N",
+            kind=int,
+            fixed="is gathered",
+        ),
+        Field(
+            "gathers",
+            1,
+            "with --shards: how often a step's forwards gather a stage's parameters, a number or one a stage such as "
+            "1,2,2,1, or auto: the best of 1, 2, 4, 8 (default: 1, and they stay until the stage's last backward)",
+            "TIMES",
+            read=_read_gathers,
+            closed=1,
+            fixed="is gathered",
+        ),
+    ),
+    _check,
+    _build,
+)

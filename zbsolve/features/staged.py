@@ -1,0 +1,184 @@
+"""A step's model on its stages: what they cost and may keep; and the plain step that this makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ..build.plain import pipeline
+from ..build.recompute import recomputed_stages
+from ..layer import Layer, Link, layer_cuts, layer_ranges
+from ..partition.by_name import partition_by_name
+from ..partition.shared_ranks import balanced_or_equal
+from ..partition.stage_costs import Layered, StageCosts
+from ..problem import Problem
+from ..util.errors import Infeasible
+from ..util.text import bytes_of_ranks, exact_bytes, has_unit
+from .cuts import SEQUENCE, WHOLE, Cuts, cuts_of
+from .offload import is_none
+from .sharded_vocabulary import LAST, on_stages
+from .slices import part_of_layer, slice_times, split_by, time_of, widest_slice, without_keys
+from .table import Seen, check_together
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What features know of a step.
+
+    step: see `Step`. profile: as the step says, with its links and submeshes. model: that of it which lies on stages, so
+    without a sharded vocabulary; part: the same of the widest slice of a sequence, with `vocabulary` of that. cuts: where
+    sequences are cut. costs: of the part's layers. counts: layers of each stage. left: bytes of each rank for activations,
+    beside all else; None: unlimited.
+    """
+
+    step: Any
+    profile: Any
+    model: Any
+    part: Any
+    cuts: Cuts
+    costs: StageCosts
+    counts: tuple[int, ...]
+    left: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, step: Any, profile: Any, counts: Sequence[int] | None) -> Staged:
+        """counts: None: as `balanced_or_equal` has it. Raises BadInput, Infeasible."""
+        cuts = cuts_of(step.slices, profile.layers, profile.facts.get(SEQUENCE))
+        check_together(Seen(step, profile, cuts))
+        part, routes = widest_slice(profile, cuts), step.routes
+        ranks = max(routes[0]) + 1
+        limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
+        (model, _), (in_part, shard) = (on_stages(one, step.vocabulary, ranks) for one in (profile, part))
+        costs = StageCosts.of(in_part, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
+        checked = costs.check(_counts(costs, step) if counts is None else counts)
+        return cls(step, profile, model, part, cuts, costs, checked, _left(costs, checked, step))
+
+    @property
+    def group(self) -> Any:
+        """Between the ranks of a data-parallel group; the pipeline's where nobody knows it."""
+        return self.profile.shard_link or self.profile.link
+
+    @property
+    def room(self) -> tuple[int, ...] | None:
+        """`left`, where microbatches are alike; of others only `uneven` knows how large they are."""
+        return None if self.profile.microbatch_factors else self.left
+
+    @property
+    def source(self) -> str:
+        """Where a problem's times come from, and how the backward was split."""
+        split = self.model.facts.get("split", "layers")
+        return f"{self.model.source}{'' if split == 'layers' else f' with split {split}'}: {self.model.model}"
+
+    def of_memory(self, error: Infeasible) -> Infeasible:
+        """What does not fit a rank, with of how much memory, and what keeps less."""
+        if not str(error).startswith("capacity: rank"):
+            return error
+        rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
+        keeps_all = is_none(self.step.offload) and not self.step.recompute
+        less = "; recompute and offload keep less" if keeps_all else ""
+        return Infeasible(f"{error}; {rest}{_of(self.costs.limit, self.step.memory)}{less}")
+
+
+def _counts(costs: StageCosts, step: Any) -> tuple[int, ...]:
+    """How many layers each stage gets where nobody says it."""
+    if step.vocabulary == LAST:
+        return partition_by_name(costs, "equal")
+    turns = 2 if step.recompute == "all" else 1
+    work = [c.work + (turns - 1) * c.F for c in costs.layers]
+    return balanced_or_equal(costs, work)
+
+
+def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, ...] | None:
+    """Bytes a rank left for activations beside all else; None: unlimited."""
+    if costs.limit is None:
+        return None
+    left, said = [], step.memory
+    recomputing = recomputed_stages(step.recompute, costs.stages).tolist()
+    parts = zip(costs.limit, *costs.memory.of_ranks(counts, costs.routes, recomputing), strict=True)
+    for rank, (limit, fixed, moving) in enumerate(parts):
+        if fixed + moving > limit:
+            own = said.split(",")[rank] if isinstance(said, str) and "," in said else said
+            raise Infeasible(
+                f"memory: rank {rank} needs {exact_bytes(fixed)} for parameters and optimizer states and "
+                f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of((limit,), own)}"
+            )
+        left.append(int(limit - fixed - moving))
+    return tuple(left)
+
+
+def _of(limits: Sequence[int] | None, said: str | int | None) -> str:
+    """How much memory ranks were given, for messages: as it was `said`; where that is a bare number, too small to be meant,
+    with its unit."""
+    if limits is None:
+        return ""
+    if isinstance(said, str) and all(map(has_unit, said.split(","))):
+        return f" of {said.strip()}"
+    small = min(limits) < 2**20 and said is not None
+    sizes = " or ".join(map(exact_bytes, dict.fromkeys(limits)))
+    return f" of {sizes}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"
+
+
+def plain_step(staged: Staged) -> Problem:
+    """The step without features but recompute: with a microbatch for each slice of a sequence, without keys and values where
+    there are several. Raises BadInput, Infeasible."""
+    step, profile, costs, cuts, counts = staged.step, staged.model, staged.costs, staged.cuts, staged.counts
+    stages = [[profile.layers[i] for i in here] for here in layer_ranges(counts)]
+    parts = [[costs.layers[i] for i in here] for here in layer_ranges(counts)]
+
+    def total(kind: str) -> Any:
+        return [_row(stage, kind, cuts, costs.microbatches) for stage in stages]
+
+    return pipeline(
+        total("F"),
+        placement=costs.routes,
+        microbatches=costs.microbatches,
+        comm=[_messages(stage[-1], profile.link, cuts, costs.microbatches) for stage in stages[:-1]],
+        blocking=profile.link.blocking,
+        **_held(profile, costs, cuts, counts),
+        AF=[round(sum(one.all_to_all for one in part)) for part in parts],
+        recompute=step.recompute,
+        X=total("X"),
+        held_input=[0, *(_input(stage[-1].output_bytes, cuts, costs.microbatches) for stage in stages[:-1])],
+        capacity=staged.room if is_none(step.offload) else None,
+        objective=step.objective,
+        layers=counts,
+        source=staged.source,
+        B=None if costs.fused else total("B"),
+        W=None if costs.fused else total("W"),
+        BW=total("BW") if costs.fused else None,
+        untrained=sum(end <= costs.untrained for end in layer_cuts(counts)[1:]),
+    )
+
+
+def _row(stage: Sequence[Layer], kind: str, cuts: Cuts, microbatches: int) -> Any:
+    """µs of a kind of a stage's passes: a number, or one a slice of each microbatch."""
+    if cuts == WHOLE:
+        return round(sum(time_of(one, kind) for one in stage))
+    return _repeated(slice_times(stage, kind, cuts), microbatches)
+
+
+def _messages(layer: Layer, link: Link, cuts: Cuts, microbatches: int) -> Any:
+    """µs of the messages of a layer's output: a number, or one a slice of each microbatch."""
+    if cuts == WHOLE:
+        return round(link.message(layer))
+    return _repeated([round(link.message(part_of_layer(layer, b - a, link))) for a, b in pairwise(cuts)], microbatches)
+
+
+def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int]) -> dict[str, Any]:
+    """Bytes that stages keep, by the names that `pipeline` has for them."""
+    if cuts == WHOLE:
+        return dict(costs.memory.held(counts))
+    bare = replace(costs, layers=tuple(map(without_keys, profile.layers))).memory.held(counts)
+    return {name: [_repeated(split_by(cuts, one), costs.microbatches) for one in row] for name, row in bare.items()}
+
+
+def _input(size: int, cuts: Cuts, microbatches: int) -> Any:
+    """Bytes of a stage's input: a number, or one a slice of each microbatch."""
+    return size if cuts == WHOLE else _repeated(split_by(cuts, size), microbatches)
+
+
+def _repeated(row: list[int], microbatches: int) -> list[int]:
+    """A row of one a slice, for each of so many slices of all microbatches."""
+    return row * (microbatches // len(row))

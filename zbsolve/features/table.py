@@ -1,0 +1,98 @@
+"""The features that a step may have, and what goes with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..partition.file import Partition
+from ..util.errors import BadInput
+from .attention_exchange import ATTENTION_EXCHANGE
+from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
+from .feature import Feature, Field, is_auto
+from .offload import OFFLOAD, is_none
+from .recompute import RECOMPUTE
+from .replicas import REPLICAS
+from .sharded_vocabulary import BARRIERS, VOCABULARY
+from .sharding import SHARDING
+from .slices import SLICES
+from .uneven import UNEVEN
+
+# In the order in which they come into a problem.
+FEATURES: tuple[Feature, ...] = (
+    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, ATTENTION_EXCHANGE, SHARDING, REPLICAS,
+)  # fmt: skip
+FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
+
+
+class Seen(NamedTuple):
+    """What the table's conditions look at: a step, and with a profile that and where its sequences are cut."""
+
+    step: Any
+    profile: Any = None
+    cuts: Cuts = WHOLE
+
+
+# Whether a step has it. What only a profile tells does not hold until there is one.
+CONDITIONS: dict[str, Callable[[Seen], bool]] = {
+    "sharded parameters": lambda seen: seen.step.shards > 1,
+    "replicas": lambda seen: seen.step.replicas > 1,
+    "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,
+    "offload": lambda seen: not is_none(seen.step.offload),
+    "all-to-all": lambda seen: seen.profile is not None and any(layer.all_to_all for layer in seen.profile.layers),
+    "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
+    "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
+    "uneven slices": lambda seen: not is_even(seen.cuts),
+    "attention exchange": lambda seen: seen.step.attention_exchange,
+    "several routes": lambda seen: seen.profile is not None and len(seen.step.routes) > 1,
+    "submeshes": lambda seen: isinstance(seen.step.partition, Partition) and max(seen.step.partition.devices) > 1,
+    "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
+    "messages that occupy their sender": lambda seen: seen.profile is not None and seen.profile.link.blocking,
+    "unlike ranks or microbatches": lambda seen: (
+        seen.profile is not None
+        and any(len(set(row)) > 1 for row in (seen.profile.rank_factors, seen.profile.microbatch_factors))
+    ),
+}
+
+
+class Apart(NamedTuple):
+    """Two conditions that do not go together, and why."""
+
+    one: str
+    other: str
+    why: str
+    error: type[BadInput] = BadInput
+
+
+DIVIDING = "take a number that divides the sequence"
+APART = (
+    Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),
+    Apart("sharded vocabulary", "sharded parameters", "goes without sharded parameters"),
+    Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
+    Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
+    Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
+    Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
+    Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),
+    Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", NotSliced),
+    Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", NotSliced),
+    Apart("attention exchange", "whole sequences", "is between slices of sequences, and none is sliced (slices)"),
+    Apart(
+        "attention exchange",
+        "uneven slices",
+        "is for even slices, of a number that divides the sequence; uneven ones can take as long without it",
+        NotSliced,
+    ),
+    Apart(
+        "attention exchange",
+        "messages that occupy their sender",
+        "messages of this link occupy their sender, and the exchange's are not counted so",
+    ),
+    Apart("attention exchange", "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
+)
+
+
+def check_together(seen: Seen) -> None:
+    """Raise BadInput for the first two things that a step has and that do not go together."""
+    for row in APART:
+        if CONDITIONS[row.one](seen) and CONDITIONS[row.other](seen):
+            raise row.error(f"{row.one}: {row.why}")
