@@ -43,6 +43,7 @@ class Kind:
 
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
 SHARDING, VOCABULARY, ATTENTION, OVERLAP = "sharding", "vocabulary", "attention exchange", "overlap"
+WORK = "work"
 F, B = "forward", "backward"
 
 # Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the
@@ -77,6 +78,7 @@ OURS = (
     Kind("BQ", "backward down to attention", "#0bc28b", "Y", B, ATTENTION),
     Kind("BA", "gradients of attention that stays", "#93e3c7", "J", B, ATTENTION),
     Kind("BH", "gradients of attention for another rank", "#c50c3c", "*", B, ATTENTION, away=True),
+    Kind("J", "work beside the step", "#723f72", "j", "", WORK, per_step=True),
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
 TABLE: dict[str, Kind] = {one.label: one for one in OURS}

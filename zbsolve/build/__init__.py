@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .updates import with_updates as with_updates
     from .vocabulary import Vocabulary as Vocabulary
     from .vocabulary import with_vocabulary as with_vocabulary
+    from .work import Work as Work
+    from .work import with_work as with_work
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -47,5 +49,6 @@ __getattr__, __dir__ = handing_on(
         "untrained": "without_backward",
         "updates": "with_updates",
         "vocabulary": "Vocabulary with_vocabulary",
+        "work": "Work with_work",
     },
 )

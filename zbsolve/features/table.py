@@ -17,10 +17,11 @@ from .sharded_vocabulary import BARRIERS, VOCABULARY
 from .sharding import SHARDING
 from .slices import SLICES
 from .uneven import UNEVEN
+from .work import WORK
 
 # In the order in which they come into a problem.
 FEATURES: tuple[Feature, ...] = (
-    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, ATTENTION_EXCHANGE, SHARDING, REPLICAS,
+    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, ATTENTION_EXCHANGE, SHARDING, REPLICAS, WORK,
 )  # fmt: skip
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
 
