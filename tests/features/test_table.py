@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, verify
+from zbsolve.build import Work
 from zbsolve.cli.step_options import OPTIONS
 from zbsolve.features import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.features.feature import NOT_OPEN, Field
@@ -31,6 +32,7 @@ PROFILE = Profile(
 HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute": ({"recompute": "0"}, {}),
     "fused": ({"fused": True}, {}),
+    "work": ({"work": (Work(1, 9, 3),)}, {}),
     "sharded parameters": ({"shards": 2}, {}),
     "replicas": ({"replicas": 2}, {}),
     "sharded vocabulary": ({"vocabulary": "sharded"}, {}),
@@ -60,7 +62,7 @@ def made(*names: str) -> Any:
 
 
 def test_the_tables_name_the_same() -> None:
-    assert set(HOLDS) == {"recompute", "fused", *CONDITIONS}
+    assert set(HOLDS) == {"recompute", "fused", "work", *CONDITIONS}
     assert {name for row in APART for name in (row.one, row.other)} <= set(CONDITIONS)
     assert len(ROWS) == len(APART)
 
@@ -79,8 +81,8 @@ def brought(problem: Problem) -> set[str]:
 
 
 def both(one: str, other: str) -> bool:
-    """Whether two conditions can hold at once, and nothing says that they do not go together. Uneven slices and an exchange of
-    attention are of slices, so what does not go with those does not go with them."""
+    """Whether two conditions can hold at once, and nothing says that they do not go together. Uneven slices and an exchange
+    of attention are of slices, so what does not go with those does not go with them."""
     if {one, other} & {"whole sequences", "a single rank"} or frozenset((one, other)) in ROWS:
         return False
     if {one, other} & {"uneven slices", "attention exchange"} and any(

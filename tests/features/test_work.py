@@ -37,8 +37,8 @@ def test_a_zero_bubble_step_has_room_for_its_ends_alone() -> None:
 
 
 def test_work_that_waits_for_gradients_makes_the_step_longer() -> None:
-    """Rank 0 works without a gap from its first F to its last W, which ends at 270 at the earliest if the last rank starts at
-    30: work of 20 behind stage 3's last gradients ends at 290, before stage 0's first F it delays all by 20."""
+    """The last rank starts at 30 and works until 270: work of 20 behind its last gradients ends at 290. Before stage 0's
+    first F it delays all by 20."""
     for where in ({"rank": 3, "after": 3}, {"rank": 0, "before": 0}):
         problem = with_work(textbook(), Work(time=20, pieces=2, **where))
         schedule = solve(problem, effort=0.3, prefer=None)

@@ -18,9 +18,11 @@ from .solver import solve
 class Room:
     """Equal pieces of work beside a step that does not get longer by them.
 
-    value: µs of the step, with the work and without. pieces: on each of the ranks, as many as `schedule` does. most: no order
-    of the step does more of them without being longer, proven; where it is `pieces`, nothing is left open. share: of all
-    ranks' time in the step, what the pieces take. bubble: of the same, what the step without work leaves idle.
+    value: µs of the step, with the work and without.
+    pieces: on each of the ranks, as many as `schedule` does.
+    most: no order of the step does more of them without being longer, proven; `pieces` where nothing is left open.
+    share: of all ranks' time in the step, what the pieces take.
+    bubble: of the same, what the step without work leaves idle.
     """
 
     value: int
@@ -42,9 +44,7 @@ def work_room(
     if piece < 1 or not ranks:
         raise BadInput("work: pieces of 1 µs at least, on one rank at least")
     if problem.objective != "makespan":
-        raise BadInput(
-            f"work: what a step's {problem.objective} leaves idle is at other moments on each rank: take 'makespan'"
-        )
+        raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None}
     base = solve(problem, **search)
     value = round(base.timeline().value)
@@ -64,11 +64,9 @@ def work_room(
         above = count - 1
         if found.certificate.bound > value:
             most = above
-    whole, idle = value * problem.ranks, value * problem.ranks
-    idle -= sum(
-        int(problem.passes.duration[rows].sum()) for name, rows in problem.members.items() if name.startswith("compute:")
-    )
-    return Room(value, pieces, most, pieces * piece * len(ranks) / whole, idle / whole, schedule)
+    whole, members = value * problem.ranks, problem.members
+    taken = sum(int(problem.passes.duration[members[name]].sum()) for name in members if name.startswith("compute:"))
+    return Room(value, pieces, most, pieces * piece * len(ranks) / whole, 1 - taken / whole, schedule)
 
 
 def _gaps(base: Schedule, piece: int, ranks: Sequence[int], value: int) -> dict[int, list[int]]:
@@ -87,8 +85,6 @@ def _in_gaps(base: Schedule, step: Problem, gaps: dict[int, list[int]]) -> Sched
     for rank, counts in gaps.items():
         pieces = iter(step.names[i] for i in works[step.passes.rank[works] == rank])
         names = base.order[f"compute:{rank}"]
-        filled = [
-            [*islice(pieces, count), *name] for count, name in zip(counts, [*([one] for one in names), []], strict=True)
-        ]
-        order[f"compute:{rank}"] = tuple(name for part in filled for name in part)
+        filled = [(*islice(pieces, count), name) for count, name in zip(counts, names, strict=False)]
+        order[f"compute:{rank}"] = (*(name for part in filled for name in part), *pieces)
     return Schedule(step, order, base.syncs)
