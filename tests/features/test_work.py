@@ -31,7 +31,7 @@ def test_a_zero_bubble_step_has_room_for_its_ends_alone() -> None:
     m(F + B + W) + (p − 1)F = 270 each rank is idle for (p − 1)F = 30: three pieces of 10 fit, and four do not."""
     found = work_room(textbook(), 10, range(4), effort=0.3)
     assert (found.value, found.pieces, found.most) == (270, 3, 3)
-    assert found.share == found.bubble == pytest.approx(30 / 270)
+    assert found.share == pytest.approx(30 / 270) == pytest.approx(found.bubble)
     assert verify(found.schedule.problem, found.schedule) == ()
     assert len(found.schedule.problem.rows("J")) == 12
 
