@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
+    from .ilp.bounds.any_order import bound_over_orders as bound_over_orders
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
     from .search.task_runner import solvers_on as solvers_on
+    from .search.work_room import work_room as work_room
     from .show.comparison import compare as compare
     from .show.schedule_comparison import compare_schedules as compare_schedules
     from .step import Step as Step
@@ -56,6 +58,7 @@ _HOMES = {
     "build.plain": "pipeline",
     "build.updates": "with_updates=updates",
     "ilp.bounds.any_choice": "bound_over_choices",
+    "ilp.bounds.any_order": "bound_over_orders",
     "layer": "HostLink Layer Link",
     "planner": "",
     "planner.planning": "plan",
@@ -66,6 +69,7 @@ _HOMES = {
     "search.pareto": "frontier",
     "search.solver": "solve",
     "search.task_runner": "solvers_on",
+    "search.work_room": "work_room",
     "show.comparison": "compare",
     "show.schedule_comparison": "compare_schedules",
     "step": "Step",

@@ -208,6 +208,7 @@ class PlainStep:
         """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
         what is held then is the schedule's matter. Raises BadInput."""
         limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
+        profile = self.model(profile)
         cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
         limit = limit if is_none(self.offload) and cuts == WHOLE else None
         model, shard = on_stages(widest_slice(profile, cuts), self.vocabulary, self.ranks)
@@ -284,7 +285,13 @@ class PlainStep:
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         if self.blocking is not None:
             profile = replace(profile, link=replace(profile.link, blocking=self.blocking))
-        return Staged.of(self, profile, counts)
+        return Staged.of(self, self.model(profile), counts)
+
+    def model(self, profile: Any) -> Any:
+        """The profile as this step runs it, such as with the lengths of its microbatches. Raises BadInput."""
+        for feature in FEATURES:
+            profile = feature.model(profile, self)
+        return profile
 
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload": ({"offload": "half"}, {}),
     "all-to-all": ({}, {"layers": (BLOCK,) * 4 + (replace(BLOCK, all_to_all=5.0),) * 4}),
     "slices": ({"slices": 2}, {}),
+    "lengths": ({"lengths": (32, 64, 128, 16)}, {}),
     "whole sequences": ({"slices": 1}, {}),
     "uneven slices": ({"slices": (1, 2)}, {}),
     "attention exchange": ({"attention_exchange": True}, {}),
@@ -112,7 +113,7 @@ def test_a_steps_fields_are_the_features_and_the_options() -> None:
     assert set(names) - set(declared) == {one.name for one in STEP_FIELDS[: names.index(declared[0])]} | {"blocking"}
     assert all(getattr(Step(2, 2), field.name) == field.default for field in STEP_FIELDS[2:])
     assert {field.name for field in STEP_FIELDS if field.closed is not NOT_OPEN} == {
-        "placement", "partition", "recompute", "vocabulary", "offload", "slices", "gathers",
+        "placement", "partition", "recompute", "vocabulary", "offload", "slices", "gathers", "order",
     }  # fmt: skip
 
 

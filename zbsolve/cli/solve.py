@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..step import Step
     from ..systems.exchange_gain import AttentionGain
 
-PARTITION, CHOICE, SLICES = "partition", "choice", "slicing"  # which bounds hold for all
+PARTITION, CHOICE, SLICES, ORDER = "partition", "choice", "slicing", "order of microbatches"  # which bounds hold for all
 LONGER = "longer_from"  # so many slices or more
 AUTO_SLICES = "auto"
 
@@ -156,10 +156,18 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
 
     if step.slices == AUTO_SLICES:
         return _bounds_of_slices(profile, step, tried)
+    if step.order == "auto":
+        from ..ilp.bounds.any_order import bound_over_orders
+
+        found = {}
+        for place, one in placed_steps(step, tried).items():
+            counts = {each.layers for each in tried if each.layers and each.placement.split()[0] == place}
+            built = [replace(one, order="given", partition=layers).problem(profile) for layers in counts]
+            found[place] = min(map(bound_over_orders, built))
+        return {ORDER: found}
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
-    placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
-    steps = {one: replace(step, placement=one) for one in placed}
+    steps = placed_steps(step, tried)
     if step.partition == "auto":
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
@@ -172,6 +180,12 @@ def _bounds_of_all(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> di
         named = {place: {name.removeprefix(place): bound for name, bound in known.items()} for place in steps}
         return {CHOICE: {place: bound_of_every_vocabulary(profile, one, named[place]) for place, one in steps.items()}}
     return {}
+
+
+def placed_steps(step: Step, tried: tuple[Tried, ...]) -> dict[str, Step]:
+    """Placement → the step there, of those that were tried."""
+    placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
+    return {one: replace(step, placement=one) for one in placed}
 
 
 def _bounds_of_slices(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, dict[str, int]]:

@@ -29,6 +29,10 @@ def _nothing_told(problem: Problem) -> Any:
     return None
 
 
+def _same_model(profile: Any, step: Any) -> Any:
+    return profile
+
+
 def _unchanged(problem: Problem, staged: Any) -> Problem:
     return problem
 
@@ -78,9 +82,11 @@ class Feature:
     check: raises BadInput for values of a step that make no sense, whatever the profile.
     build: a problem and the step's stages (see `staged.Staged`) → the problem with the feature, as the step says it; the
     problem itself where the step has not the feature. Prices come from the stages' profile. Raises BadInput, Infeasible.
+    model: a profile and a step → the profile as this step runs it.
     """
 
     name: str
     fields: tuple[Field, ...] = ()
     check: Callable[[Any], None] = _no_check
     build: Callable[[Problem, Any], Problem] = _unchanged
+    model: Callable[[Any, Any], Any] = _same_model

@@ -10,6 +10,7 @@ from ..util.errors import BadInput
 from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
 from .feature import Feature, Field, is_auto
+from .lengths import LENGTHS
 from .offload import OFFLOAD, is_none
 from .recompute import RECOMPUTE
 from .replicas import REPLICAS
@@ -21,7 +22,7 @@ from .work import WORK
 
 # In the order in which they come into a problem.
 FEATURES: tuple[Feature, ...] = (
-    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, ATTENTION_EXCHANGE, SHARDING, REPLICAS, WORK,
+    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, LENGTHS, ATTENTION_EXCHANGE, SHARDING, REPLICAS, WORK,
 )  # fmt: skip
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
 
@@ -42,6 +43,7 @@ CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "offload": lambda seen: not is_none(seen.step.offload),
     "all-to-all": lambda seen: seen.profile is not None and any(layer.all_to_all for layer in seen.profile.layers),
     "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
+    "lengths": lambda seen: bool(seen.step.lengths),
     "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
     "uneven slices": lambda seen: not is_even(seen.cuts),
     "attention exchange": lambda seen: seen.step.attention_exchange,
@@ -72,6 +74,8 @@ APART = (
     Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
     Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
     Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
+    Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),
+    Apart("lengths", "sharded vocabulary", "shards of a vocabulary take microbatches of one length"),
     Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
     Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),
     Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", NotSliced),

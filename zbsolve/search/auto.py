@@ -15,6 +15,7 @@ from typing import Any
 
 from ..features.cuts import NotSliced, check_attention
 from ..features.feature import AUTO, is_auto
+from ..features.lengths import moves as moves_of_microbatches
 from ..features.offload import known_host
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..partition.by_name import SEARCHED, ordered_neighbours
@@ -193,7 +194,12 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             for kept, one in copy_moves(run.step, run.schedule):
                 yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
 
-    found = [Moves("stages", stages, BREADTH)] if step.keeping_open else []
+    def orders(run: Run) -> Iterator[Run]:
+        for order, one in moves_of_microbatches(run.step):
+            yield Run(one, f"{run.place}{order}", run.partition, run.layers, place=run.place, moved="orders")
+
+    found = [Moves("orders", orders)] if is_auto(step.order) else []
+    found += [Moves("stages", stages, BREADTH)] if step.keeping_open else []
     found += [Moves("copies", copies)] if is_auto(step.offload) else []
     return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
 

@@ -17,6 +17,7 @@ from ..build.offload import time_away
 from ..build.recompute import Recompute, recomputed_stages
 from ..features.cuts import EVEN_WORK, MAX_SLICES, Slices
 from ..features.feature import AUTO, is_auto
+from ..features.lengths import choices as orders_of_microbatches
 from ..features.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..features.sharded_vocabulary import BARRIERS, LAST, LAST_PARTITION, REDISTRIBUTE, VOCABULARIES
 from ..partition.file import Partition
@@ -57,7 +58,12 @@ def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
         for where, vocabulary in vocabularies(gathered)
         for sliced, one in _slices(vocabulary)
     ]
-    return [(place, kept, one) for place, before in placed for kept, one in _kept(before, step)]
+    return [
+        (place, f"{order}{kept}", one)
+        for place, before in placed
+        for order, ordered in orders_of_microbatches(before)
+        for kept, one in _kept(ordered, step)
+    ]
 
 
 def _placements(step: Step) -> list[Named]:

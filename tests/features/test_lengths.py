@@ -1,0 +1,134 @@
+"""Microbatches of unlike lengths: hand numbers, orders against all permutations, files, wrong use."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from zbsolve import BadInput, Layer, Link, Problem, Profile, Step, solve, solve_auto, verify
+from zbsolve.cli import main
+from zbsolve.features.lengths import LENGTHS, choices, moves
+from zbsolve.ilp.bounds.any_order import bound_over_orders
+
+from ..support.exact_streams import optimum
+
+# 160 µs of F of which attention takes 64, 240 of B of which it takes 128, 96 of W.
+BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)
+PROFILE = Profile("given", "long", (BLOCK,) * 2, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {})
+read = LENGTHS.fields[0].read
+
+
+def duration(problem: Problem, name: str) -> int:
+    return int(problem.passes.duration[problem.index[name]])
+
+
+def test_attention_goes_with_the_square_of_the_length() -> None:
+    """At twice the length F takes 2 · 96 + 4 · 64, B 2 · 112 + 4 · 128, W 2 · 96; at half a quarter of attention."""
+    problem = Step(2, 3, lengths=(64, 128, 32)).problem(PROFILE)
+    assert [duration(problem, f"0F{i}") for i in range(3)] == [160, 448, 64]
+    assert [duration(problem, f"1B{i}") for i in range(3)] == [240, 736, 88]
+    assert [duration(problem, f"1W{i}") for i in range(3)] == [96, 192, 48]
+    assert {int(problem.taken[problem.index[f"0F{i}"]]) for i in range(3)} == {200, 400, 100}
+    lag = problem.edges.lag[[problem.edges.before.tolist().index(problem.index[f"0F{i}"]) for i in range(3)]]
+    assert lag.tolist() == [2 + 8, 2 + 16, 2 + 4]
+
+
+def test_all_of_the_profiles_length_are_the_plain_step() -> None:
+    plain = Step(2, 3).problem(PROFILE)
+    assert Step(2, 3, lengths=(64, 64, 64)).problem(PROFILE) == plain == Step(2, 3, lengths=(-1.0,) * 3).problem(PROFILE)
+
+
+def test_slow_ranks_make_attention_slower() -> None:
+    slow = replace(PROFILE, rank_factors=(1.0, 2.0))
+    problem = Step(2, 2, lengths=(64, 128)).problem(slow)
+    assert (duration(problem, "0F1"), duration(problem, "1F1")) == (448, 896)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_orders_against_all_permutations(seed: int) -> None:
+    """The bound is at most the best of all orders; what the search finds is one of them."""
+    rng = random.Random(seed)
+    lengths = tuple(rng.choice((16, 32, 64, 128)) for _ in range(3))
+    step = Step(2, 3, lengths=lengths, fused=True)
+    values = {order: optimum(replace(step, lengths=order).problem(PROFILE)) for order in set(permutations(lengths))}
+    best = min(value for value in values.values() if value is not None)
+    bounds = {bound_over_orders(replace(step, lengths=order).problem(PROFILE)) for order in values}
+    assert len(bounds) == 1
+    assert bounds.pop() <= best
+    schedule, tried = solve_auto(PROFILE, replace(step, order="auto"), effort=0.2)
+    assert schedule.certificate is not None
+    assert verify(schedule.problem, schedule) == ()
+    assert best <= schedule.certificate.value <= min(value for value in values.values() if value) * 1.02
+    assert min(one.value for one in tried if one.value) == schedule.certificate.value
+
+
+def test_an_order_of_lanes_of_its_own_is_not_below_the_bound() -> None:
+    """Where each stage may take microbatches in another order, by a solver that does not know of lanes' order."""
+    problem = Step(1, 2, lengths=(64, 128), fused=True).problem(replace(PROFILE, layers=(BLOCK,)))
+    assert bound_over_orders(problem) == optimum(problem) == problem.work
+
+
+def test_named_orders_and_moves() -> None:
+    step = Step(2, 5, lengths=(30, 10, 50, 20, 40), order="auto")
+    assert {name: one.lengths for name, one in choices(step)} == {
+        " order=given": (30, 10, 50, 20, 40),
+        " order=shortest first": (10, 20, 30, 40, 50),
+        " order=longest first": (50, 40, 30, 20, 10),
+        " order=longest in the middle": (10, 30, 50, 40, 20),
+        " order=shortest in the middle": (50, 30, 10, 20, 40),
+    }
+    found = [one.lengths for _, one in moves(replace(step, order="given"))]
+    assert len(found) == len(set(found)) == 4 * 4
+    assert all(sorted(one) == [10, 20, 30, 40, 50] for one in found)
+    assert [name for name, _ in choices(replace(step, lengths=(10,) * 5))] == [" order=given"]
+
+
+def test_words_and_files(tmp_path: Path) -> None:
+    assert read("512, 1024") == (512.0, 1024.0)
+    assert read("0.5x,1x") == (-0.5, -1.0)
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens,text\n100,a\n200,b\n")
+    assert read(str(path)) == (100.0, 200.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("nothing.csv", "neither numbers"), ("12,,3", "length 1 is '', and no number"), ("1,0", "length 1 is 0: above 0")],
+)
+def test_wrong_words_are_named(said: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        read(said)
+
+
+def test_wrong_use_is_named() -> None:
+    with pytest.raises(BadInput, match="lengths: 2 lengths for 3 microbatches"):
+        Step(2, 3, lengths=(1, 2))
+    with pytest.raises(BadInput, match="order 'free': microbatches are alike"):
+        Step(2, 3, order="auto")
+    with pytest.raises(BadInput, match="lengths: the profile does not say how many tokens"):
+        Step(2, 2, lengths=(10, 20)).problem(replace(PROFILE, facts={}))
+    with pytest.raises(BadInput, match="lengths: the profile's microbatches differ already"):
+        Step(2, 2, lengths=(32, 64)).problem(replace(PROFILE, microbatch_factors=(1.0, 2.0)))
+
+
+def test_the_command_says_the_order_and_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    step = ["--ranks", "2", "--microbatches", "4", "--lengths", "16,128,32,64", "--order", "free", "--effort", "0.1"]
+    assert main(["solve", str(path), *step, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert {one["placement"] for one in said["tried"]} >= {"single order=given", "single order=shortest first"}
+    (bound,) = said["bound_of_every_order of microbatches"].values()
+    assert bound <= said["bound"] <= said["value"]
+
+
+def test_a_schedule_of_unlike_lengths_is_exact() -> None:
+    problem = Step(2, 2, lengths=(16, 128), fused=True).problem(PROFILE)
+    schedule = solve(problem, effort=0.1)
+    assert schedule.certificate is not None
+    assert schedule.certificate.value == schedule.certificate.bound == optimum(problem)

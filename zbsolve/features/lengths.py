@@ -1,0 +1,159 @@
+"""Microbatches of unlike lengths: how many tokens each has, and in which order they come.
+
+A microbatch of l times a profile's sequence takes l times as long at all but causal attention, whose part takes l² times as
+long; it keeps and sends l times the bytes. Which microbatch comes first is a decision: lanes run in the order of numbers, so
+another order is another numbering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..layer import layer_ranges
+from ..problem import Problem
+from ..util.errors import BadInput
+from .cuts import SEQUENCE, tokens_of
+from .feature import AUTO, Feature, Field, is_auto
+
+Lengths = tuple[float, ...]  # tokens of each microbatch; below 0: times the profile's sequence
+FREE, GIVEN = "free", "given"
+MOST_CHARACTERS = 10_000_000
+# Orders by name, as the numbers of microbatches of ascending lengths.
+SHAPES = ("shortest first", "longest first", "longest in the middle", "shortest in the middle")
+
+
+def _read(said: str) -> Lengths:
+    """Lengths from "512,1024,768", "0.5x,1x,2x", or the first column of a file. Raises BadInput."""
+    where, text = "lengths", said
+    if not said.replace("x", "").replace(",", "").replace(".", "").replace(" ", "").isdecimal():
+        where = said
+        try:
+            text = Path(said).read_text(encoding="utf-8")[:MOST_CHARACTERS]
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"lengths '{said[:60]}': neither numbers such as 512,1024 nor a file: {error}") from None
+        rows = [line.split(",")[0].strip() for line in text.splitlines() if line.strip()]
+        text = ",".join(rows[not rows[0][:1].isdecimal() :]) if rows else ""
+    found = []
+    for number, word in enumerate(text.split(",")):
+        try:
+            length = float(word.strip().removesuffix("x"))
+        except ValueError:
+            raise BadInput(f"{where}: length {number} is '{word.strip()[:40]}', and no number") from None
+        if not 0 < length < float("inf"):
+            raise BadInput(f"{where}: length {number} is {word.strip()[:40]}: above 0 is needed")
+        found.append(-length if word.strip().endswith("x") else length)
+    return tuple(found)
+
+
+def _check(step: Any) -> None:
+    lengths = step.lengths
+    if lengths and len(lengths) != step.microbatches:
+        raise BadInput(f"lengths: {len(lengths)} lengths for {step.microbatches} microbatches: one of each is needed")
+    if step.order not in (GIVEN, AUTO):
+        raise BadInput(f"order '{step.order}': {GIVEN} or {FREE}")
+    if is_auto(step.order) and not lengths:
+        raise BadInput("order 'free': microbatches are alike: give their lengths")
+
+
+def factors_of(lengths: Sequence[float], profile: Any) -> tuple[float, ...]:
+    """How many times as long as the profile's sequence each microbatch is. Raises BadInput where nobody knows."""
+    tokens = tokens_of(profile.facts.get(SEQUENCE))
+    if tokens is None and max(lengths) > 0:
+        raise BadInput(
+            f"lengths: the profile does not say how many tokens its sequence has (fact '{SEQUENCE}'): write them as "
+            "multiples of it, such as 0.5x,1x,2x"
+        )
+    return tuple(-one if one < 0 else one / (tokens or 1) for one in lengths)
+
+
+def _model(profile: Any, step: Any) -> Any:
+    """The profile with microbatches so long: what goes with l in times, bytes and messages."""
+    if not step.lengths:
+        return profile
+    factors = factors_of(step.lengths, profile)
+    if profile.microbatch_factors not in ((), factors):
+        raise BadInput("lengths: the profile's microbatches differ already (field 'microbatch_factors')")
+    return replace(profile, microbatch_factors=factors)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """Attention's part of each pass goes with l², of which l is there already."""
+    if not staged.step.lengths:
+        return problem
+    layers, p = staged.model.layers, problem.passes
+    attention = np.zeros((2, problem.stages))
+    for stage, here in enumerate(layer_ranges(staged.counts)):
+        attention[:, stage] = [sum(getattr(layers[i], f"attention_{kind}") for i in here) for kind in ("F", "B")]
+    slow = np.asarray(staged.profile.rank_factors or (1.0,) * problem.ranks)
+    factor = np.asarray(staged.profile.microbatch_factors)
+    duration = p.duration.astype(np.float64)
+    for row, kinds in enumerate((("F", "X"), ("B", "BW"))):
+        rows = problem.rows(*kinds)
+        more = factor[p.microbatch[rows]] ** 2 - factor[p.microbatch[rows]]
+        duration[rows] += attention[row, p.stage[rows]] * slow[p.rank[rows]] * more
+    return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
+
+
+def choices(step: Any) -> list[tuple[str, Any]]:
+    """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
+    if not is_auto(step.order):
+        return [("", step)]
+    order = np.argsort(np.abs(step.lengths), kind="stable")
+    up, down = order.tolist(), order[::-1].tolist()
+    hill = [*up[::2], *up[1::2][::-1]]
+    valley = [*down[::2], *down[1::2][::-1]]
+    found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
+    steps = {tuple(step.lengths[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
+    return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
+
+
+def moves(step: Any) -> Iterator[tuple[str, Any]]:
+    """Steps where one microbatch comes at another one's place, the longest first; and their names."""
+    numbers, lengths = list(range(len(step.lengths))), np.abs(step.lengths)
+    seen = {step.lengths}
+    for i in np.argsort(-lengths, kind="stable").tolist():
+        rest = [number for number in numbers if number != i]
+        for place in numbers:
+            one = in_order(step, [*rest[:place], i, *rest[place:]])
+            if one.lengths not in seen:
+                seen.add(one.lengths)
+                yield f" order={','.join(f'{abs(length):g}' for length in one.lengths)}", one
+
+
+def in_order(step: Any, numbers: Sequence[int]) -> Any:
+    """The step whose microbatch i is number `numbers[i]` of this one's."""
+    return replace(step, lengths=tuple(step.lengths[i] for i in numbers), order=GIVEN)
+
+
+LENGTHS = Feature(
+    "lengths",
+    (
+        Field(
+            "lengths",
+            (),
+            "tokens of each microbatch: 512,1024,768, multiples of the profile's sequence such as 0.5x,1x, or a file with "
+            "one a line (default: all as profiled)",
+            "LENGTHS",
+            read=_read,
+            fixed="takes",
+        ),
+        Field(
+            "order",
+            GIVEN,
+            "of microbatches with --lengths: as given, or free: which comes first is for the search to decide "
+            "(default: given)",
+            choices=(GIVEN, FREE),
+            read=lambda said: AUTO if said == FREE else said,
+            closed=GIVEN,
+            fixed="comes first",
+        ),
+    ),
+    _check,
+    _build,
+    _model,
+)
