@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule
     from .search.auto import solve_auto as solve_auto
+    from .search.idle_room import work_room as work_room
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
     from .search.task_runner import solvers_on as solvers_on
-    from .search.work_room import work_room as work_room
     from .show.comparison import compare as compare
     from .show.schedule_comparison import compare_schedules as compare_schedules
     from .step import Step as Step
@@ -69,7 +69,7 @@ _HOMES = {
     "search.pareto": "frontier",
     "search.solver": "solve",
     "search.task_runner": "solvers_on",
-    "search.work_room": "work_room",
+    "search.idle_room": "work_room",
     "show.comparison": "compare",
     "show.schedule_comparison": "compare_schedules",
     "step": "Step",

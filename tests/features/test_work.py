@@ -10,7 +10,7 @@ import pytest
 from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, solve, verify
 from zbsolve.build import Work, with_work
 from zbsolve.features.work import ANY, WORK, on_ranks
-from zbsolve.search.work_room import work_room
+from zbsolve.search.idle_room import work_room
 
 from ..support.exact_streams import optimum
 from ..support.profiles import equal_layers

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from ..build.work import MOST_PIECES, Work, with_work
+from ..kinds import WORK
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
@@ -81,7 +84,7 @@ def _gaps(base: Schedule, piece: int, ranks: Sequence[int], value: int) -> dict[
 
 def _in_gaps(base: Schedule, step: Problem, gaps: dict[int, list[int]]) -> Schedule:
     """The step with work in the order of the one without it, its pieces in the first gaps that have room for them."""
-    order, works = dict(base.order), step.rows("J")
+    order, works = dict(base.order), np.flatnonzero(step.passes.that(feature=WORK))
     for rank, counts in gaps.items():
         pieces = iter(step.names[i] for i in works[step.passes.rank[works] == rank])
         names = base.order[f"compute:{rank}"]
