@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...util.kernels import kernel
-from .bound_row import CHAIN, LAST_EXCHANGE, SERIAL, SINGLE, SLICES, L, P
+from .bound_row import BoundRow
 from .chunk_kernels import possible_chunks
 from .peak_kernels import fitting, spread, staying
 from .split_kernels import MAX_SLACK, possible_split
@@ -27,11 +27,11 @@ def least_makespans(rows):  # type: ignore[no-untyped-def]
     scratch = np.zeros(scratch_size(rows), np.int64)
     for i in range(len(rows)):
         row = rows[i]
-        most = row[SERIAL]
+        most = row.serial
         if not possible(row, most, scratch):
             found[i] = NEVER
             continue
-        least = least_between(row, row[CHAIN] - 1, most, False, scratch)
+        least = least_between(row, row.chain - 1, most, False, scratch)
         if least < most and not possible(row, least, scratch):
             step = 1 + least // FIRST_STEP
             while least + step < most and not possible(row, least + step, scratch):
@@ -57,22 +57,22 @@ def least_between(row, low, high, all_rules, scratch):  # type: ignore[no-untype
 @kernel
 def scratch_size(rows):  # type: ignore[no-untyped-def]
     """Whole numbers that looking at any of the rows needs."""
-    return 1 + rows[:, P].max() + 2 * (MAX_SLACK + 1) * (rows[:, L].max() + 1)
+    return 1 + rows["ranks"].max() + 2 * (MAX_SLACK + 1) * (rows["blocks"].max() + 1)
 
 
 @kernel
 def possible(row, x, scratch):  # type: ignore[no-untyped-def]
     """Whether no condition forbids a makespan of x µs. scratch: `scratch_size` whole numbers that are overwritten."""
-    return possible_ranks(row, x, scratch) and (row[SINGLE] or possible_split(row, x, scratch))
+    return possible_ranks(row, x, scratch) and (row.single or possible_split(row, x, scratch))
 
 
 @kernel
 def possible_ranks(row, x, scratch):  # type: ignore[no-untyped-def]
     """The same without a look at how each rank's blocks lie on its stages."""
-    way = x - row[LAST_EXCHANGE]
-    if way < row[CHAIN] + (spread(row, float(staying(row, way)), fitting(row), 0) if row[SLICES] == 1 else 0.0):
+    way = x - row.last_exchange
+    if way < row.chain + (spread(row, float(staying(row, way)), fitting(row), 0) if row.slices == 1 else 0.0):
         return False
-    return possible_single(row, x) if row[SINGLE] else possible_chunks(row, x, scratch)
+    return possible_single(row, x) if row.single else possible_chunks(row, x, scratch)
 
 
 @kernel
@@ -82,7 +82,7 @@ def refuted(rows, bounds):  # type: ignore[no-untyped-def]
     found = np.zeros(len(rows), np.bool_)
     scratch = np.zeros(scratch_size(rows), np.int64)
     for i in range(len(rows)):
-        most = rows[i, SERIAL]
+        most = rows[i].serial
         x = most if bounds[i] < 0 or bounds[i] > most else bounds[i] - 1
         found[i] = not possible(rows[i], x, scratch)
     return found

@@ -9,7 +9,7 @@ itself is on its way; slices together take what the microbatch takes.
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel
-from .bound_row import COPIED, GAP, HB, HF, PART_B, PART_F, PART_SENT, PENDING, SLICES, STAYS, B, F, M, P, V, W
+from .bound_row import BoundRow
 from .idle_kernels import kept_of_block
 from .peak_kernels import ROUNDING
 
@@ -17,16 +17,16 @@ from .peak_kernels import ROUNDING
 @inner_kernel
 def both_ways(row):  # type: ignore[no-untyped-def]
     """µs of a block's F and B, of slices in the mean."""
-    return float(row[F] + row[B]) / float(row[SLICES])
+    return float(row.forward + row.backward) / float(row.slices)
 
 
 @inner_kernel
 def kept_for(row, blocks, behind):  # type: ignore[no-untyped-def]
     """µs that a stage keeps a microbatch, or a slice in the mean, at least: so many blocks on it and on stages behind it,
     of which `behind` get a message. Each stage's slices are rounded."""
-    turn = row[GAP] + (row[HF] + row[HB] if row[SLICES] == 1 else 0)  # from the last block's F to its B
-    rounded = 2 * row[P] * row[V] if row[SLICES] > 1 else 0
-    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row[PART_SENT] - rounded)
+    turn = row.shard_gap + (row.head_forward + row.head_backward if row.slices == 1 else 0)  # from the last block's F to its B
+    rounded = 2 * row.ranks * row.chunks if row.slices > 1 else 0
+    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.slice_message - rounded)
 
 
 @inner_kernel
@@ -35,22 +35,22 @@ def held_in_time(row, span, sizes, held, room):  # type: ignore[no-untyped-def]
     for W. sizes: its blocks, and those of its largest stage; held: block-µs of a microbatch from F to B, and the sum of
     squares of its stages' blocks; room: blocks of microbatches that fit, and bytes for them."""
     (head, end, done), (blocks, large), (turns, squares), (there, left) = span, sizes, held, room
-    if row[COPIED] > 0 or row[STAYS] <= row[SLICES] or blocks == 0:
+    if row.copied_bytes > 0 or row.stay_bytes <= row.slices or blocks == 0:
         return True
-    at_once = float(large) / float(row[SLICES])  # blocks of the largest pass
-    need, most = float(row[M]) * turns * (1 - ROUNDING), float(row[M] * blocks)
+    at_once = float(large) / float(row.slices)  # blocks of the largest pass
+    need, most = float(row.microbatches) * turns * (1 - ROUNDING), float(row.microbatches * blocks)
     some, time = min(there, most), float(end - head)
-    if need > some * time - ramps(row, some - at_once, float(row[PART_F] + row[PART_B]), time):
+    if need > some * time - ramps(row, some - at_once, float(row.slice_forward + row.slice_backward), time):
         return False
-    weights = float(row[M]) * squares * float(row[W]) if row[SLICES] == 1 else 0.0
-    need += weights * min(1.0, row[PENDING] / row[STAYS]) * (1 - ROUNDING)
+    weights = float(row.microbatches) * squares * float(row.weight) if row.slices == 1 else 0.0
+    need += weights * min(1.0, row.pending_bytes / row.stay_bytes) * (1 - ROUNDING)
     some, time = min(left / kept_of_block(row), most), float(done - head)
-    return need <= some * time - ramps(row, some - at_once, float(row[PART_F]), time)
+    return need <= some * time - ramps(row, some - at_once, float(row.slice_forward), time)
 
 
 @inner_kernel
 def ramps(row, blocks, each, time):  # type: ignore[no-untyped-def]
     """Block-µs of memory that nobody uses before so many blocks of microbatches are there, and behind them, at least. each:
     µs of a slice of a block before and behind. None where both ends meet in the `time` that there is."""
-    each = max(0.0, blocks) * each * float(row[SLICES])
+    each = max(0.0, blocks) * each * float(row.slices)
     return each * blocks / 2.0 * (1 - ROUNDING) if 0.0 < each <= time else 0.0

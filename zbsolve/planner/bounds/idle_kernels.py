@@ -28,48 +28,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    AWAY,
-    BACK,
-    COPIED,
-    EF,
-    EW,
-    GAP,
-    GATHERED,
-    HB,
-    HF,
-    HW,
-    LAST_EXCHANGE,
-    LATE_B,
-    LATE_F,
-    LEAST_EXCHANGE,
-    LOOKUP,
-    OUT,
-    PART_B,
-    PART_EF,
-    PART_F,
-    PART_SENT,
-    PENDING,
-    SENT,
-    SHARD,
-    SHARD_PENDING,
-    SHARD_S,
-    SINGLE,
-    SLICES,
-    START,
-    STATES,
-    STAYS,
-    TRANSIENT,
-    UNREDUCED,
-    VEE,
-    B,
-    F,
-    L,
-    M,
-    P,
-    V,
-    W,
-)
+from .bound_row import BoundRow
 from .peak_kernels import ROUNDING
 
 ANY = 1e18  # blocks
@@ -92,45 +51,45 @@ def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyp
 @inner_kernel
 def has_time(row, x, r, blocks, head, room, behind):  # type: ignore[no-untyped-def]
     """Whether rank r has time for so many blocks. The others: as in `works_in_time`."""
-    after = max(0, behind - blocks) if row[SINGLE] else behind
-    first, stages = (row[L] - behind, min(blocks, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
+    after = max(0, behind - blocks) if row.single else behind
+    first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
     out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row[GATHERED]))
+    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered_bytes))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
     idle = idle_before(row, r, window, there, head, out)
-    before = row[L] - behind if row[SINGLE] else max(0, r - 1)
+    before = row.blocks - behind if row.single else max(0, r - 1)
     if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
         return False
-    ends = x - row[LAST_EXCHANGE] - back  # its last F
+    ends = x - row.last_exchange - back  # its last F
     if out <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
-        idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
-    return idle + float(work_of(row, r, blocks)) <= float(x - row[LEAST_EXCHANGE])
+        idle += idle_behind(row, r, window, there, left, x - row.least_exchange - ends)
+    return idle + float(work_of(row, r, blocks)) <= float(x - row.least_exchange)
 
 
 @inner_kernel
 def drains_in_time(row, x, r, blocks, before, idle, left):  # type: ignore[no-untyped-def]
     """Whether all that rank r does up to its last B is done so that the stages before its first one, with so many blocks,
     have time for theirs. idle: µs before its first B; left: bytes for what passes keep."""
-    drain = row[LOOKUP] + (before * row[PART_B] + (r - 1) * row[PART_SENT] if r > 0 else 0)
+    drain = row.shard_lookup + (before * row.slice_backward + (r - 1) * row.slice_message if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
-    return idle + done <= float(x - row[LAST_EXCHANGE] - drain)
+    return idle + done <= float(x - row.last_exchange - drain)
 
 
 @inner_kernel
 def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
     """µs of W and T that rank r has behind its last B, at most, where what these need lies in `left` bytes until then."""
-    pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
-    weights, shards, rate = float(row[M] * blocks * row[W]), float(row[M] * (row[SHARD] - row[SHARD_S])), 0.0
+    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
+    weights, shards, rate = float(row.microbatches * blocks * row.weight), float(row.microbatches * (row.shard_work - row.shard_S)), 0.0
     found = weights + shards
     if pending > 0.0:
-        rate = float(row[W]) / pending
+        rate = float(row.weight) / pending
         found = min(weights, left * rate) + shards
-        if row[SHARD_PENDING] > 0:
-            found = min(found, left * max(rate, shards / float(row[M] * row[SHARD_PENDING])))
-    found += float(row[M] * row[EW]) if r == 0 else 0.0
-    found += float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
+        if row.shard_pending_bytes > 0:
+            found = min(found, left * max(rate, shards / float(row.microbatches * row.shard_pending_bytes)))
+    found += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
+    found += float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
     return found * (1 + ROUNDING) + roundings(row)
 
 
@@ -138,7 +97,7 @@ def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
 def all_stages(row, r, blocks):  # type: ignore[no-untyped-def]
     """The window of the last of a rank's stages, where nobody knows how its blocks lie on them: but the first and the last
     stage, each has one at least."""
-    if row[SINGLE]:
+    if row.single:
         return blocks, blocks, 0, 0, 1.0 / max(1, blocks)
     return blocks, 0, 0, 0, 1.0 + (1.0 / max(1, blocks) if stages_behind(row, r) == 0 else 0.0)
 
@@ -146,34 +105,34 @@ def all_stages(row, r, blocks):  # type: ignore[no-untyped-def]
 @inner_kernel
 def stages_behind(row, r):  # type: ignore[no-untyped-def]
     """Stages behind the last one of rank r, each with a boundary between ranks before it."""
-    return r if row[VEE] else row[P] - 1 - r
+    return r if row.vee else row.ranks - 1 - r
 
 
 @inner_kernel
 def work_of(row, r, blocks):  # type: ignore[no-untyped-def]
     """µs of all passes of rank r with so many blocks."""
     first, last = r == 0, stages_behind(row, r) == 0
-    sends = 2 * row[V] - (1 if first else 0) - (1 if last else 0) - (2 if row[VEE] and r == row[P] - 1 else 0)
-    ends = (row[EF] + row[EW] if first else 0) + (row[HF] + row[HB] + row[HW] if last else 0)
-    return row[M] * (blocks * (row[F] + row[B] + row[W]) + row[SHARD] + sends * row[SENT] + ends)
+    sends = 2 * row.chunks - (1 if first else 0) - (1 if last else 0) - (2 if row.vee and r == row.ranks - 1 else 0)
+    ends = (row.embedding_forward + row.embedding_weight if first else 0) + (row.head_forward + row.head_backward + row.head_weight if last else 0)
+    return row.microbatches * (blocks * (row.forward + row.backward + row.weight) + row.shard_work + sends * row.message + ends)
 
 
 @inner_kernel
 def before_backward(row, first, behind, after):  # type: ignore[no-untyped-def]
     """µs before the first B of a stage of a rank at least, with so many stages behind it that a message goes to, which have
     `after` blocks at least. first: as in `through_all`."""
-    found = row[START] + row[LOOKUP] + row[PART_EF] + through_all(row, first, row[F], row[PART_F], row[LATE_F]) + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + behind) * row[PART_SENT] + after * row[LATE_B]
-    return found + (row[HF] + (row[HB] if behind else 0) if row[SLICES] == 1 else 0)
+    found = row.first_gather + row.shard_lookup + row.slice_embedding + through_all(row, first, row.forward, row.slice_forward, row.late_forward) + row.shard_gap
+    found += (row.ranks * row.chunks - 1 - row.vee + behind) * row.slice_message + after * row.late_backward
+    return found + (row.head_forward + (row.head_backward if behind else 0) if row.slices == 1 else 0)
 
 
 @inner_kernel
 def behind_forward(row, first, behind, after):  # type: ignore[no-untyped-def]
     """µs from the last F of a stage to the end of the first stage's last B at least. Its own message is part of its F.
     first, behind, after: as in `before_backward`."""
-    found = row[LOOKUP] + through_all(row, first, row[B], row[PART_B], row[LATE_B]) + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + max(0, behind - 1)) * row[PART_SENT] + after * row[LATE_F]
-    return found + (row[HB] + (row[HF] if behind else 0) if row[SLICES] == 1 else 0)
+    found = row.shard_lookup + through_all(row, first, row.backward, row.slice_backward, row.late_backward) + row.shard_gap
+    found += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.slice_message + after * row.late_forward
+    return found + (row.head_backward + (row.head_forward if behind else 0) if row.slices == 1 else 0)
 
 
 @inner_kernel
@@ -182,11 +141,11 @@ def through_all(row, first, whole, part, late):  # type: ignore[no-untyped-def]
     each at least, and of the last one. On one stage they follow one another: on one with most blocks, or on a rank's first,
     where that is known. first: blocks before that stage, and on it."""
     before, here = first
-    most = -(-row[L] // (row[P] * row[V]))  # blocks on some stage
-    if row[SLICES] == 1:
-        return row[L] * whole
-    there = before * part + here * whole - row[SLICES] + (row[L] - before - here) * late  # each slice is rounded
-    return max((row[L] + (row[SLICES] - 1) * most) * part, there)
+    most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
+    if row.slices == 1:
+        return row.blocks * whole
+    there = before * part + here * whole - row.slices + (row.blocks - before - here) * late  # each slice is rounded
+    return max((row.blocks + (row.slices - 1) * most) * part, there)
 
 
 @inner_kernel
@@ -196,14 +155,14 @@ def idle_before(row, r, window, there, head, begins):  # type: ignore[no-untyped
     kept, first, _, _, share = window
     if kept <= 0:
         return float(head)
-    fits = min(there + copied_in(row, begins, row[OUT]), float(row[M] * kept))
+    fits = min(there + copied_in(row, begins, row.copy_out), float(row.microbatches * kept))
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
-    done = fits * (float(row[F]) + share * float(row[SENT])) + whole * behind_window(row, r, window)
-    done += whole * float(row[SHARD]) + roundings(row)
+    done = fits * (float(row.forward) + share * float(row.message)) + whole * behind_window(row, r, window)
+    done += whole * float(row.shard_work) + roundings(row)
     if r == 0:  # its first stage may have no block
-        done += min(float(row[M]), fits / first) * float(row[EF]) if first > 0 else float(row[M] * (row[EF] + row[SENT]))
-    done += whole * float(row[HF]) if stages_behind(row, r) == 0 else 0.0
+        done += min(float(row.microbatches), fits / first) * float(row.embedding_forward) if first > 0 else float(row.microbatches * (row.embedding_forward + row.message))
+    done += whole * float(row.head_forward) if stages_behind(row, r) == 0 else 0.0
     return max(float(head), float(begins) - done * (1 + ROUNDING))
 
 
@@ -212,34 +171,34 @@ def idle_behind(row, r, window, there, left, time):  # type: ignore[no-untyped-d
     """µs that rank r is idle of the `time` behind the last F of a window's stage. What it works on then is kept from F to B,
     from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
     kept, _, _, _, share = window
-    pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
+    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
     if kept <= 0 or pending <= 0.0:
         return 0.0
-    copied, weight = copied_in(row, time, row[BACK]), float(row[W]) / pending
-    here = min(there, float(row[M] * kept))
-    whole = microbatches(row, min(there + copied, float(row[M] * kept)), kept)
-    shards = float(row[SHARD] - row[SHARD_S])
-    done = kept_work(row, here, left, weight) + float(row[M]) * shards
-    if row[SHARD_PENDING] > 0:
-        done = min(done, kept_work(row, here, left, max(weight, shards / float(row[SHARD_PENDING]))) + whole * shards)
-    done += copied * float(row[B] + row[W]) + (here + copied) * share * float(row[SENT])
-    done += whole * (behind_window(row, r, window) + float(row[SHARD_S])) + roundings(row)
-    done += float(row[M] * row[EW]) if r == 0 else 0.0
-    done += whole * float(row[HB]) + float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
+    copied, weight = copied_in(row, time, row.copy_back), float(row.weight) / pending
+    here = min(there, float(row.microbatches * kept))
+    whole = microbatches(row, min(there + copied, float(row.microbatches * kept)), kept)
+    shards = float(row.shard_work - row.shard_S)
+    done = kept_work(row, here, left, weight) + float(row.microbatches) * shards
+    if row.shard_pending_bytes > 0:
+        done = min(done, kept_work(row, here, left, max(weight, shards / float(row.shard_pending_bytes))) + whole * shards)
+    done += copied * float(row.backward + row.weight) + (here + copied) * share * float(row.message)
+    done += whole * (behind_window(row, r, window) + float(row.shard_S)) + roundings(row)
+    done += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
+    done += whole * float(row.head_backward) + float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
     return max(0.0, float(time) - done * (1 + ROUNDING))
 
 
 @inner_kernel
 def kept_work(row, there, left, rate):  # type: ignore[no-untyped-def]
     """µs of B and W of what is kept in `left` bytes: of up to `there` blocks from F to B, and `rate` µs of a byte beside."""
-    each = float(row[B] + row[W])
+    each = float(row.backward + row.weight)
     return max(there * each + max(0.0, left - there * kept_of_block(row)) * rate, left * rate)
 
 
 @inner_kernel
 def microbatches(row, fits, kept):  # type: ignore[no-untyped-def]
     """Microbatches that are kept on all stages of a window at a time, where `fits` blocks of them are, at most."""
-    return np.floor(fits / float(kept)) if row[SLICES] == 1 else fits / float(kept)
+    return np.floor(fits / float(kept)) if row.slices == 1 else fits / float(kept)
 
 
 @inner_kernel
@@ -248,21 +207,21 @@ def behind_window(row, r, window):  # type: ignore[no-untyped-def]
     _, _, later, turns, _ = window
     if turns == 0:
         return 0.0
-    head = row[HF] + row[HB] + row[HW] if stages_behind(row, r) == 0 else 0
-    return float(later * (row[F] + row[B] + row[W]) + 2 * turns * row[SENT] + head)
+    head = row.head_forward + row.head_backward + row.head_weight if stages_behind(row, r) == 0 else 0
+    return float(later * (row.forward + row.backward + row.weight) + 2 * turns * row.message + head)
 
 
 @inner_kernel
 def room_beside(row, blocks, room):  # type: ignore[no-untyped-def]
     """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
-    return float(max(0, room - blocks * row[STATES] - row[TRANSIENT]))
+    return float(max(0, room - blocks * row.state_bytes - row.transient_bytes))
 
 
 @inner_kernel
 def gathered_fit(row, blocks, room):  # type: ignore[no-untyped-def]
     """Whether so many blocks' gathered parameters and gradients fit on a rank when the first B of some stage begins. room:
     bytes for blocks and their states."""
-    beside = float(blocks * (row[STATES] + row[GATHERED]) + row[TRANSIENT])
+    beside = float(blocks * (row.state_bytes + row.gathered_bytes) + row.transient_bytes)
     return blocks == 0 or beside + gradients_there(row, blocks, room) <= float(room)
 
 
@@ -272,19 +231,19 @@ def gradients_there(row, blocks, room):  # type: ignore[no-untyped-def]
     no B, so it keeps all microbatches, on the device or in host memory: so many blocks as these hold. Of several stages also
     when the first B of some stage begins: before the lowest of them, either no stage behind it has reduced, or it and all
     before it keep all microbatches. room: bytes for blocks and their states."""
-    if row[UNREDUCED] == 0:
+    if row.unreduced_bytes == 0:
         return 0.0
-    kept = max(row[STAYS], row[COPIED])
-    empty = max(0, room - blocks * row[STATES] + row[AWAY]) // (row[M] * kept + row[GATHERED]) if kept > 0 else blocks
-    return float(max(0, blocks - empty) * row[UNREDUCED])
+    kept = max(row.stay_bytes, row.copied_bytes)
+    empty = max(0, room - blocks * row.state_bytes + row.host_bytes) // (row.microbatches * kept + row.gathered_bytes) if kept > 0 else blocks
+    return float(max(0, blocks - empty) * row.unreduced_bytes)
 
 
 @inner_kernel
 def kept_of_block(row):  # type: ignore[no-untyped-def]
     """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
     unless those took it away. A slice's part is rounded."""
-    size = row[COPIED] if row[COPIED] > 0 else row[STAYS]
-    return float(size - (row[SLICES] if row[SLICES] > 1 else 0))
+    size = row.copied_bytes if row.copied_bytes > 0 else row.stay_bytes
+    return float(size - (row.slices if row.slices > 1 else 0))
 
 
 @inner_kernel
@@ -293,13 +252,13 @@ def blocks_there(row, left):  # type: ignore[no-untyped-def]
     size = kept_of_block(row)
     if size <= 0.0:
         return ANY
-    return np.floor(left / size) if row[SLICES] == 1 else left / size
+    return np.floor(left / size) if row.slices == 1 else left / size
 
 
 @inner_kernel
 def copied_in(row, time, each):  # type: ignore[no-untyped-def]
     """Blocks of microbatches whose copies of `each` µs there is time for, where stages copy all that they keep."""
-    if row[COPIED] <= 0:
+    if row.copied_bytes <= 0:
         return 0.0
     return float(max(0, time) // each) if each > 0 else ANY
 
@@ -307,4 +266,4 @@ def copied_in(row, time, each):  # type: ignore[no-untyped-def]
 @inner_kernel
 def roundings(row):  # type: ignore[no-untyped-def]
     """µs that slices of a rank's passes take more than their parts, at most: less than one each."""
-    return float(row[M] * row[V] * row[SLICES]) if row[SLICES] > 1 else 0.0
+    return float(row.microbatches * row.chunks * row.slices) if row.slices > 1 else 0.0

@@ -15,7 +15,7 @@ is looked at, whole or not.
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel
-from .bound_row import BACK, COPIED, GAP, OUT, SOME, STATES, TRANSIENT, B, F, L, M, P, V
+from .bound_row import BoundRow
 from .peak_kernels import ROUNDING
 
 
@@ -23,14 +23,14 @@ from .peak_kernels import ROUNDING
 def in_time(row, x, room, most):  # type: ignore[no-untyped-def]
     """The largest number of blocks, up to `most`, that a rank with offload can have where the makespan is x. room: its bytes
     for blocks and their states."""
-    if row[COPIED] <= 0 or most < 0:
+    if row.copied_bytes <= 0 or most < 0:
         return most
     low, high = 0, most  # fewer blocks need less and leave more
     while low < high:
         middle = (low + high + 1) // 2
-        left = room - middle * row[STATES] - row[TRANSIENT]
-        fits = left // row[COPIED] if left > 0 else 0
-        if float(row[M]) * turns_of(row, middle) * (1 - ROUNDING) <= float(fits) * float(x):
+        left = room - middle * row.state_bytes - row.transient_bytes
+        fits = left // row.copied_bytes if left > 0 else 0
+        if float(row.microbatches) * turns_of(row, middle) * (1 - ROUNDING) <= float(fits) * float(x):
             low = middle
         else:
             high = middle - 1
@@ -40,14 +40,14 @@ def in_time(row, x, room, most):  # type: ignore[no-untyped-def]
 @inner_kernel
 def turns_of(row, blocks):  # type: ignore[no-untyped-def]
     """Block-µs of one microbatch on a rank with so many blocks, at least."""
-    passes = row[F] + row[B]
-    copied = float(passes + row[OUT] + row[BACK])
-    if not row[SOME]:
-        each, more = blocks // row[V], blocks % row[V]
-        return copied * float(row[V] * each * each + more * (2 * each + 1))
-    first = (row[V] + 1) // 2
-    there, here = copied / float(first), float(passes) / float(row[V] - first)
-    beside = float(row[GAP])
+    passes = row.forward + row.backward
+    copied = float(passes + row.copy_out + row.copy_back)
+    if not row.some_copy:
+        each, more = blocks // row.chunks, blocks % row.chunks
+        return copied * float(row.chunks * each * each + more * (2 * each + 1))
+    first = (row.chunks + 1) // 2
+    there, here = copied / float(first), float(passes) / float(row.chunks - first)
+    beside = float(row.shard_gap)
     if there + here <= 0.0:
         return 0.0
     stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))
@@ -58,8 +58,8 @@ def turns_of(row, blocks):  # type: ignore[no-untyped-def]
 def turns_of_all(row, least, turn):  # type: ignore[no-untyped-def]
     """Block-µs of one microbatch on all ranks, at least, where some stages of each copy and `least` blocks or more lie on
     others. turn: µs between F and B of the last one of those."""
-    blocks, passes = float(row[L]), float(row[F] + row[B])
-    there = (passes + float(row[OUT] + row[BACK])) / float(row[P] * ((row[V] + 1) // 2))
+    blocks, passes = float(row.blocks), float(row.forward + row.backward)
+    there = (passes + float(row.copy_out + row.copy_back)) / float(row.ranks * ((row.chunks + 1) // 2))
     if there + passes <= 0.0:
         return 0.0
     stay = (2.0 * there * blocks - passes / 2.0 - float(turn)) / (2.0 * there + passes)

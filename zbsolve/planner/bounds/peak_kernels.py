@@ -5,27 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    CAPACITY,
-    COPIED,
-    GATHERED,
-    HEAD_STAYS,
-    OUT,
-    SOME,
-    STATES,
-    STAYS,
-    TABLE,
-    TIED,
-    UNREDUCED,
-    VEE,
-    WAITING,
-    B,
-    F,
-    L,
-    M,
-    P,
-    V,
-)
+from .bound_row import BoundRow
 
 MAX_FIRST = 8  # peaks that are looked at, from which on gradients are there
 MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
@@ -42,12 +22,12 @@ def spread(row, blocks, fits, slack):  # type: ignore[no-untyped-def]
     Where stages gather, their gradients take memory too. A stage that had no B when k microbatches have peaked keeps k of
     them; so these are `fits` / k blocks at most, and from the k-th peak on the gradients of all others leave less room.
     """
-    count = row[M]
+    count = row.microbatches
     best = _spread_of(row, count, blocks, fits)
-    if row[UNREDUCED] > 0 and row[COPIED] == 0 and row[STAYS] > 0:
+    if row.unreduced_bytes > 0 and row.copied_bytes == 0 and row.stay_bytes > 0:
         for k in range(1, min(count, MAX_FIRST) + 1):
-            empty = min(float(row[L]), np.floor((fits + slack) / k))
-            less = fits + slack - (float(row[L]) - empty) * float(row[UNREDUCED]) / float(row[STAYS])
+            empty = min(float(row.blocks), np.floor((fits + slack) / k))
+            less = fits + slack - (float(row.blocks) - empty) * float(row.unreduced_bytes) / float(row.stay_bytes)
             if less + ROUNDING * fits < blocks:
                 return ANY
             best = max(best, _spread_of(row, k, blocks, fits) + _spread_of(row, count - k + 1, blocks, less))
@@ -65,7 +45,7 @@ def _spread_of(row, count, blocks, fits):  # type: ignore[no-untyped-def]
     With one neighbour each, the first and the last distance count over one of both only, and no distance is below
     max(F, B) (2 L − fits).
     """
-    forward, backward = float(row[F]), float(row[B])
+    forward, backward = float(row.forward), float(row.backward)
     nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
     best = (count - 1) * nearest
     for a in range(MAX_NEIGHBOURS):
@@ -83,19 +63,19 @@ def _spread_of(row, count, blocks, fits):  # type: ignore[no-untyped-def]
 def staying(row, x):  # type: ignore[no-untyped-def]
     """Blocks of a microbatch that stay on devices from F to B at least, where the makespan is x: of ranks some of whose
     stages copy, those that copies have no time for."""
-    if not row[SOME]:
-        return row[L]
-    return max(0, row[L] - row[P] * (x // (row[M] * row[OUT]))) if row[OUT] > 0 else 0
+    if not row.some_copy:
+        return row.blocks
+    return max(0, row.blocks - row.ranks * (x // (row.microbatches * row.copy_out))) if row.copy_out > 0 else 0
 
 
 @inner_kernel
 def fitting(row):  # type: ignore[no-untyped-def]
     """Blocks of microbatches that fit on all ranks together while the head keeps one, at most; any number where nothing is
     sure to stay."""
-    if row[STAYS] <= 0:
+    if row.stay_bytes <= 0:
         return ANY
-    tables = 1 if row[TIED] and (row[VEE] or row[P] == 1) else 2
-    ends = 2 * (row[P] * row[V] - 1)
-    states = row[L] * (row[STATES] + row[GATHERED]) + tables * row[TABLE]  # at a peak all stages keep its microbatch
-    room = row[P] * row[CAPACITY] - states - ends * row[WAITING] - row[HEAD_STAYS]
-    return float(room) / float(row[STAYS])
+    tables = 1 if row.tied and (row.vee or row.ranks == 1) else 2
+    ends = 2 * (row.ranks * row.chunks - 1)
+    states = row.blocks * (row.state_bytes + row.gathered_bytes) + tables * row.table_bytes  # at a peak all stages keep its microbatch
+    room = row.ranks * row.capacity - states - ends * row.waiting_bytes - row.head_stay_bytes
+    return float(room) / float(row.stay_bytes)

@@ -21,26 +21,7 @@ there are too many partitions.
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    EXCHANGE,
-    HEAD,
-    LAST_EXCHANGE,
-    LEAST_EXCHANGE,
-    LOOKUP,
-    PART_B,
-    PART_EF,
-    PART_F,
-    PART_SENT,
-    SHARD,
-    SHARD_S,
-    SLICES,
-    START,
-    VEE,
-    L,
-    M,
-    P,
-    V,
-)
+from .bound_row import BoundRow
 from .chunk_kernels import blocks_of_rank, room_of_rank
 from .held_kernels import both_ways, held_in_time, kept_for
 from .idle_kernels import (
@@ -65,7 +46,7 @@ def possible_split(row, x, scratch):  # type: ignore[no-untyped-def]
     `bound_kernels.scratch_size` says: of each rank how many blocks it may have; then two tables, by how many fewer than that
     ranks have and how many blocks lie before their first stages: 1 more than the fewest on the last stages of all ranks
     looked at, 0 where nothing is possible."""
-    p, slack = row[P], -row[L]
+    p, slack = row.ranks, -row.blocks
     for r in range(p):
         scratch[r] = blocks_of_rank(row, x, r)
         slack += scratch[r]
@@ -73,7 +54,7 @@ def possible_split(row, x, scratch):  # type: ignore[no-untyped-def]
         return False
     if slack > MAX_SLACK:
         return True
-    width, taken = row[L] + 1, row[L] + slack
+    width, taken = row.blocks + 1, row.blocks + slack
     following, now = p, p + (MAX_SLACK + 1) * width
     for fewer in range(slack + 1):
         for before in range(width):
@@ -103,17 +84,17 @@ def split_rank(row, x, place, later, scratch):  # type: ignore[no-untyped-def]
     possible. place: the rank, its blocks, blocks before its first stage, and blocks of all ranks before. later: where the
     same of the next rank is, by blocks before its first stage."""
     r, blocks, before, taken = place
-    found, between = 0, row[V] - 2
+    found, between = 0, row.chunks - 2
     if before > taken:
         return 0
-    for first in range(0 if r == 0 else 1, min(blocks, row[L] - before) + 1):
+    for first in range(0 if r == 0 else 1, min(blocks, row.blocks - before) + 1):
         behind = scratch[later + before + first] - 1
         if behind >= 0:
-            after = taken - before if row[VEE] else behind
+            after = taken - before if row.vee else behind
             for last in range(0 if stages_behind(row, r) == 0 else 1, blocks - first - between + 1):
                 if between == 0 and first + last < blocks:
                     continue
-                total = 1 if row[VEE] else 1 + behind + last
+                total = 1 if row.vee else 1 + behind + last
                 if fewest(found, total) != found and rank_fits(row, x, r, (first, last, blocks), before, after):
                     found = total
     return found
@@ -125,32 +106,32 @@ def rank_fits(row, x, r, split, before, after):  # type: ignore[no-untyped-def]
     one. split: blocks of its first stage, of its last one, and of all."""
     first, last, blocks = split
     between = blocks - first - last
-    least = min(min(first, last), 1 if row[V] > 2 else last)  # blocks on its stage with fewest
-    way, all_work = x - row[LAST_EXCHANGE], x - row[LEAST_EXCHANGE]
-    done = x - max(row[LEAST_EXCHANGE], least * row[EXCHANGE])  # passes that an exchange of the rank waits for
-    head, drain = row[START] + row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
+    least = min(min(first, last), 1 if row.chunks > 2 else last)  # blocks on its stage with fewest
+    way, all_work = x - row.last_exchange, x - row.least_exchange
+    done = x - max(row.least_exchange, least * row.exchange)  # passes that an exchange of the rank waits for
+    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup  # before its first F; after its last B
     if r > 0:
-        head += row[PART_EF] + before * row[PART_F] + r * row[PART_SENT]
-        drain += before * row[PART_B] + (r - 1) * row[PART_SENT]
-    left = room_beside(row, blocks, room_of_rank(row, r) + (row[HEAD] if stages_behind(row, r) == 0 else 0))
+        head += row.slice_embedding + before * row.slice_forward + r * row.slice_message
+        drain += before * row.slice_backward + (r - 1) * row.slice_message
+    left = room_beside(row, blocks, room_of_rank(row, r) + (row.head_bytes if stages_behind(row, r) == 0 else 0))
     there = blocks_there(row, left)
-    if row[V] == 2 and row[SLICES] == 1:
+    if row.chunks == 2 and row.slices == 1:
         there = whole_stages(first, last, there)
     work = float(work_of(row, r, blocks))
-    shards = float(row[M] * (row[SHARD] - row[SHARD_S]))  # T, which no exchange of a stage waits for
+    shards = float(row.microbatches * (row.shard_work - row.shard_S))  # T, which no exchange of a stage waits for
     for until, passes in ((all_work, work), (done, work - shards)):
         if passes + idle_at_ends(row, x, r, split, (before, after, head), (there, left), until) > float(until):
             return False
     if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, (before, after, head), there), left):
         return False
-    behind, large = stages_behind(row, r), max(max(first, last), between - (row[V] - 3))
+    behind, large = stages_behind(row, r), max(max(first, last), between - (row.chunks - 3))
     (_, further, _), each = window_of(row, r, split, (before, after, head), 1), both_ways(row)
-    from_first = kept_for(row, row[L] - before, further) + float(0 if r == 0 else row[PART_SENT])
+    from_first = kept_for(row, row.blocks - before, further) + float(0 if r == 0 else row.slice_message)
     from_last = kept_for(row, last + after, behind)
     held, squares = float(first) * from_first + float(last) * from_last, float(first * first + last * last)
     if between > 0:
-        square = float(between * between) / float(row[V] - 2)  # even stages have the least squares
-        held += square * each + float(between) * kept_for(row, last + after + row[P] - 1, behind + row[P])
+        square = float(between * between) / float(row.chunks - 2)  # even stages have the least squares
+        held += square * each + float(between) * kept_for(row, last + after + row.ranks - 1, behind + row.ranks)
         squares += square
     return held_in_time(row, (head, way - drain, done), (blocks, large), (held, squares), (there, left))
 
@@ -160,14 +141,14 @@ def idle_at_ends(row, x, r, split, place, room, until):  # type: ignore[no-untyp
     """µs that rank r is idle up to `until`, before its first B and behind its last F together. place: blocks before its
     first stage and behind its last one, and µs before its first pass; room: blocks of microbatches, and bytes for them."""
     (before, _, head), (there, left), (first, _, _), found = place, room, split, 0.0
-    for i in range(min(row[V], 3)):
+    for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)
         begins = before_backward(row, (before, first), behind, after)
         idle = idle_before(row, r, window, there, head, begins)
         found = max(found, idle)
-        for j in range(min(row[V], 3)):
+        for j in range(min(row.chunks, 3)):
             window, behind, after = window_of(row, r, split, place, j)
-            ends = x - row[LAST_EXCHANGE] - behind_forward(row, (before, first), behind, after)
+            ends = x - row.last_exchange - behind_forward(row, (before, first), behind, after)
             if begins <= ends:
                 found = max(found, idle + idle_behind(row, r, window, there, left, until - ends))
     return found
@@ -177,7 +158,7 @@ def idle_at_ends(row, x, r, split, place, room, until):  # type: ignore[no-untyp
 def idle_at_start(row, r, split, place, there):  # type: ignore[no-untyped-def]
     """µs that rank r is idle before the first B of its stages. The others: as in `idle_at_ends`."""
     (before, _, head), (first, _, _), found = place, split, 0.0
-    for i in range(min(row[V], 3)):
+    for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)
         found = max(found, idle_before(row, r, window, there, head, before_backward(row, (before, first), behind, after)))
     return found
@@ -194,11 +175,11 @@ def window_of(row, r, split, place, i):  # type: ignore[no-untyped-def]
     of the first three …, and each of these has no more passes a block than the largest of them.
     """
     (first, last, blocks), (before, after, _) = split, place
-    p, v = row[P], row[V]
+    p, v = row.ranks, row.chunks
     behind, share = stages_behind(row, r), 1.0 / float(first) if first > 0 else 0.0
     if i == 1:
-        further = 2 * p - 2 - r if row[VEE] else behind + (v - 1) * p
-        return (first, first, blocks - first, v - 1, share), further, row[L] - before - first
+        further = 2 * p - 2 - r if row.vee else behind + (v - 1) * p
+        return (first, first, blocks - first, v - 1, share), further, row.blocks - before - first
     if v > 2:  # each stage in between has a block
         share = max(share, float(v - 1) / float(first + v - 2))
     if i == 2:
