@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from ...tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
 from .idle_kernels import gathered_fit, stages_behind, works_in_time
-from .offload_kernels import in_time, turns_of_all
-from .peak_kernels import ROUNDING, spread, staying
+from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
 from .stage_kernels import at_most, turns_within
 
 
 @inner_kernel
-def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
-    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
+def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
+    """Whether blocks can lie on ranks of several stages so that a makespan of x µs is possible. Each rank is looked at by
+    itself, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
     way = x - row.last_exchange  # when the first stage's last B ends, and with it all that is kept
     rest = way - row.chain
@@ -21,7 +22,7 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
     if m > 1 and row.slices == 1 and p * row.chunks * at_most(rest // (m - 1), max(row.forward, row.backward)) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
-    turn = row.shard_gap + (row.head_forward + row.head_backward if row.slices == 1 else 0)  # from the last block's F to its B
+    turn = turnaround(row)
     stay = staying(row, way)  # the last ones, at best
     below = float((row.slice_forward + row.slice_backward) * stay * (stay + 1) // 2 + stay * turn)
     below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.some_copy else below
@@ -53,11 +54,16 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
-    """Whether all blocks can lie on ranks when each round of stages keeps what fits. A microbatch on one stage keeps the
-    rank's earlier stages too, from its F to its B. So few at a time need so many turns, each as long as the chain behind the
-    stage. The more blocks lie before a stage, the shorter that is: so each round takes as many as it can. slack: how many
-    blocks more ranks could take than there are; cum: blocks of each rank so far, at most."""
+def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
+    """Whether all blocks can lie on ranks when each round of stages keeps what fits.
+
+    A microbatch on one stage keeps the rank's earlier stages too, from its F to its B. The fewer microbatches fit at a time,
+    the more turns are needed, and a turn is as long as the chain behind the stage. That chain is shorter with more blocks
+    before the stage. So each round takes as many blocks as it can.
+
+    slack: how many blocks more ranks could take than there are.
+    cum: overwritten with the blocks of each rank so far, at most.
+    """
     p, m, blocks = row.ranks, row.microbatches, row.blocks
     cum[:p] = 0
     total = 0
@@ -71,7 +77,13 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
             if turn < row.chunks - 1 and r == (0 if row.vee else p - 1):
                 room += row.head_bytes  # not there yet
             sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
-            behind = row.first_gather + row.embedding_forward + min(total, blocks) * (row.forward + row.backward) + 2 * sent * row.message + 2 * row.shard_lookup
+            behind = (
+                row.first_gather
+                + row.embedding_forward
+                + min(total, blocks) * (row.forward + row.backward)
+                + 2 * sent * row.message
+                + 2 * row.shard_lookup
+            )
             turns = turns_within(row, x - row.last_exchange - behind, row.chain - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
@@ -83,16 +95,21 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def room_of_rank(row, r):  # type: ignore[no-untyped-def]
+def room_of_rank(row: BoundRow, r: int) -> int:
     """Bytes of rank r, of several stages, for blocks and their states, beside one microbatch of the head."""
     last = r == (0 if row.vee else row.ranks - 1)
     edges = (1 if r == 0 else 0) + (1 if last else 0)
     tables = edges - (1 if row.tied and edges == 2 else 0)
-    return row.capacity - tables * row.table_bytes - (2 * row.chunks - edges) * row.waiting_bytes - (row.head_bytes if last else 0)
+    return (
+        row.capacity
+        - tables * row.table_bytes
+        - (2 * row.chunks - edges) * row.waiting_bytes
+        - (row.head_bytes if last else 0)
+    )
 
 
 @inner_kernel
-def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
+def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     """How many blocks rank r may have at most on all its stages; −1: not even none."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
     head, drain = row.first_gather + row.shard_lookup, row.shard_lookup
@@ -135,9 +152,9 @@ def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def exchanged_in_time(row, x, most, head, beside, tables):  # type: ignore[no-untyped-def]
-    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged after x µs; −1: not even none.
-    head, beside, tables: as for `exchanges_fit`."""
+def exchanged_in_time(row: BoundRow, x: int, most: int, head: int, beside: int, tables: int) -> int:
+    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged in x µs; −1: not even none. The
+    others: as for `exchanges_fit`."""
     low = -1
     while low < most:
         middle = (low + most + 1) // 2
@@ -149,18 +166,28 @@ def exchanged_in_time(row, x, most, head, beside, tables):  # type: ignore[no-un
 
 
 @inner_kernel
-def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-untyped-def]
-    """Whether the stages of a rank can have so many blocks in all. head: µs before its first pass; beside: of its passes
-    beside those of blocks; tables: of exchanges beside those of blocks.
+def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, tables: int) -> bool:
+    """Whether a rank's stages can have so many blocks in all, with their gradients exchanged in x µs.
 
-    Its stages come to their ends one after the other. When one does, the rank has done all work of the blocks of stages that
-    ended so far, and their B and W since the first microbatch came to the last stage's B. The exchanges of all stages but
-    those that ended before follow, one after the other. So the more blocks ended before, the more may have ended now: in
-    each turn as many as possible, and in the last one all of them.
+    The stages end one after the other. When one does, the rank has done all work of the blocks of stages that ended so far,
+    and their B and W since the first microbatch came to the last stage's B. The exchanges of this stage and of those that
+    end later follow, one after the other. The more blocks ended before, the more may have ended now. So each turn ends as
+    many as possible, and the last one must end all.
+
+    head: µs before the rank's first pass.
+    beside: µs of its passes that are not blocks'.
+    tables: µs of its exchanges that are not blocks'.
     """
     m, turns, ended = row.microbatches, row.chunks, 0
     work, late = m * (row.forward + row.backward + row.weight), m * (row.backward + row.weight)
-    first = row.first_gather + row.shard_lookup + row.slice_embedding + row.blocks * row.slice_forward + row.shard_gap + (row.head_forward if row.slices == 1 else 0)
+    first = (
+        row.first_gather
+        + row.shard_lookup
+        + row.slice_embedding
+        + row.blocks * row.slice_forward
+        + row.shard_gap
+        + (row.head_forward if row.slices == 1 else 0)
+    )
     first += (row.ranks * turns - 1 - row.vee) * row.slice_message
     for turn in range(turns):
         left = x - row.exchange * (blocks - ended) - (tables if turn == 0 else 0)
@@ -171,13 +198,24 @@ def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-unty
 
 
 @inner_kernel
-def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
-    """Of a V's first rank with so many blocks, whether some split of them between the first and the last stage leaves x µs
-    enough. Until the first microbatch has come back to the last stage, the rank has nothing but Fs of the first stage, and
-    none of their memory is free before. What they keep must leave the last stage its first microbatch. room: bytes for
-    blocks and their states, beside one microbatch of the head."""
+def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
+    """Whether some split of `most` blocks between the first and the last stage of a V's first rank fits into x µs.
+
+    Until the first microbatch has come back to the last stage, the rank has only Fs of the first stage, and none of their
+    memory is free before. What they keep must leave room for the last stage's first microbatch.
+
+    room: bytes for blocks and their states, beside one microbatch of the head.
+    """
     m, stages = row.microbatches, row.ranks * row.chunks
-    beside = row.embedding_forward + row.embedding_weight + row.head_forward + row.head_backward + row.head_weight + 2 * row.message + row.shard_work
+    beside = (
+        row.embedding_forward
+        + row.embedding_weight
+        + row.head_forward
+        + row.head_backward
+        + row.head_weight
+        + 2 * row.message
+        + row.shard_work
+    )
     work = m * (beside + most * (row.forward + row.backward + row.weight))
     left = room - most * row.state_bytes - (row.transient_bytes if most > 0 else 0)
     for first in range(most + 1):
@@ -187,7 +225,13 @@ def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
             continue
         each = row.embedding_forward + first * row.forward + row.message
         several = m if first == 0 else min(m, free // (first * row.moment_bytes))
-        comes = row.first_gather + row.shard_lookup + row.embedding_forward + (row.blocks - last) * row.forward + (stages - 2) * row.message
+        comes = (
+            row.first_gather
+            + row.shard_lookup
+            + row.embedding_forward
+            + (row.blocks - last) * row.forward
+            + (stages - 2) * row.message
+        )
         if comes + work - min(several * each, comes) <= x:
             return True
     return False

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .held_kernels import held_in_time, kept_for
-from .idle_kernels import ANY, blocks_there, gathered_fit, room_beside, works_in_time
-from .offload_kernels import in_time
+from .idle_kernels import gathered_fit, works_in_time
+from .memory_kernels import ANY, Room, Span, blocks_there, held_in_time, in_time, kept_for, room_beside
 
 MANY = 1 << 31  # blocks: more than any model has
 
 
 @inner_kernel
-def turns_within(row, room, each):  # type: ignore[no-untyped-def]
+def turns_within(row: BoundRow, room: int, each: int) -> int:
     """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
     return room // each if each > 0 else row.microbatches
 
 
 @inner_kernel
-def at_most(room, each):  # type: ignore[no-untyped-def]
-    """How many blocks of `each` µs there is room for, fewer than none where `room` is below 0; any number where they take no
+def at_most(room: int, each: int) -> int:
+    """How many blocks of `each` µs `room` µs are enough for; −1 or less where `room` is below 0; `MANY` where blocks take no
     time."""
     return room // each if each > 0 else (MANY if room >= 0 else -1)
 
 
 @inner_kernel
-def possible_single(row, x):  # type: ignore[no-untyped-def]
-    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
-    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
+def possible_single(row: BoundRow, x: int) -> bool:
+    """Whether blocks can lie on ranks of one stage so that a makespan of x µs is possible.
+
+    Ranks are looked at one after the other. From the numbers of blocks that may lie before a rank follow those that may lie
+    before the next. More blocks before a rank delay it and leave it fewer, so every number is tried.
+    """
     p, blocks = row.ranks, row.blocks
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
     for r in range(p):
@@ -45,7 +47,7 @@ def possible_single(row, x):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
+def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     """How many blocks stage r may have at most, with so many before it; −1: not even none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
     head, drain = row.first_gather + row.shard_lookup, row.shard_lookup  # before its first F; after its last B
@@ -61,7 +63,9 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
     backward += 0 if r == 0 else row.message
     beside = forward + backward + row.shard_work
     work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
-    most = at_most(work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight))  # all its work behind head
+    most = at_most(
+        work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight)
+    )  # all its work behind head
     beside = forward + backward + row.shard_S  # a microbatch's B waits for the shards' S, so S comes before the last B
     most = min(most, at_most(way - head - drain - m * beside, m * (row.forward + row.backward)))  # F and B between both
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
@@ -90,29 +94,36 @@ def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
         most -= 1
     most = in_time(row, x, room, most)
     most = works_in_time(row, x, r, most, head, room, row.blocks - before)
-    span = head, way - drain, work
+    span = Span(head, way - drain, work)
     while most > 0 and not stage_holds(row, r, most, before, room, span):
         most -= 1
     return min(most, max(0, at_most(room - some - row.transient_bytes, row.state_bytes + at_once * row.stay_bytes)))
 
 
 @inner_kernel
-def stage_holds(row, r, blocks, before, room, span):  # type: ignore[no-untyped-def]
+def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span: Span) -> bool:
     """Whether stage r of so many blocks, with so many before it, has memory for what it keeps over time. room: bytes for
     blocks and their states; span: as in `held_in_time`."""
     left = room_beside(row, blocks, room)
     there = blocks_there(row, left)
     there = there // blocks * blocks if row.slices == 1 and there < ANY else there
-    held = float(blocks) * (kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.slice_message))
-    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), (there, left))
+    held = float(blocks) * (
+        kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.slice_message)
+    )
+    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), Room(there, left))
 
 
 @inner_kernel
-def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untyped-def]
-    """How many blocks stage r may have at most so that its gradients are exchanged after x µs; fewer than none where not
-    even none. The exchange waits for all its W, and so for its F and B, and for S of its shard of the vocabulary: they
-    follow the head. All its B and W follow the chain of one microbatch up to the first B. A shard's exchange follows that
-    chain too, and takes the same stream. head, drain: as in `blocks_of_stage`."""
+def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
+    """How many blocks stage r may have, at most, so that its gradients are exchanged in x µs; below 0: not even none.
+
+    The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
+    these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard
+    follows that chain too, on the same stream.
+
+    head: µs before the stage's first F.
+    drain: µs after its last B.
+    """
     m, last = row.microbatches, r == row.ranks - 1
     forward, backward, weight, room = 0 if last else row.message, 0 if r == 0 else row.message, 0, x
     if r == 0:
