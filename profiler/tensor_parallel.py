@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from zbsolve.layer import HostLink, Layer, Link
-from zbsolve.planner.model.profile_facts import TENSOR_RANKS
+from zbsolve.planner.profiled_model import TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.profile.slices import SIZES
 from zbsolve.util.errors import BadInput

@@ -14,7 +14,7 @@ from zbsolve import BadInput, Infeasible, Profile
 from zbsolve.cli import main
 from zbsolve.layer import Layer, Link
 from zbsolve.partition.stage_memory import StageMemory
-from zbsolve.planner.model.profiled_model import point_of
+from zbsolve.planner.profiled_model import point_of
 
 from ..support.adapter_models import LENGTH, RANK, WIDTH, WORDS, adapters
 

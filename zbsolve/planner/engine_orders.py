@@ -15,7 +15,7 @@ from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
 from ..verifier import verify
 from .candidate import Candidate, Unsolved, unsolved
-from .clusters.cluster import Cluster
+from .cluster import Cluster
 from .costs.layer_costs import Model
 from .layout import Layout
 
