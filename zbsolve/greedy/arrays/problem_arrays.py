@@ -12,7 +12,7 @@ from ...timeline import Precedence, longest_path
 from .accounts import Accounts, accounts_of, brings_back, copies_out, serial_places
 from .compressed import compressed_rows
 
-NEVER = np.int64(1) << 60  # µs: later than any time
+NEVER = 1 << 60  # µs: later than any time
 
 
 class ProblemArrays(NamedTuple):

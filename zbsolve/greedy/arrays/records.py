@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Records = NDArray[Any]  # a table of records
+Row = Any  # one of them; its fields are attributes
 
 
 def record(fields: str) -> np.dtype[Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tables import Ints
 from ...util.kernels import kernel
+from ..arrays.microbatch import MicrobatchGraph
 
 
 @kernel
-def free_from(g, placed, lane, at, end, period, offset):  # type: ignore[no-untyped-def]
+def free_from(g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, end: int, period: int, offset: Ints) -> int:
     """The first time from `at` on, before `end`, when no other placed lane of the stream runs; `end` where there is none.
     placed, offset: whether and when each lane has a place, shape (lanes,). All times in µs."""
     length, rank = g.duration[lane], g.rank[lane]
@@ -26,7 +31,9 @@ def free_from(g, placed, lane, at, end, period, offset):  # type: ignore[no-unty
 
 
 @kernel
-def free_before(g, placed, lane, at, begin, period, offset):  # type: ignore[no-untyped-def]
+def free_before(
+    g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, begin: int, period: int, offset: Ints
+) -> int:
     """The last time until `at`, after `begin`, when no other placed lane of the stream runs; `begin` where there is none.
     The others as in `free_from`."""
     length, rank = g.duration[lane], g.rank[lane]

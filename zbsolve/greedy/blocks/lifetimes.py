@@ -13,6 +13,8 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
+from ..arrays.microbatch import MicrobatchGraph
+from .block_pools import BlockPools
 from .building_block import first_fit, held_peaks, shift_targets
 from .free_phases import free_before, free_from
 
@@ -31,7 +33,7 @@ class Settling(NamedTuple):
 
 
 @kernel
-def settle(g, pools, period, offset):  # type: ignore[no-untyped-def]
+def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> None:
     """Move lanes of `offset`, µs, shape (lanes,), in place: no two of them overlap that did not before."""
     last, all_lanes = (offset + g.duration).max(), np.ones(len(offset), np.bool_)
     for _ in range(SWEEPS):
@@ -50,7 +52,7 @@ def settle(g, pools, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def excess_and_use(g, pools, period, offset):  # type: ignore[no-untyped-def]
+def excess_and_use(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> tuple[float, float]:
     """How far a block is over the rooms of its pools, in rooms, summed; and the share of a room that it uses in the mean of
     its period and of the pools."""
     edges, excess, used = pools.edges, 0.0, 0.0
@@ -65,7 +67,7 @@ def excess_and_use(g, pools, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def anneal_settled(g, pools, settling, offset):  # type: ignore[no-untyped-def]
+def anneal_settled(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: Ints) -> float:
     """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
     is over the rooms of its pools, in rooms, plus the lanes that overlap others: 0.0 where it is legal. It ends there."""
     np.random.seed(settling.seed)

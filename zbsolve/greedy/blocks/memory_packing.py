@@ -15,6 +15,8 @@ import numpy as np
 from ...problem import Ints
 from ...tables import Bools
 from ...util.kernels import kernel
+from ..arrays.microbatch import MicrobatchGraph
+from .block_pools import BlockPools
 from .free_phases import free_before, free_from
 
 NOBODY = -1
@@ -34,7 +36,7 @@ class _Placing(NamedTuple):
 
 
 @kernel
-def memory_fit(g, pools, order, period, offset):  # type: ignore[no-untyped-def]
+def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, offset: Ints) -> bool:
     """Fill `offset`, µs, shape (lanes,): lanes in this order, an order in which none comes before its inputs.
 
     Returns whether all found a place. The first that finds none ends it: each after it would go through a whole period, too.
@@ -51,11 +53,11 @@ def memory_fit(g, pools, order, period, offset):  # type: ignore[no-untyped-def]
         w.ready[lane] = offset[lane] = at
         if not pools.fetch[lane] and not _place(g, pools, w, lane, period, offset):
             return False
-    return w.placed.all()
+    return bool(w.placed.all())
 
 
 @kernel
-def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
     first = at = w.ready[lane]
     while at < first + period:
@@ -76,7 +78,7 @@ def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fetched(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place the fetches that a placed lane waits for, each as late as it can be. Returns whether all have a place."""
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
@@ -90,7 +92,7 @@ def _fetched(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _take_back(g, pools, w, lane, offset):  # type: ignore[no-untyped-def]
+def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, offset: Ints) -> None:
     """Undo the placing of a lane and of its fetches."""
     w.placed[lane] = False
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
@@ -100,24 +102,24 @@ def _take_back(g, pools, w, lane, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _full_pool(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> int:
     """A pool of the lane, or of what was fetched for it, that has no room; −1: none."""
     for k in range(pools.pool_first[lane], pools.pool_first[lane + 1]):
         if not _has_room(g, pools, w, pools.pools[k], period, offset):
-            return pools.pools[k]
+            return int(pools.pools[k])
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
         if w.user[i] == lane:
             for k in range(pools.pool_first[i], pools.pool_first[i + 1]):
                 if not _has_room(g, pools, w, pools.pools[k], period, offset):
-                    return pools.pools[k]
+                    return int(pools.pools[k])
     return -1
 
 
 @kernel
-def _has_room(g, pools, w, pool, period, offset):  # type: ignore[no-untyped-def]
+def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, period: int, offset: Ints) -> bool:
     """Whether a pool holds no more than its room at any phase."""
-    edges, count, always, most = pools.edges, 0, np.int64(0), np.int64(0)
+    edges, count, always, most = pools.edges, 0, 0, 0
     for e in range(edges.first[pool], edges.first[pool + 1]):
         a, z = edges.before[e], edges.after[e]
         if not (w.placed[a] or w.placed[z]):
@@ -147,7 +149,7 @@ def _has_room(g, pools, w, pool, period, offset):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _until_freed(g, pools, w, pool, at, period, offset):  # type: ignore[no-untyped-def]
+def _until_freed(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, at: int, period: int, offset: Ints) -> int:
     """How long after `at` something in a pool is freed next, µs."""
     edges, wait = pools.edges, period
     for e in range(edges.first[pool], edges.first[pool + 1]):

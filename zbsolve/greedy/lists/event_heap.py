@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...tables import Ints
 from ...util.kernels import kernel
 
 
 @kernel
-def push(heap, size, key):  # type: ignore[no-untyped-def]
+def push(heap: Ints, size: int, key: int) -> Ints:
     """Add `key` to the binary heap in heap[:size]. Returns the heap, which is a larger copy where it was full."""
     if size == len(heap):
         wider = np.empty(2 * size, np.int64)
@@ -23,7 +24,7 @@ def push(heap, size, key):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pop(heap, size):  # type: ignore[no-untyped-def]
+def pop(heap: Ints, size: int) -> int:
     """Take the least key out of the binary heap in heap[:size], and return it."""
     least, last = heap[0], heap[size - 1]
     at, child = 0, 1
@@ -35,4 +36,4 @@ def pop(heap, size):  # type: ignore[no-untyped-def]
         heap[at] = heap[child]
         at, child = child, 2 * child + 1
     heap[at] = last
-    return least
+    return int(least)

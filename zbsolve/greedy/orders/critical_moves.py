@@ -7,21 +7,22 @@ What it would make of the step is judged by the passes that move alone, with the
 
 from __future__ import annotations
 
-import numpy as np
-
+from ...tables import Ints
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.records import Row
+from .order_tables import OrderTables
 
-NO_TIME = np.int64(-1) << 60
+NO_TIME = -1 << 60
 
 
 @kernel
-def possible(t, a, b, forward):  # type: ignore[no-untyped-def]
+def possible(t: OrderTables, a: int, b: int, forward: bool) -> bool:
     """Whether a move holds. (A pass of no length may still close a circle: `order_times` finds it.)"""
     return _behind(t, a, b) if forward else _before(t, a, b)
 
 
 @inner_kernel
-def _behind(t, a, b):  # type: ignore[no-untyped-def]
+def _behind(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go behind others: no path leads from what waits for it to the last of them."""
     passes, links, order = t.passes, t.links, t.order
     one, last = passes[order[a]], passes[order[b]]
@@ -36,7 +37,7 @@ def _behind(t, a, b):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _before(t, a, b):  # type: ignore[no-untyped-def]
+def _before(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go before others: no path leads from the first of them to what it waits for."""
     passes, links, order = t.passes, t.links, t.order
     one, first = passes[order[b]], passes[order[a]]
@@ -51,20 +52,20 @@ def _before(t, a, b):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _held_after(t, one, first, last, used):  # type: ignore[no-untyped-def]
+def _held_after(t: OrderTables, one: Row, first: int, last: int, used: int) -> int:
     """Bytes held when passes first:last of `order` have run, with `used` before them; −1 where they do not fit, or one is of
     the lane of pass `one`."""
     room = t.streams[one.stream].capacity
     for k in range(first, last):
         other = t.passes[t.order[k]]
         if other.lane == one.lane or used + other.taken > room:
-            return np.int64(-1)
+            return -1
         used += other.taken - other.freed
     return used
 
 
 @kernel
-def estimate(t, a, b, forward, limit, ends):  # type: ignore[no-untyped-def]
+def estimate(t: OrderTables, a: int, b: int, forward: bool, limit: int, ends: Ints) -> int:
     """The longest path through the passes that move, µs, about; less of it where that is over the limit already. ends:
     scratch, shape (places,)."""
     stream = t.streams[t.passes[t.order[a]].stream]
@@ -82,41 +83,41 @@ def estimate(t, a, b, forward, limit, ends):  # type: ignore[no-untyped-def]
         tail = _tail(t, i, behind)
         longest, behind = max(longest, ends[k - a] + tail), t.passes[i].duration + tail
         if longest > limit:
-            return longest
-    return longest
+            break
+    return int(longest)
 
 
 @inner_kernel
-def _moved_to(t, a, b, forward, k):  # type: ignore[no-untyped-def]
+def _moved_to(t: OrderTables, a: int, b: int, forward: bool, k: int) -> int:
     """The pass that a move brings to place k."""
     if forward:
-        return t.order[k + 1 if k < b else a]
-    return t.order[k - 1 if k > a else b]
+        return int(t.order[k + 1 if k < b else a])
+    return int(t.order[k - 1 if k > a else b])
 
 
 @inner_kernel
-def _end(t, i, free):  # type: ignore[no-untyped-def]
+def _end(t: OrderTables, i: int, free: int) -> int:
     """When pass i ends where its stream is free from a time on, µs."""
-    one, start = t.passes[i], max(np.int64(0), free)
+    one, start = t.passes[i], max(0, free)
     for x in range(one.in_first, one.in_last):
         before = t.passes[t.links[x].other]
         start = max(start, before.head + before.duration + t.links[x].lag)
-    return start + one.duration
+    return int(start + one.duration)
 
 
 @inner_kernel
-def _tail(t, i, behind):  # type: ignore[no-untyped-def]
+def _tail(t: OrderTables, i: int, behind: int) -> int:
     """The tail of pass i, µs, where what follows on its stream takes so long."""
     one = t.passes[i]
     tail = max(behind, -t.streams[one.stream].origin)
     for x in range(one.out_first, one.out_last):
         after = t.passes[t.links[x].other]
         tail = max(tail, t.links[x].lag + after.duration + after.tail)
-    return tail
+    return int(tail)
 
 
 @kernel
-def move(t, a, b, forward):  # type: ignore[no-untyped-def]
+def move(t: OrderTables, a: int, b: int, forward: bool) -> None:
     """Make the move, in `order`. Moving the other way takes it back."""
     first, last, step = (a, b, 1) if forward else (b, a, -1)
     one = t.order[first]

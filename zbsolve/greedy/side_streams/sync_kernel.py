@@ -39,13 +39,13 @@ class SyncTable(NamedTuple):
 
 
 @kernel
-def needed_syncs(t):  # type: ignore[no-untyped-def]
+def needed_syncs(t: SyncTable) -> Ints:
     """Pairs of passes, shape (pairs, 2): one that frees, and one that takes and waits for it."""
     count, streams = len(t.start), len(t.free_first) - 1
     clock = np.zeros((count, streams), np.int64)
     waits = np.full(streams, -1, np.int64)
     pairs = np.empty((64, 2), np.int64)
-    size, held = 0, np.int64(0)
+    size, held = 0, 0
     for i in range(count):
         _learn(t, clock, i)
         if t.taken[i] == 0:
@@ -61,14 +61,14 @@ def needed_syncs(t):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _learn(t, clock, i):  # type: ignore[no-untyped-def]
+def _learn(t: SyncTable, clock: Ints, i: int) -> None:
     """What pass i knows from its inputs."""
     for k in range(t.input_first[i], t.input_first[i + 1]):
         _learn_from(t, clock, i, t.inputs[k])
 
 
 @inner_kernel
-def _learn_from(t, clock, i, before):  # type: ignore[no-untyped-def]
+def _learn_from(t: SyncTable, clock: Ints, i: int, before: int) -> None:
     """What pass i knows from the end of pass `before`: all that this one knew at its start, and its own end."""
     for s in range(clock.shape[1]):
         clock[i, s] = max(clock[i, s], clock[before, s])
@@ -78,9 +78,9 @@ def _learn_from(t, clock, i, before):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _freed(t, clock, i):  # type: ignore[no-untyped-def]
+def _freed(t: SyncTable, clock: Ints, i: int) -> int:
     """Bytes that have surely been freed when pass i starts."""
-    total = np.int64(0)
+    total = 0
     for s in range(clock.shape[1]):
         if clock[i, s] > 0:
             total += t.free_sum[t.free_first[s] + clock[i, s] - 1]
@@ -88,7 +88,7 @@ def _freed(t, clock, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _choose(t, clock, i, over, waits):  # type: ignore[no-untyped-def]
+def _choose(t: SyncTable, clock: Ints, i: int, over: int, waits: Ints) -> None:
     """Let pass i wait for the ends that come first in the row, until no more than the room is held. waits: the last one of
     each stream that it waits for, −1 for none."""
     while _freed(t, clock, i) < over:
@@ -105,14 +105,14 @@ def _choose(t, clock, i, over, waits):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _write(t, clock, i, waits, pairs, size):  # type: ignore[no-untyped-def]
+def _write(t: SyncTable, clock: Ints, i: int, waits: Ints, pairs: Ints, size: int) -> int:
     """Write down what pass i waits for, less what follows from the rest, and forget it. Returns the number of pairs."""
     for s in range(clock.shape[1]):
         if waits[s] >= 0:
             implied = False
             for other in range(clock.shape[1]):
                 if other != s and waits[other] >= 0:
-                    # `level` of a pass that frees on s is the clock of whoever knows its end.
+                    # `level` of a pass that frees on s is the clock of every pass that knows its end.
                     for k in range(t.level_first[waits[s]], t.level_first[waits[s] + 1]):
                         implied = implied or (t.stream[k] == s and clock[waits[other], s] >= t.level[k])
             if not implied:

@@ -28,7 +28,7 @@ class Pattern(NamedTuple):
 
 
 @kernel
-def _bend(g, offset, step):  # type: ignore[no-untyped-def]
+def _bend(g: MicrobatchGraph, offset: Ints, step: int) -> None:
     """Shift offsets by `step` µs, in place: of one lane, of all from one on (at once or more and more), of some in a row,
     or of sinks; in all rows or in one."""
     rows, lanes = offset.shape
@@ -56,7 +56,9 @@ def _bend(g, offset, step):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _anneal_pattern(g, begin, rules, annealing, best):  # type: ignore[no-untyped-def]
+def _anneal_pattern(
+    g: MicrobatchGraph, begin: Pattern, rules: Ints, annealing: Annealing, best: Ints
+) -> tuple[int, Ints, Ints, int]:
     """`anneal_pattern`, compiled: value (−1 where no trial fits the memory), start, order and period of the best pattern.
 
     Its offsets are written to `best`, shape (k, lanes). rules: shape (n, 3), a `DecodeRule` a row. The last row is the best
@@ -67,7 +69,7 @@ def _anneal_pattern(g, begin, rules, annealing, best):  # type: ignore[no-untype
     current, offset = begin.offset.copy(), begin.offset.copy()
     period, rule = begin.period, begin.rule
     target = np.empty((len(g.rank), g.microbatches), np.int64)
-    top = (np.int64(-1), target, np.empty(0, np.int64), period)
+    top = (-1, target, np.empty(0, np.int64), period)
     cost = best_cost = np.inf
     for turn in range(rounds):
         if 0 <= top[0] <= annealing.target:

@@ -27,12 +27,12 @@ class Annealing(NamedTuple):
 
 
 @kernel
-def total_length(g, start):  # type: ignore[no-untyped-def]
+def total_length(g: MicrobatchGraph, start: Ints) -> int:
     """Sum over ranks of the last end (less the first start where the objective is the span), µs, of start times of shape
     (lanes, microbatches). Among schedules of one value the annealings prefer a small one."""
-    total = np.int64(0)
+    total = 0
     for rank in range(len(g.capacity)):
-        first, last = np.int64(1) << 60, np.int64(0)
+        first, last = 1 << 60, 0
         for h in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
             lane = g.rank_lanes[h]
             first = min(first, start[lane, 0])
@@ -42,7 +42,7 @@ def total_length(g, start):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _shift(g, target, shifts):  # type: ignore[no-untyped-def]
+def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
     """Shift some target starts, in place: of one lane, of a rank, of its sinks, or of all lanes from one on; in one
     microbatch, in some in a row, or in all from one on."""
     lanes, m = target.shape
@@ -74,7 +74,7 @@ def _shift(g, target, shifts):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _anneal_targets(g, begin, annealing):  # type: ignore[no-untyped-def]
+def _anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) -> tuple[int, Ints, Ints, DecodeRule]:
     """`anneal_targets`, compiled: value, start, order and rule of the best schedule found. The value is −1 where what it
     begins with does not fit the memory."""
     np.random.seed(annealing.seed)

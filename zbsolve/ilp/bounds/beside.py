@@ -15,6 +15,7 @@ import numpy as np
 
 from ...greedy.arrays.compressed import compressed_rows
 from ...problem import Ints, Problem
+from ...tables import Bools
 from ...util.kernels import kernel
 
 MAX_VISITS = 20_000_000  # edges of the graph times edges looked at: beyond, none are
@@ -77,7 +78,7 @@ def _held_beside(problem: Problem) -> Beside:
 
 
 @kernel
-def topological_order(first, after, waiting):  # type: ignore[no-untyped-def]
+def topological_order(first: Ints, after: Ints, waiting: Ints) -> Ints:
     """The passes in an order that respects all arcs, which come in compressed rows; shorter than all of them where there is
     a cycle. waiting: how many arcs lead to each pass."""
     waiting = waiting.copy()
@@ -100,10 +101,15 @@ def topological_order(first, after, waiting):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _between(arcs, a, b, mine, takers, duration):  # type: ignore[no-untyped-def]
-    """The least time from the start of pass a to the end of pass b, µs: both, and all compute passes of the rank (`mine`)
-    that come behind a and before b. And 1 where each of them that takes memory (`takers`) does, b itself or nothing beside,
-    else 0. arcs: in compressed rows (first, after), and the passes in topological order."""
+def _between(
+    arcs: tuple[Ints, Ints, Ints], a: int, b: int, computing: Bools, takers: Bools, duration: Ints
+) -> tuple[int, int]:
+    """The least time from the start of pass a to the end of pass b, µs: both, and all compute passes of the rank that come
+    behind a and before b. And 1 where all others of these that take memory surely come in between, else 0.
+
+    arcs: in compressed rows (first, after), and the passes in topological order.
+    computing, takers: which passes are the rank's compute passes, and which of all take memory, shape (passes,).
+    """
     first, after, order = arcs
     behind, ahead = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
     behind[a] = ahead[b] = True
@@ -118,12 +124,12 @@ def _between(arcs, a, b, mine, takers, duration):  # type: ignore[no-untyped-def
                 ahead[i] = True
     span, always = duration[a] + duration[b], 1
     for i in range(len(order)):
-        if not mine[i] or i in (a, b):
+        if not computing[i] or i in (a, b):
             continue
         if behind[i] and ahead[i]:
             span += duration[i]
         elif takers[i]:
             always = 0
-    if takers[a] and mine[a]:
+    if takers[a] and computing[a]:
         always = 0  # it takes its own bytes at that moment: they are counted there
     return span, always

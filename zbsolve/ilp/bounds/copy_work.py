@@ -57,7 +57,7 @@ class Device(NamedTuple):
     def missing(self, window: int) -> float:
         """byte·µs that copies must save in a window, µs; 0 or less: none."""
         rows = self.rise_time, self.rise_bytes, self.fall_time, self.fall_bytes
-        fits = float(most_energy(np.int64(window), np.int64(self.capacity), *rows))
+        fits = float(most_energy(window, self.capacity, *rows))
         return self.need - fits - TOLERANCE * (self.need + fits)
 
 

@@ -102,7 +102,7 @@ def _held(problem: Problem, rows: Ints, place: Ints) -> Held:
 
 
 @kernel
-def _first_waits(held, lanes, shift, f, t, room):  # type: ignore[no-untyped-def]
+def _first_waits(held: Held, lanes: LanePasses, shift: Ints, f: int, t: int, room: int) -> Ints:
     """For each pass k of lane f the first place in lane t, k or later, whose pass must wait for it, and the lane's length
     where none must; shape (places,). room: bytes.
 
@@ -114,11 +114,11 @@ def _first_waits(held, lanes, shift, f, t, room):  # type: ignore[no-untyped-def
     begin = lanes.first[t]
     length = lanes.first[t + 1] - begin
     result = np.full(length, length)
-    j = np.int64(0)
+    j = 0
     for k in range(length):
-        j = max(j, np.int64(k + 1 if shift[t, f] == 0 else k))
+        j = max(j, k + 1 if shift[t, f] == 0 else k)
         while j < length:
-            used = np.int64(0)
+            used = 0
             for c in range(len(takes)):
                 low, high = k + shift[f, frees[c]], j - shift[takes[c], t]
                 if low <= high:

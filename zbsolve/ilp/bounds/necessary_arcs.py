@@ -197,7 +197,7 @@ def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Ar
 
 
 @kernel
-def _close_steps(shift, first, behind, order):  # type: ignore[no-untyped-def]
+def _close_steps(shift: Ints, first: Ints, behind: Ints, order: Ints) -> None:
     """Set `shift`, shape (lanes, lanes), 0 from each lane to itself, to 0 to all that lie behind it too, in place. behind:
     the lanes right behind each, in compressed rows. order: one in which each lane comes before those."""
     for at in range(len(order) - 1, -1, -1):
@@ -210,7 +210,7 @@ def _close_steps(shift, first, behind, order):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _close_shifts(shift):  # type: ignore[no-untyped-def]
+def _close_shifts(shift: Ints) -> None:
     """Lower `shift`, shape (lanes, lanes), to the least sums along ways over other lanes (Floyd, Warshall), in place."""
     for k in range(len(shift)):
         for i in range(len(shift)):

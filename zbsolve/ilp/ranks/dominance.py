@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...greedy.arrays.records import Records
+from ...tables import Ints
 from ...util.kernels import kernel
-from .partial_orders import arrivals_of, windows_in
+from .partial_orders import States, arrivals_of, windows_in
 
 
 @kernel
-def not_dominated(states, keep, older, pairs, shift, later):  # type: ignore[no-untyped-def]
+def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shift: int, later: int) -> tuple[Ints, int]:
     """Of the states of rows `keep` those that no older one dominates, and how many pairs were compared.
 
     An older state with `shift` passes less of every lane dominates where the state is nowhere earlier than it plus `later`
@@ -42,7 +47,7 @@ def not_dominated(states, keep, older, pairs, shift, later):  # type: ignore[no-
 
 
 @kernel
-def _keys(position, less):  # type: ignore[no-untyped-def]
+def _keys(position: NDArray[np.int16], less: int) -> Ints:
     """A number for each row of positions, lowered by `less`; it may wrap around, and be the same for two."""
     key = np.zeros(len(position), np.int64)
     for a in range(position.shape[1]):
@@ -51,7 +56,7 @@ def _keys(position, less):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _by_position_and_time(states, n):  # type: ignore[no-untyped-def]
+def _by_position_and_time(states: States, n: int) -> Ints:
     """The first n states, those of one set of positions side by side, of these the earliest first."""
     key = _keys(states.position[:n], 0)
     total = np.zeros(n, np.int64)
@@ -62,7 +67,7 @@ def _by_position_and_time(states, n):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def reduced(states, n, pairs, breadth, most):  # type: ignore[no-untyped-def]
+def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> tuple[Ints, bool, int]:
     """Which of the first n states to keep, by positions and in order of time; whether none were merged; how many pairs were
     compared.
 
@@ -81,7 +86,7 @@ def reduced(states, n, pairs, breadth, most):  # type: ignore[no-untyped-def]
             group = kept
         size = arrivals_of(position[s], pairs) * windows_in(states)
         dominated = False
-        nearest, least = np.int64(-1), np.int64(0)
+        nearest, least = -1, 0
         for y in range(group, kept):
             compared += 1
             if _no_later(free[keep[y]], free[s], ranks) and _no_later(arrivals[keep[y]], arrivals[s], size):
@@ -107,7 +112,7 @@ def reduced(states, n, pairs, breadth, most):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _equal(one, other):  # type: ignore[no-untyped-def]
+def _equal(one: Any, other: NDArray[np.int16]) -> bool:
     """Whether two rows of positions are the same."""
     for a in range(len(one)):  # noqa: SIM110 (a generator is slow here)
         if one[a] != other[a]:
@@ -116,16 +121,16 @@ def _equal(one, other):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _distance(one, other, size):  # type: ignore[no-untyped-def]
+def _distance(one: NDArray[np.int32], other: NDArray[np.int32], size: int) -> int:
     """How far the first `size` times are apart, µs in all."""
-    away = np.int64(0)
+    away = 0
     for q in range(size):
-        away += abs(np.int64(one[q]) - np.int64(other[q]))
+        away += abs(int(one[q]) - int(other[q]))
     return away
 
 
 @kernel
-def _no_later(one, other, size):  # type: ignore[no-untyped-def]
+def _no_later(one: Any, other: NDArray[np.int32], size: int) -> bool:
     """Whether the first `size` times of `one` are nowhere later than the other's."""
     for q in range(size):  # noqa: SIM110 (a generator is slow here)
         if one[q] > other[q]:

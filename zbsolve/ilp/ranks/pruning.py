@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...greedy.arrays.records import Records
 from ...util.kernels import kernel
+from .search_tables import Tables
 
 TOLERANCE = 1e-9  # relative: sums of energy are floats
 
 
 @kernel
-def hopeless(tables, position, free, arrivals, window):  # type: ignore[no-untyped-def]
+def hopeless(
+    tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], arrivals: NDArray[np.int32], window: int
+) -> bool:
     """Whether the state of these positions, free times and arrivals cannot end within the window, µs.
 
     Reasons are the work left, the critical path of what is under way, or the energy over the time left. Where it can end,
@@ -25,9 +30,9 @@ def hopeless(tables, position, free, arrivals, window):  # type: ignore[no-untyp
         tables.into,
     )
     m = passes.shape[1]
-    front = np.int64(0)
+    front = 0
     for a in range(len(lanes)):
-        front = max(front, np.int64(position[a]))
+        front = max(front, int(position[a]))
     for r in range(len(ranks)):
         left = window + ranks[r].slack - free[r]
         for a in range(len(lanes)):
@@ -60,17 +65,24 @@ def hopeless(tables, position, free, arrivals, window):  # type: ignore[no-untyp
 
 
 @kernel
-def _lift(lanes, passes, pairs, position, free, arrivals):  # type: ignore[no-untyped-def]
+def _lift(
+    lanes: Records,
+    passes: Records,
+    pairs: Records,
+    position: NDArray[np.int16],
+    free: NDArray[np.int32],
+    arrivals: NDArray[np.int32],
+) -> None:
     """Count each rank as taken until one of its passes can start, and arrivals likewise, in place: states that differ only
     before that are the same."""
     m = passes.shape[1]
     for r in range(len(free)):
-        least = np.int64(-1)
+        least = -1
         for a in range(len(lanes)):
             if lanes[a].rank == r and position[a] < m:
                 then = passes[a, position[a]].end - lanes[a].duration
                 least = then if least < 0 else min(least, then)
-        free[r] = max(np.int64(free[r]), least)
+        free[r] = max(int(free[r]), least)
     for k in range(len(pairs)):
         b, at = pairs[k].after, pairs[k].queue
         idle, each = np.int64(free[lanes[b].rank]), lanes[b].duration
@@ -79,7 +91,7 @@ def _lift(lanes, passes, pairs, position, free, arrivals):  # type: ignore[no-un
 
 
 @kernel
-def _too_much_energy(tables, position, free, front, window):  # type: ignore[no-untyped-def]
+def _too_much_energy(tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], front: int, window: int) -> bool:
     """Whether a rank has yet to hold more byte·µs than fit into what is left of the window. front: the most passes of a lane
     that are placed."""
     lanes, ranks, passes, held = tables.lanes, tables.ranks, tables.passes, tables.held
@@ -99,7 +111,7 @@ def _too_much_energy(tables, position, free, front, window):  # type: ignore[no-
 
 
 @kernel
-def _energy_left(left, rows):  # type: ignore[no-untyped-def]
+def _energy_left(left: int, rows: NDArray[np.float64]) -> float:
     """Byte·µs that fit into the last `left` µs of the window; rows: one rank's `Lanes.end_energy`."""
     low, high = 0, len(rows) - 1
     while low < high:
@@ -108,4 +120,4 @@ def _energy_left(left, rows):  # type: ignore[no-untyped-def]
             low = middle
         else:
             high = middle - 1
-    return rows[low, 1] + (left - rows[low, 0]) * rows[low, 2]
+    return float(rows[low, 1] + (left - rows[low, 0]) * rows[low, 2])

@@ -92,8 +92,17 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
     layout: a table of layouts.
     capacity: bytes a rank; None: no limit.
     """
-    shard, part, place, kept = costs.shard, costs.part, np.asarray(layout.placement), costs.kept
-    columns: dict[str, Any] = {
+    columns = {**_times(costs, layout), **_sizes(costs, layout, capacity)}
+    rows = np.empty(len(costs.sent), RECORD)
+    for name in BoundRow._fields:
+        rows[name] = columns[name]
+    return rows
+
+
+def _times(costs: Costs, layout: Layout) -> dict[str, Any]:
+    """Numbers, flags and µs."""
+    shard, part, place = costs.shard, costs.part, np.asarray(layout.placement)
+    return {
         "ranks": layout.pp,
         "chunks": layout.chunks,
         "microbatches": layout.count,
@@ -123,6 +132,22 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
         "shard_work": shard.S + shard.T,
         "shard_gap": shard.gap,
         "shard_lookup": shard.lookup,
+        "some_copy": costs.copies.some,
+        "copy_out": costs.copies.out,
+        "copy_back": costs.copies.back,
+        "exchange": costs.exchange.block,
+        "table_exchange": costs.exchange.table,
+        "least_exchange": costs.exchange.least,
+        "last_exchange": costs.exchange.last,
+        "first_gather": costs.exchange.table_gather,
+        "gather": costs.exchange.gather,
+    }
+
+
+def _sizes(costs: Costs, layout: Layout, capacity: int | None) -> dict[str, Any]:
+    """Bytes."""
+    shard, kept = costs.shard, costs.kept
+    return {
         "shard_bytes": shards_beside(costs, layout),
         "shard_pending_bytes": shard.pending,
         "capacity": (NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)) - shard.states - shard.transient,
@@ -135,24 +160,11 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
         "pending_bytes": kept.pending,
         "head_bytes": kept.head_moment,
         "head_stay_bytes": kept.head_stays,
-        "some_copy": costs.copies.some,
         "copied_bytes": kept.copied,
-        "copy_out": costs.copies.out,
-        "copy_back": costs.copies.back,
         "host_bytes": costs.away,
-        "exchange": costs.exchange.block,
-        "table_exchange": costs.exchange.table,
-        "least_exchange": costs.exchange.least,
-        "last_exchange": costs.exchange.last,
-        "first_gather": costs.exchange.table_gather,
-        "gather": costs.exchange.gather,
         "gathered_bytes": costs.gathered,
         "unreduced_bytes": costs.unreduced,
     }
-    rows = np.empty(len(costs.sent), RECORD)
-    for name in BoundRow._fields:
-        rows[name] = columns[name]
-    return rows
 
 
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
