@@ -36,9 +36,7 @@ from zbsolve.ilp.bounds.bound import (
 )
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.bounds.copies import with_more_room, without_copies
-from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.cp_ranks import ranks_refute, streams_bound
-from zbsolve.ilp.cp_solver import make_solver
+from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.groups import group_bound, group_of

@@ -6,7 +6,7 @@ from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .any_choice import bound_over_choices as bound_over_choices
-    from .any_exchange import bound_over_exchanges as bound_over_exchanges
+    from .any_choice import bound_over_exchanges as bound_over_exchanges
     from .bound import Bound as Bound
     from .closed_forms import closed_form as closed_form
     from .necessary_arcs import NecessaryArcs as NecessaryArcs

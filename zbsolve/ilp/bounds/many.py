@@ -25,10 +25,10 @@ from ...greedy.arrays.compressed import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from ...util.kernels import kernel
-from .beside import topological_order
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
 from .energy import energy_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
+from .memory_arcs import topological_order
 from .path_walks import NO_PATH
 from .two_ends import idle_of_two
 

@@ -18,8 +18,7 @@ from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
-from .beside import topological_order
-from .memory_arcs import INFINITE, Arcs, add_memory_arcs
+from .memory_arcs import INFINITE, Arcs, add_memory_arcs, topological_order
 from .path_walks import NO_PATH, Direction, Walk, longest_paths, walk_of
 
 WHOLE_STEP = -1  # in place of a rank whose window it is

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .dominance import not_dominated, reduced
 from .lanes import WINDOW_BEGIN, Lanes
 from .partial_orders import (
     States,
@@ -32,7 +31,7 @@ from .partial_orders import (
     room_for,
     selected,
 )
-from .pruning import hopeless
+from .pruning import hopeless, not_dominated, reduced
 from .search_tables import Tables, TableWindows, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
