@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import BadInput, plan, verify
 from zbsolve.cli import main
-from zbsolve.greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from zbsolve.greedy.side_stream import with_side_streams, without_side_streams
 from zbsolve.interchange import Options, export
 from zbsolve.planner import Layout, Shape
 from zbsolve.planner.candidate import Choice

@@ -18,8 +18,8 @@ from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.attention_exchange import clipping_note, exchange_costs, within_passes
 from zbsolve.profile.cuts import cuts_of, whole_tokens
 from zbsolve.profile.slices import split_by
+from zbsolve.search.choice_bound import bound_of_any_slices
 from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
-from zbsolve.search.slice_bound import bound_of_any_slices
 from zbsolve.step import Step
 from zbsolve.util.text import exact_time
 

@@ -13,7 +13,7 @@ import pytest
 from zbsolve import pipeline
 from zbsolve.ilp import cp
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.search import prover, side_by_side
+from zbsolve.search import finder, prover
 from zbsolve.search.finder import search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State
@@ -73,9 +73,9 @@ def test_finders_make_room_for_cp_sat(
 
     seeds: list[int] = []
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(side_by_side, "find", find)
-    monkeypatch.setattr(side_by_side, "prove", prove)
-    side_by_side.search_side_by_side(state, 0, find(search_of(state, 0)))
+    monkeypatch.setattr(finder, "find", find)
+    monkeypatch.setattr(finder, "prove", prove)
+    finder.search_side_by_side(state, 0, find(search_of(state, 0)))
     assert told == [(0, finders), (exact, max(1, finders - exact + 1)), (0, finders)]
     assert len(set(seeds)) == len(seeds) >= finders  # what the prover leaves goes to one more
     if threads is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..greedy.side_streams.syncs import moments_of, pools_with_syncs, synced
+from ..greedy.syncs import moments_of, pools_with_syncs, synced
 from ..problem import Ints
 from ..schedule import Schedule
 from ..util.clock import Clock

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified

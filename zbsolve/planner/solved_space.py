@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..search.prove_again import proven_again
+from ..search.certify import proven_again
 from .bounds.space_bounds import RULES, SpaceBounds
 from .candidate import Candidate
 from .cluster import Cluster

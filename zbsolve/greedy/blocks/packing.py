@@ -15,6 +15,7 @@ import numpy as np
 from ...problem import Ints
 from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph
+from .building_block import BuildingBlock, block_peaks, earliest_offsets, period_lower_bound, serial_block
 
 PACKING_STEPS = 200  # of the search whether the rest packs: what takes longer counts as not packing
 
@@ -203,3 +204,30 @@ def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
             return True
         where[i] = -1
     return False
+
+
+# --- The least period at which packing fits the memory ---
+
+
+COARSE, FINE, LONGEST = 48, 192, 2.5  # periods that are tried, from what no block can beat to so many times as much
+
+
+def packed_block(g: MicrobatchGraph, target: Ints, period: int) -> tuple[BuildingBlock, bool]:
+    """The block of this period, µs, whose passes start at or after `target`, µs, shape (lanes,), packed; and whether it is
+    legal: nothing overlaps, and it fits the memory."""
+    offset = np.zeros_like(target)
+    misfits = packed_fit(g, target, period, offset)
+    block = BuildingBlock(offset - offset.min(), period)
+    return block, misfits == 0 and bool((block_peaks(g, block) <= g.capacity).all())
+
+
+def least_packed(g: MicrobatchGraph) -> BuildingBlock:
+    """The first legal block of rising periods, packed as early as can be; a serial one where none is."""
+    low, best, earliest = period_lower_bound(g), serial_block(g), earliest_offsets(g)
+    for count, most in ((COARSE, LONGEST * low), (FINE, np.inf)):  # a shorter period may fit where a longer one does not
+        for period in np.unique(np.linspace(low, min(most, best.period), count).astype(np.int64))[:-1].tolist():
+            block, legal = packed_block(g, earliest, period)
+            if legal:
+                best = block
+                break
+    return best

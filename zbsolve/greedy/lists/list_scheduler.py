@@ -17,11 +17,46 @@ from ...schedule import Schedule
 from ...timeline import Floats
 from ...util.errors import NotFound
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.accounts import usual_ahead
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
-from ..side_streams.syncs import moments_of, synced
-from .event_heap import pop, push
+from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
-from .returns import usual_ahead
+
+# --- A heap of events in order of time ---
+
+
+@kernel
+def push(heap: Ints, size: int, key: int) -> Ints:
+    """Add `key` to the binary heap in heap[:size]. Returns the heap, which is a larger copy where it was full."""
+    if size == len(heap):
+        wider = np.empty(2 * size, np.int64)
+        wider[:size] = heap
+        heap = wider
+    at = size
+    while at > 0 and heap[(at - 1) // 2] > key:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = key
+    return heap
+
+
+@kernel
+def pop(heap: Ints, size: int) -> int:
+    """Take the least key out of the binary heap in heap[:size], and return it."""
+    least, last = heap[0], heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = last
+    return int(least)
+
+
+# --- The scheduler ---
 
 
 class Policy(NamedTuple):

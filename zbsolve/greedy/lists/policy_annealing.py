@@ -15,10 +15,9 @@ import numpy as np
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.kernels import kernel
-from ..arrays.accounts import brings_back
+from ..arrays.accounts import brings_back, most_ahead
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of
 from .list_scheduler import Policy, deepest_first, list_schedule_fast
-from .returns import most_ahead
 
 SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for
 ANNEALED_STARTS = 4  # policies that are annealed for a short time each before the best of all is annealed

@@ -7,7 +7,7 @@ goes to alone (Pearce and Kelly, 2006). Times change where one that they follow 
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel, kernel
-from .order_tables import OrderTables
+from .critical_moves import OrderTables
 
 CIRCLE = -1  # in place of a value: passes wait for each other in a circle
 

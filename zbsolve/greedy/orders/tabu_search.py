@@ -15,8 +15,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .critical_moves import estimate, move, possible
-from .order_tables import OrderTables
+from .critical_moves import OrderTables, estimate, move, possible
 from .order_times import CIRCLE, hold, retime, time_all
 
 REACH = 16  # places that a pass moves at most

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "any_choice": "bound_over_choices",
-        "any_exchange": "bound_over_exchanges",
+        "any_choice": "bound_over_choices bound_over_exchanges",
         "bound": "Bound",
         "closed_forms": "closed_form",
         "necessary_arcs": "NecessaryArcs necessary_arcs_of",

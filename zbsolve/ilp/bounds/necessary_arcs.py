@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.arrays.compressed import compressed_rows
 from ...greedy.arrays.problem_arrays import arrays_of
+from ...greedy.arrays.records import compressed_rows
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs

@@ -17,9 +17,8 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         "group_search": "higher_bounds",
-        "induction": "refute_by_induction",
+        "induction": "WindowSearch refute_by_induction",
         "lanes": "Lanes lanes_of",
         "refutation": "Answer refute",
-        "window_search": "WindowSearch",
     },
 )

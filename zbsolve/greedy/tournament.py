@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...tables import Ints
-from ...util.kernels import kernel
-from ..arrays.problem_arrays import NEVER
+from ..tables import Ints
+from ..util.kernels import kernel
+from .arrays.problem_arrays import NEVER
 
 
 @kernel

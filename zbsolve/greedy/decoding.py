@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...problem import Ints, Problem
-from ...schedule import Schedule
-from ...util.kernels import kernel
-from ..arrays.microbatch import MicrobatchGraph
-from ..arrays.problem_arrays import NEVER
-from ..arrays.records import Records, Row, record
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from ..util.kernels import kernel
+from .arrays.microbatch import MicrobatchGraph
+from .arrays.problem_arrays import NEVER
+from .arrays.records import Records, Row, record
 from .tournament import bring_forward, first_at_once, first_of, put
 
 LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
