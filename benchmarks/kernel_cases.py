@@ -55,7 +55,7 @@ def graph_of(problem: Any) -> Any:
 def serial_targets(g: Any) -> Any:
     """Target starts of one microbatch after the other, close enough for gaps and memory to be in the way."""
     serial = named("greedy.blocks.building_block:serial_block", "greedy.modulo:serial")(g)
-    repeated = named("greedy.targets.decoding:repeated_targets", "greedy.unroll:repeat")
+    repeated = named("greedy.decoding:repeated_targets", "greedy.targets.decoding:repeated_targets", "greedy.unroll:repeat")
     return repeated(g, serial.offset, max(1, serial.period // 6))
 
 
@@ -85,8 +85,8 @@ def annealed_policies() -> Call:
 def decoding() -> Call:
     """Target starts to a schedule, where most of them do not fit the memory as they are."""
     g = graph_of(step("vee", 8, 64, 10))
-    decode = named("greedy.targets.decoding:decode", "greedy.unroll:decode")
-    rule = named("greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
+    decode = named("greedy.decoding:decode", "greedy.targets.decoding:decode", "greedy.unroll:decode")
+    rule = named("greedy.decoding:DecodeRule", "greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
     targets, rules = serial_targets(g), [rule(1, 0, 2), rule(2, 8, 1), rule(0, 0, 1)]
     return lambda: [decode(g, targets, one)[0:3] for one in rules]
 
@@ -98,7 +98,7 @@ def annealed(name: str, before: str, begin: Callable[[Any], tuple[Any, ...]]) ->
     run, budget = named(name, before), (lengths, 0, 300, 9.0, 5)
     first = begin(g)
     try:
-        annealing = named("greedy.targets.target_annealing:Annealing")(*budget)
+        annealing = named("greedy.annealing:Annealing", "greedy.targets.target_annealing:Annealing")(*budget)
     except LookupError:
         return lambda: _plain(run(g, *first, *budget))
     return lambda: _plain(run(g, *first, annealing))
@@ -115,23 +115,30 @@ def annealed_targets() -> Call:
 
     def begin(g: Any) -> tuple[Any, ...]:
         try:
-            return (named("greedy.targets.decoding:decode")(g, serial_targets(g)),)
+            return (named("greedy.decoding:decode", "greedy.targets.decoding:decode")(g, serial_targets(g)),)
         except LookupError:
             return (named("greedy.ramps:walk")(g, serial_targets(g)),)
 
-    return annealed("greedy.targets.target_annealing:anneal_targets", "greedy.ramps:improve", begin)
+    return annealed(
+        "greedy.annealing:anneal_targets", "greedy.targets.target_annealing:anneal_targets", "greedy.ramps:improve", begin
+    )
 
 
 def annealed_patterns() -> Call:
     """Annealing over periodic patterns of target starts."""
 
     def begin(g: Any) -> tuple[Any, ...]:
-        rule = named("greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
-        pattern = named("greedy.targets.pattern_annealing:Pattern", "greedy.shapes:Shape")
+        rule = named("greedy.decoding:DecodeRule", "greedy.targets.decoding:DecodeRule", "greedy.unroll:Habit")
+        pattern = named("greedy.annealing:Pattern", "greedy.targets.pattern_annealing:Pattern", "greedy.shapes:Shape")
         block = named("greedy.blocks.building_block:serial_block", "greedy.modulo:serial")(g)
         return pattern(np.repeat(block.offset[None], 2, axis=0), block.period, rule(2, 8, 1)), (rule(), rule(0, 0, 1))
 
-    return annealed("greedy.targets.pattern_annealing:anneal_pattern", "greedy.shapes:improve_shape", begin)
+    return annealed(
+        "greedy.annealing:anneal_pattern",
+        "greedy.targets.pattern_annealing:anneal_pattern",
+        "greedy.shapes:improve_shape",
+        begin,
+    )
 
 
 def annealed_blocks() -> Call:

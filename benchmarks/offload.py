@@ -19,7 +19,7 @@ from typing import Any
 from zbsolve import Problem, pipeline, solve, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.side_streams.syncs import moments_in, synced
+from zbsolve.greedy.syncs import moments_in, synced
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.placement import parse
 from zbsolve.search.certify import work_bound

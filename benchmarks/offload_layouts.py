@@ -18,7 +18,7 @@ import numpy as np
 from zbsolve.planner import shape_by_name
 from zbsolve.planner.bounds.space_bounds import cheap_bounds
 from zbsolve.planner.candidate import Unsolved, unsolved
-from zbsolve.planner.clusters.cluster_presets import cluster_of
+from zbsolve.planner.cluster import cluster_of
 from zbsolve.planner.space import layouts
 from zbsolve.search.solver import compiled
 from zbsolve.search.state import ALONE

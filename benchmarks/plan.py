@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zbsolve.planner import Cluster, fit, predict
-from zbsolve.planner.fitting.constants import errors
+from zbsolve.planner.fitting import errors
 
 from .harness import Benchmark
 from .measured import korthikanti, rows_of

@@ -20,7 +20,7 @@ from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import without_metrics
 from zbsolve.models.model import Model
-from zbsolve.planner.model.profile_facts import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
+from zbsolve.planner.profiled_model import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
 from .alike import fingerprint

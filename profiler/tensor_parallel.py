@@ -8,7 +8,7 @@ from math import ceil
 
 from zbsolve.features.slices import SIZES
 from zbsolve.layer import HostLink, Layer, Link
-from zbsolve.planner.model.profile_facts import TENSOR_RANKS
+from zbsolve.planner.profiled_model import TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput
 

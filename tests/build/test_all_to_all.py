@@ -9,7 +9,7 @@ import pytest
 from zbsolve import BadInput, pipeline, solve, updates, verify
 from zbsolve.cli import main
 from zbsolve.exec.lowering import lower
-from zbsolve.greedy.side_streams.side_stream import without_side_streams
+from zbsolve.greedy.side_stream import without_side_streams
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.placement import mirror
 from zbsolve.problem import Problem

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import Problem, Schedule, pipeline, solve, verify
 from zbsolve.build import Vocabulary, with_offload, with_updates, with_vocabulary
-from zbsolve.greedy.side_streams.side_stream import held_by_others, without_side_streams
+from zbsolve.greedy.side_stream import held_by_others, without_side_streams
 from zbsolve.util.errors import BadInput
 
 from ..support.exact_streams import optimum

@@ -10,12 +10,10 @@ import pytest
 from zbsolve.build import Host, with_offload
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.arrays.microbatch import MicrobatchGraph
-from zbsolve.greedy.blocks.block_pools import BlockPools, least_period, pools_of
 from zbsolve.greedy.blocks.building_block import BuildingBlock, first_fit, held_peaks
-from zbsolve.greedy.blocks.lifetimes import excess_and_use, settle
-from zbsolve.greedy.blocks.memory_packing import memory_fit
+from zbsolve.greedy.blocks.memory_packing import BlockPools, least_period, memory_fit, pools_of
 from zbsolve.greedy.blocks.paced import paced_graph
-from zbsolve.greedy.blocks.period_search import blocks_in_memory
+from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, settle
 from zbsolve.problem import Ints, Problem
 from zbsolve.timeline import Timeline
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Edge, Pass, Problem, pipeline, verify
+from zbsolve.greedy.annealing import Annealing, Pattern, anneal_pattern
 from zbsolve.greedy.arrays.microbatch import microbatch_graph, reversed_graph, shortened
 from zbsolve.greedy.arrays.problem_arrays import arrays_of
 from zbsolve.greedy.blocks.block_search import block_schedules
@@ -19,9 +20,7 @@ from zbsolve.greedy.blocks.building_block import (
     shift_lengths,
 )
 from zbsolve.greedy.blocks.steady_state import microbatches_in_flight, sample_sizes, shrunk_targets, stretched_targets
-from zbsolve.greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
-from zbsolve.greedy.targets.pattern_annealing import Pattern, anneal_pattern
-from zbsolve.greedy.targets.target_annealing import Annealing
+from zbsolve.greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 

@@ -9,8 +9,8 @@ from zbsolve import pipeline
 from zbsolve.greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from zbsolve.greedy.arrays.problem_arrays import NEVER
 from zbsolve.greedy.blocks.building_block import BuildingBlock, block_peaks, serial_block
-from zbsolve.greedy.blocks.packed_blocks import least_packed, packed_block
-from zbsolve.greedy.targets.tournament import first_at_once, first_of, put
+from zbsolve.greedy.blocks.packing import least_packed, packed_block
+from zbsolve.greedy.tournament import first_at_once, first_of, put
 
 CHUNKS = {"single": 1, "loop": 2, "loop4": 4, "vee": 2}
 

@@ -11,10 +11,17 @@ import pytest
 from zbsolve import Edge, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.lists.serial_microbatches import one_after_another
-from zbsolve.greedy.orders.critical_moves import estimate, move, possible
+from zbsolve.greedy.lists.serial_orders import one_after_another
+from zbsolve.greedy.orders.critical_moves import (
+    OrderTables,
+    decided_by_orders,
+    estimate,
+    move,
+    possible,
+    schedule_of,
+    tables_of,
+)
 from zbsolve.greedy.orders.many_starts import better_orders
-from zbsolve.greedy.orders.order_tables import OrderTables, decided_by_orders, schedule_of, tables_of
 from zbsolve.greedy.orders.order_times import CIRCLE, hold, retime, time_all
 from zbsolve.greedy.orders.tabu_search import REACH
 from zbsolve.systems import preset

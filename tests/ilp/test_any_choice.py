@@ -19,8 +19,7 @@ from zbsolve.ilp.bounds import bound_over_choices
 from zbsolve.ilp.bounds.any_choice import stream_work
 from zbsolve.ilp.bounds.bound import CHOICES
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.ilp.bounds.copies import with_more_room, without_copies
-from zbsolve.ilp.bounds.copy_work import Savings, least_work
+from zbsolve.ilp.bounds.copies import Savings, least_work, with_more_room, without_copies
 from zbsolve.ilp.bounds.necessary_arcs import heads_and_tails
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.search.certify import certificate_of

@@ -36,9 +36,7 @@ from zbsolve.ilp.bounds.bound import (
 )
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.bounds.copies import with_more_room, without_copies
-from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.cp_ranks import ranks_refute, streams_bound
-from zbsolve.ilp.cp_solver import make_solver
+from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.groups import group_bound, group_of
@@ -128,7 +126,7 @@ RULES: dict[str, list[Example]] = {
         ("tight", lambda name: form(name, "is full of"), "while its memory is full of what one microbatch needs"),
     ],
     "closed_forms._of_side_streams": [("slow copies", lambda name: form(name, "d2h:1: its"), "d2h:1: its passes run one")],
-    "pool_energy.bounds_of_pools": [("tight", lambda name: form(name, "does not fit"), "does not fit 10 bytes sooner")],
+    "energy.bounds_of_pools": [("tight", lambda name: form(name, "does not fit"), "does not fit 10 bytes sooner")],
     "two_ends.idle_of_two": [
         ("plain", lambda name: form(name, "one of them is"), "the end of the step on rank 0, one of them")
     ],
@@ -157,14 +155,14 @@ RULES: dict[str, list[Example]] = {
         ),
     ],
     "end_losses.bound": [("two", of_both_ends, "while memory fills and")],
-    "cp_ranks.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
+    "cp.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
     "prover.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
     "prover.milp": [
         ("small", lambda name: by_solver(name, lambda state: prover.milp(state, "cbc", 0)), "milp cbc: the whole")
     ],
 }
 # They hand on what another place made, or prove it again.
-FORWARDED = {"proof_check._recheck", "prove_again.proven_again", "solver.less_memory", "task_runner._shown"}
+FORWARDED = {"proof_check._recheck", "certify.proven_again", "solver.less_memory", "task_runner._shown"}
 KINDS = {PATH, WORK, IDLE, AREA, BOTH_ENDS, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
 EXAMPLES = [(place, i) for place, examples in RULES.items() for i in range(len(examples))]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from zbsolve import Problem, pipeline, solve
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.ilp.bounds.full_memory import idle_between, reach_of
+from zbsolve.ilp.bounds.idle_time import idle_between, reach_of
 from zbsolve.systems import problem_for
 
 from ..support.exact_streams import optimum

@@ -13,9 +13,7 @@ from zbsolve import Infeasible, Problem, pipeline, solve
 from zbsolve.build import with_offload
 from zbsolve.ilp.bounds.bound import STREAMS
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.cp_ranks import higher_stream_bounds, holds_beside, ranks_refute
-from zbsolve.ilp.cp_solver import make_solver
+from zbsolve.ilp.cp import higher_stream_bounds, holds_beside, make_solver, ranks_refute, solve_cp
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.util.clock import Clock
 

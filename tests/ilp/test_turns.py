@@ -5,10 +5,7 @@ import pytest
 
 from zbsolve import pipeline
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.ilp.ranks.group_search import higher_bounds
-from zbsolve.ilp.ranks.lanes import lanes_of
-from zbsolve.ilp.ranks.refutation import Answer
-from zbsolve.ilp.ranks.turns import (
+from zbsolve.ilp.ranks.end_losses import (
     ALONE,
     FIRST_STATES,
     KINDS_OF_GROUPS,
@@ -19,7 +16,10 @@ from zbsolve.ilp.ranks.turns import (
     Share,
     next_kind,
 )
-from zbsolve.ilp.ranks.window_search import WindowSearch
+from zbsolve.ilp.ranks.group_search import higher_bounds
+from zbsolve.ilp.ranks.induction import WindowSearch
+from zbsolve.ilp.ranks.lanes import lanes_of
+from zbsolve.ilp.ranks.refutation import Answer
 from zbsolve.util.clock import Clock
 
 from ..support.problems import uniform

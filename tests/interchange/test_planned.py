@@ -12,10 +12,10 @@ import pytest
 
 from zbsolve import BadInput, plan, verify
 from zbsolve.cli import main
-from zbsolve.greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from zbsolve.greedy.side_stream import with_side_streams, without_side_streams
 from zbsolve.interchange import Options, export
 from zbsolve.planner import Layout, Shape
-from zbsolve.planner.choice import Choice
+from zbsolve.planner.candidate import Choice
 from zbsolve.planner.layout import FULL, LOOP, SINGLE, VEE
 from zbsolve.planner.plan_file import read_choice
 from zbsolve.systems.one_direction import interleaved_in_groups

@@ -20,7 +20,7 @@ from zbsolve.exec.run.launch import child_environment
 from zbsolve.interchange import Options, export
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.planner import Layout, Shape
-from zbsolve.planner.choice import Choice
+from zbsolve.planner.candidate import Choice
 from zbsolve.planner.layout import FULL, NONE, VEE
 
 from ..support.exec_tools import random_schedule

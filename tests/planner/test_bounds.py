@@ -17,11 +17,9 @@ from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
 from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
-from zbsolve.planner.costs.exchange_costs import Exchanges, replicas_of, shards_of
-from zbsolve.planner.costs.host_copies import copies_of, kept_of
-from zbsolve.planner.costs.layer_times import Times
+from zbsolve.planner.costs.layer_formulas import Times
+from zbsolve.planner.costs.least_parts import Exchanges, Slices, copies_of, kept_of, replicas_of, shards_of
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
-from zbsolve.planner.costs.slice_parts import Slices
 from zbsolve.planner.costs.vocabulary_shards import Shards
 from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts

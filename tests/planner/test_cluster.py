@@ -12,7 +12,7 @@ import pytest
 from zbsolve import Layer, Link, Profile
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Cluster, cluster_by_name, with_links_of
-from zbsolve.planner.clusters.cluster_presets import BETWEEN_SHARE, INSIDE_SHARE
+from zbsolve.planner.cluster import BETWEEN_SHARE, INSIDE_SHARE
 from zbsolve.util.errors import BadInput
 
 TYPED: dict[str, Any] = {

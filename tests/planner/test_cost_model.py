@@ -13,9 +13,16 @@ from benchmarks.harness import RESULTS, kept
 from benchmarks.measured import korthikanti, rows_of
 from benchmarks.plan import WORST_MEAN, WORST_RATIO, recompute_ratios
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, fit, layout_profile, predict
-from zbsolve.planner.costs.layer_bytes import block_bytes, state_bytes
-from zbsolve.planner.costs.layer_times import after_pipeline, block_times, exchange, exchange_pass, message
-from zbsolve.planner.fitting.constants import errors
+from zbsolve.planner.costs.layer_formulas import (
+    after_pipeline,
+    block_bytes,
+    block_times,
+    exchange,
+    exchange_pass,
+    message,
+    state_bytes,
+)
+from zbsolve.planner.fitting import errors
 from zbsolve.planner.layout import FULL, NONE, SELECTIVE, VEE, table_of
 from zbsolve.show.plan_text import honest_line
 from zbsolve.util.errors import BadInput

@@ -13,7 +13,7 @@ from zbsolve import BadInput, preset
 from zbsolve.cli import main
 from zbsolve.interchange import Options, export
 from zbsolve.planner import CLUSTERS, Only, Plan, Shape, check_plan
-from zbsolve.planner.choice import Choice
+from zbsolve.planner.candidate import Choice
 from zbsolve.planner.engines import PLANNED
 from zbsolve.planner.layout import LOOP, NONE, SINGLE, VEE
 from zbsolve.planner.only import parse_only

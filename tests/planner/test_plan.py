@@ -29,10 +29,10 @@ from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import FIELDS, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.only import Only
 from zbsolve.planner.plan_file import read_space
-from zbsolve.planner.pruned_families import families
 from zbsolve.planner.race import searches, space_race
-from zbsolve.planner.race.promise import Promise
+from zbsolve.planner.race.estimates import Promise
 from zbsolve.planner.race.space_race import SpaceRace
+from zbsolve.planner.solved_space import families
 from zbsolve.planner.space import layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task

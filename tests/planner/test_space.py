@@ -15,12 +15,11 @@ from zbsolve.features.sharded_vocabulary import on_stages
 from zbsolve.features.slices import widest_slice
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.bounds.dominance import dominators
+from zbsolve.planner.bounds.layout_rules import dominators
 from zbsolve.planner.candidate import behind_of, step_of
-from zbsolve.planner.costs.exchange_costs import shards_of
-from zbsolve.planner.costs.layer_times import after_exchange
-from zbsolve.planner.costs.rank_costs import Costs, costs_of, least_bytes
-from zbsolve.planner.costs.rank_roles import fullest, roles
+from zbsolve.planner.costs.layer_formulas import after_exchange
+from zbsolve.planner.costs.least_parts import shards_of
+from zbsolve.planner.costs.rank_costs import Costs, costs_of, fullest, least_bytes, roles
 from zbsolve.planner.layout import (
     FULL,
     LOOP,
@@ -34,7 +33,7 @@ from zbsolve.planner.layout import (
     WHOLE,
     table_of,
 )
-from zbsolve.planner.model.shape import SLICES
+from zbsolve.planner.shape import SLICES
 from zbsolve.planner.space import layouts
 from zbsolve.util.errors import BadInput, Infeasible
 

@@ -16,7 +16,7 @@ from zbsolve.planner import CLUSTERS, Plan, PlanFront, Shape, plan_front, what_i
 from zbsolve.planner.answers import Answer
 from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, changed, no_harder
-from zbsolve.planner.costs.layer_times import after_pipeline, exchange_pass
+from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.space import layouts
 from zbsolve.show.plan_answers import front_as_text, what_if_as_text

@@ -15,7 +15,7 @@ from zbsolve.cli import main
 from zbsolve.features.sharded_vocabulary import on_stages
 from zbsolve.layer import Layer, Link
 from zbsolve.partition.stage_memory import StageMemory
-from zbsolve.planner.model.profiled_model import point_of
+from zbsolve.planner.profiled_model import point_of
 
 from ..support.adapter_models import LENGTH, RANK, WIDTH, WORDS, adapters
 

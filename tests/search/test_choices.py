@@ -18,8 +18,8 @@ from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.choice_bound import bound_of_every_choice
 from zbsolve.search.choices import copy_moves
-from zbsolve.search.hints import hint_on
 from zbsolve.search.keeping import curves
+from zbsolve.search.race import hint_on
 from zbsolve.show.curves_report import curves_as_text
 from zbsolve.step import Step
 

@@ -13,7 +13,7 @@ from zbsolve import Problem, pipeline, preset, verify
 from zbsolve.build.all_to_all import with_all_to_all
 from zbsolve.greedy.arrays.microbatch import microbatch_graph
 from zbsolve.greedy.blocks.steady_state import targets_cut_by_time
-from zbsolve.greedy.targets.decoding import decode
+from zbsolve.greedy.decoding import decode
 from zbsolve.placement import mirror
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound

@@ -11,7 +11,7 @@ from zbsolve import BadInput, Problem, pipeline, solve, verify
 from zbsolve.bench.suites import suite
 from zbsolve.search import least_peak as module
 from zbsolve.search.least_peak import LeastPeak
-from zbsolve.search.peak_levels import fullness
+from zbsolve.search.state import fullness
 
 from ..support.exhaustive import optimum
 

@@ -11,7 +11,7 @@ import pytest
 from zbsolve import Infeasible, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.side_streams.syncs import pools_with_syncs, with_syncs
+from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
 from zbsolve.handover import rank_rows
 from zbsolve.systems.table import preset
 

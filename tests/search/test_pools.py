@@ -11,9 +11,8 @@ import pytest
 from zbsolve import Infeasible, Problem, Schedule, pipeline, solve, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.lists.serial_microbatches import one_after_another
-from zbsolve.greedy.lists.serial_orders import serial_schedule, serial_targets
-from zbsolve.greedy.side_streams.syncs import pools_with_syncs
+from zbsolve.greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
+from zbsolve.greedy.syncs import pools_with_syncs
 from zbsolve.ilp import neighbourhood_search
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import NotFound

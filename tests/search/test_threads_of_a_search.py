@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from zbsolve import pipeline
-from zbsolve.ilp import cp_solver
+from zbsolve.ilp import cp
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.search import prover, side_by_side
+from zbsolve.search import finder, prover
 from zbsolve.search.finder import search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State
@@ -73,9 +73,9 @@ def test_finders_make_room_for_cp_sat(
 
     seeds: list[int] = []
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(side_by_side, "find", find)
-    monkeypatch.setattr(side_by_side, "prove", prove)
-    side_by_side.search_side_by_side(state, 0, find(search_of(state, 0)))
+    monkeypatch.setattr(finder, "find", find)
+    monkeypatch.setattr(finder, "prove", prove)
+    finder.search_side_by_side(state, 0, find(search_of(state, 0)))
     assert told == [(0, finders), (exact, max(1, finders - exact + 1)), (0, finders)]
     assert len(set(seeds)) == len(seeds) >= finders  # what the prover leaves goes to one more
     if threads is not None:
@@ -91,17 +91,17 @@ def test_cp_sat_has_half_of_the_threads(
     """With effort it has one, and no seconds end it: else its answer would depend on the machine."""
     have(7, monkeypatch)
     asked: list[tuple[float, int]] = []
-    made = cp_solver.make_solver
+    made = cp.make_solver
 
     def make_solver(seconds: float, workers: int, **options: Any) -> Any:
         asked.append((seconds, workers))
         return made(seconds, workers, **options)
 
-    monkeypatch.setattr(cp_solver, "make_solver", make_solver)
+    monkeypatch.setattr(cp, "make_solver", make_solver)
     state = state_with(threads)
     state.clock = Clock(PATIENCE, effort)
     prover.cp(state, 0, 5.0)
-    assert asked == [(5.0 if effort is None else cp_solver.NO_LIMIT, exact)]
+    assert asked == [(5.0 if effort is None else cp.NO_LIMIT, exact)]
     assert state.schedule is not None
     assert state.bound.value == state.value
 

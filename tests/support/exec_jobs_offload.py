@@ -25,7 +25,7 @@ from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.memory import Memory
 from zbsolve.exec.offload import rank as offload_rank
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.side_streams.syncs import with_syncs
+from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
 
 from .exec_tools import a_problem, random_schedule

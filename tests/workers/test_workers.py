@@ -21,7 +21,7 @@ from zbsolve import BadInput
 from zbsolve.bench import Settings, run_suite
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Shape
-from zbsolve.search import task_messages
+from zbsolve.search import task
 from zbsolve.search.task_runner import TaskRunner, solvers_on
 from zbsolve.step import AUTO, Step
 from zbsolve.util.machine import machine_facts
@@ -226,9 +226,9 @@ def test_seconds_and_ctrl_c_on_processes(places: Places, tmp_path: Path) -> None
 
 
 def test_other_versions_are_one_line(places: Places, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mine = {**task_messages._versions(), "numba": "0.1"}
+    mine = {**task._versions(), "numba": "0.1"}
     with places.solvers("processes") as workers, monkeypatch.context() as patch:
-        patch.setattr(task_messages, "_versions", lambda: mine)
+        patch.setattr(task, "_versions", lambda: mine)
         with pytest.raises(BadInput, match=r"versions differ from those of a worker on .*: numba 0.1 here, .* there$"):
             planned(tmp_path / "plan.json", workers, effort=1.0)
 
@@ -252,8 +252,8 @@ def test_bad_places_are_one_line(on: str, said: str, capsys: pytest.CaptureFixtu
 
 def test_a_task_and_its_answer_are_plain_data() -> None:
     """Errors, too."""
-    text = json.dumps({"versions": task_messages._versions(), "problem": 1})
-    kind, said, details = json.loads(task_messages.answer_task(text, lambda: 0.0))["error"]
+    text = json.dumps({"versions": task._versions(), "problem": 1})
+    kind, said, details = json.loads(task.answer_task(text, lambda: 0.0))["error"]
     assert (kind, said) == ("BadInput", "task: field 'problem' has a wrong type (int, not object)")
     assert "Traceback" in details
 

@@ -45,7 +45,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Verify, and with --bound prove the certificate's bound again, or a bound where none is stated or -o is given."""
     from ..schedule import Schedule
-    from ..search.prove_again import proven_again
+    from ..search.certify import proven_again
     from ..util.files import document_kind
     from ..verifier import verify
 

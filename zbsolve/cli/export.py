@@ -11,7 +11,7 @@ from .tools import print_json
 
 if TYPE_CHECKING:
     from ..interchange.exports import Export, Options
-    from ..planner.choice import Choice
+    from ..planner.candidate import Choice
     from ..schedule import Schedule
 
 

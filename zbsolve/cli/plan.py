@@ -10,9 +10,9 @@ from ..util.errors import BadInput
 from .tools import add_search_limits, add_workers, print_json, progress_line, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
+    from ..planner.answers import Front
     from ..planner.candidate import Candidate
-    from ..planner.clusters.cluster import Cluster
-    from ..planner.fronts import Front
+    from ..planner.cluster import Cluster
     from ..planner.plan_file import Plan
 
 _Fields = dict[str, Any]
@@ -73,9 +73,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
-    from ..planner.answers import changed_cases
+    from ..planner.answers import changed_cases, parse_front
     from ..planner.case import Case
-    from ..planner.fronts import parse_front
     from ..planner.model_file import model_of
     from ..planner.only import parse_only
     from ..planner.planning import compiled, memory_of, plan
@@ -114,8 +113,7 @@ def command(options: argparse.Namespace) -> int:
 
 def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
-    from ..planner.answers import what_if
-    from ..planner.fronts import plan_front
+    from ..planner.answers import plan_front, what_if
     from ..show.plan_answers import front_as_text, what_if_as_json, what_if_as_text
 
     texts: list[str] = []
@@ -132,10 +130,8 @@ def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[s
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster that is named or in a file, with constants fitted where that is wanted."""
-    from ..planner.clusters.cluster_presets import cluster_of
-    from ..planner.clusters.measured_links import with_links_of
-    from ..planner.fitting.constants import fit
-    from ..planner.fitting.measured_rows import read_rows
+    from ..planner.cluster import cluster_of, with_links_of
+    from ..planner.fitting import fit, read_rows
     from ..profile.profile import Profile
 
     cluster = cluster_of(options.cluster)

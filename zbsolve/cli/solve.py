@@ -191,7 +191,7 @@ def placed_steps(step: Step, tried: tuple[Tried, ...]) -> dict[str, Step]:
 def _bounds_of_slices(profile: Profile, step: Step, tried: tuple[Tried, ...]) -> dict[str, dict[str, int]]:
     """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
     layers of stages are given."""
-    from ..search.slice_bound import bound_of_any_slices
+    from ..search.choice_bound import bound_of_any_slices
 
     value = min(one.value for one in tried if one.value is not None)
     if step.partition == "auto":

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from .arrays.problem_arrays import arrays_of as arrays_of
     from .blocks.block_search import block_schedules as block_schedules
     from .blocks.building_block import BuildingBlock as BuildingBlock
+    from .decoding import Decoded as Decoded
+    from .decoding import DecodeRule as DecodeRule
+    from .decoding import decode as decode
+    from .decoding import to_schedule as to_schedule
     from .lists.list_scheduler import Policy as Policy
     from .lists.list_scheduler import deepest_first as deepest_first
     from .lists.list_scheduler import list_schedule as list_schedule
     from .lists.list_scheduler import schedule_by_start as schedule_by_start
     from .lists.policy_annealing import improve_policies as improve_policies
     from .lists.policy_annealing import starting_policies as starting_policies
-    from .side_streams.side_stream import with_side_streams as with_side_streams
-    from .side_streams.side_stream import without_side_streams as without_side_streams
-    from .targets.decoding import Decoded as Decoded
-    from .targets.decoding import DecodeRule as DecodeRule
-    from .targets.decoding import decode as decode
-    from .targets.decoding import to_schedule as to_schedule
+    from .side_stream import with_side_streams as with_side_streams
+    from .side_stream import without_side_streams as without_side_streams
 
 # Numba is loaded with the first use of a name that needs it.
 __getattr__, __dir__ = handing_on(
@@ -30,11 +30,11 @@ __getattr__, __dir__ = handing_on(
     {
         "blocks.block_search": "block_schedules",
         "blocks.building_block": "BuildingBlock",
-        "targets.decoding": "Decoded DecodeRule decode to_schedule",
+        "decoding": "Decoded DecodeRule decode to_schedule",
         "lists.list_scheduler": "Policy deepest_first list_schedule schedule_by_start",
         "arrays.microbatch": "MicrobatchGraph microbatch_graph",
         "lists.policy_annealing": "improve_policies starting_policies",
         "arrays.problem_arrays": "ProblemArrays arrays_of",
-        "side_streams.side_stream": "with_side_streams without_side_streams",
+        "side_stream": "with_side_streams without_side_streams",
     },
 )

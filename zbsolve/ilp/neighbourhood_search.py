@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..greedy.side_streams.syncs import moments_of, pools_with_syncs, synced
+from ..greedy.syncs import moments_of, pools_with_syncs, synced
 from ..problem import Ints
 from ..schedule import Schedule
 from ..util.clock import Clock
-from .cp_solver import FOUND, NO_LIMIT, make_solver
+from .cp import FOUND, NO_LIMIT, make_solver
 
 FIRST_SIZE, MIN_SIZE = 60, 20  # passes of the first neighbourhoods, and at least
 GROWTH, SHRINKING = 1.1, 0.7  # times as many passes after CP-SAT has finished one, and after it has not

@@ -30,10 +30,9 @@ from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
 from .ranks.end_losses import proven_again
 from .ranks.groups import group_bound, group_of, lanes_of_group
-from .ranks.induction import refute_by_induction
+from .ranks.induction import WindowSearch, refute_by_induction
 from .ranks.lanes import Lanes
 from .ranks.refutation import Answer
-from .ranks.window_search import WindowSearch
 
 OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
 SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
@@ -67,8 +66,7 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         proven: bool | None = refutes(problem, bound.value, seconds)
         return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
     if bound.kind == STREAMS:
-        from .cp_ranks import ranks_refute, streams_bound
-        from .cp_solver import make_solver
+        from .cp import make_solver, ranks_refute, streams_bound
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
         return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)

@@ -13,7 +13,7 @@ from ..util.errors import BadInput
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
-    from ..planner.choice import Choice
+    from ..planner.candidate import Choice
 
 # A kind of passes of a data-parallel group, and what is said where they are left out.
 GROUP_NOTES = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from ..planner.choice import Choice
+from ..planner.candidate import Choice
 from ..planner.engines import target
 from ..planner.layout import FULL, Layout
 from ..problem import Problem

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..known_steps import with_backwards_of
 from ..problem import Problem
 from ..profile.profile import Profile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..planner.choice import Choice
+from ..planner.candidate import Choice
 from ..planner.only import Only
 from ..planner.planning import plan
 from ..util.errors import BadInput, Infeasible, NotFound

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..placement import describe
-from ..planner.candidate import candidate_of
-from ..planner.choice import Choice
+from ..planner.candidate import Choice, candidate_of
 from ..planner.engines import target
 from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem

@@ -25,10 +25,10 @@ def as_text(row: Ints, words: Sequence[str]) -> str:
 
 
 @kernel
-def _parts(row, widest):  # type: ignore[no-untyped-def]
+def _parts(row: Ints, widest: int) -> Ints:
     """Where each part of a row begins, how wide it is and how often it comes, shape (parts, 3): at each place the width, up
     to `widest`, that saves most words."""
-    found, count, at = np.empty((len(row), 3), np.int64), 0, 0
+    parts, count, at = np.empty((len(row), 3), np.int64), 0, 0
     while at < len(row):
         width, times, saved = 1, 1, -1
         for wide in range(1, min(widest, (len(row) - at) // 2) + 1):
@@ -38,10 +38,10 @@ def _parts(row, widest):  # type: ignore[no-untyped-def]
             more = (end - at) // wide - 1
             if more > 0 and more * wide - 1 > saved:
                 width, times, saved = wide, more + 1, more * wide - 1
-        found[count, 0], found[count, 1], found[count, 2] = at, width, times
+        parts[count, 0], parts[count, 1], parts[count, 2] = at, width, times
         count += 1
         at += width * times
-    return found[:count]
+    return parts[:count]
 
 
 def from_text(text: str, index: Mapping[str, int], most: int, where: str) -> Ints:

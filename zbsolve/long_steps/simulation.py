@@ -20,12 +20,11 @@ def earliest_starts(one: Problem, few: int, order: Sequence[Ints]) -> Ints:
     first = np.searchsorted(e.after[rows], np.arange(len(one.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
     columns = e.before[rows], e.lag[rows], one.passes.duration, np.concatenate(order), ends
-    start: Ints = _earliest(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
-    return start
+    return _earliest(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
 @kernel
-def _earliest(few, first, source, lag, duration, order, ends):  # type: ignore[no-untyped-def]
+def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
     """`earliest_starts`: the ranks in turn, down and up again, each as far as what it waits for is known."""
     ranks, lanes = len(ends) - 1, len(duration)
     start = np.full((lanes, few), -1, np.int64)

@@ -1,4 +1,6 @@
-"""`Candidate`: one layout with a partition and a schedule, and what its step takes."""
+"""`Candidate`: one layout with a partition and a schedule, and what its step takes; the profile that its problem is made of;
+and `Choice`, a plan's best candidate without its space.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..features.cuts import SEQUENCE
+from ..layer import Link
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import GIVEN, Schedule
@@ -19,13 +23,50 @@ from ..search.task import Task, solve_task
 from ..step import Step
 from ..util.errors import Infeasible
 from ..verifier import verify
-from .clusters.cluster import Cluster
-from .costs.exchange_costs import replicas_of, shards_of
-from .costs.layer_bytes import WEIGHT_BYTES
-from .costs.layer_costs import Model
-from .costs.layer_times import after_exchange
-from .costs.model_profile import layout_profile
+from .cluster import Cluster
+from .costs.layer_costs import Model, model_costs, sharded_vocabulary
+from .costs.layer_formulas import WEIGHT_BYTES, after_exchange, message_rate
+from .costs.least_parts import group_link, host_link, replicas_of, shards_of
 from .layout import OFFLOADS, Layout
+
+# --- The profile of a layout ---
+
+
+def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    """The model's layers on the devices of one pipeline rank, for one microbatch; messages occupy their sender.
+
+    Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
+    each. capacity: the device's memory. What follows the exchange of gradients is not in it (see
+    `layer_formulas.after_exchange`). A layout with replicas is for `Step(replicas=)`, or `Step(shards=)` where stages
+    gather: the profile's `shard_link` gives a stage's C, or its AG and its RS, their time. One with a sharded vocabulary is
+    for `Step(vocabulary="sharded")`: the profile says what its shards cost. One in slices is for `Step(slices=)`: layers say
+    what causal attention takes, and what each slice takes beyond its part. One with offload is for `Step(offload=)`. Raises
+    BadInput for a layout that the model's profiles or the cluster do not know.
+    """
+    slices = int(layout.slices)
+    costs = model_costs(model, layout, cluster)
+    first, block, last = costs.first, costs.block, costs.last
+    blocks = (block.layer(f"block{i}", slices) for i in range(model.layers))
+    facts = {"cluster": cluster.name, "layout": {name: int(value) for name, value in layout._asdict().items()}}
+    return Profile(
+        f"estimated: {model.source}, {cluster.title}",
+        f"{model.name}, {layout.title}",
+        (first.layer("embedding", slices), *blocks, last.layer("head", slices)),
+        Link(0.0, float(message_rate(layout, cluster)), blocking=True),
+        float(costs.states) if shards_of(layout) == 1 else sum(model.state_parts) / WEIGHT_BYTES,
+        cluster.memory,
+        {**facts, SEQUENCE: model.sequence} if slices > 1 else facts,
+        {},
+        tied=((int(costs.shared), (0, model.layers + 1)),) if costs.shared else (),
+        host=host_link(cluster) if layout.offload else None,
+        shard_link=group_link(layout, cluster),
+        vocabulary=sharded_vocabulary(model, layout, cluster) if layout.vocabulary else None,
+        gradients=1.0 if shards_of(layout) == 1 else model.state_parts[1] / WEIGHT_BYTES,
+    )
+
+
+# --- Candidates ---
+
 
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 
@@ -160,3 +201,14 @@ def behind_of(
     fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
     parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
     return float(after_exchange(parameters, layout, cluster, each))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A layout with its schedule, and of which model, batch and cluster. memory: bytes a device."""
+
+    shape: Model
+    cluster: Cluster
+    batch: int
+    memory: int
+    best: Candidate

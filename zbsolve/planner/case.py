@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
-from .clusters.cluster import LINKS, Cluster
+from .cluster import LINKS, Cluster
 from .costs.layer_costs import Model
 from .only import ALL, Only
 from .plan_file import Plan

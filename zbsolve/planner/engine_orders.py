@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
@@ -15,7 +15,7 @@ from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
 from ..verifier import verify
 from .candidate import Candidate, Unsolved, unsolved
-from .clusters.cluster import Cluster
+from .cluster import Cluster
 from .costs.layer_costs import Model
 from .layout import Layout
 

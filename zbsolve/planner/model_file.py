@@ -13,9 +13,8 @@ from ..profile.profile import Profile
 from ..util.errors import BadInput
 from ..util.files import checked
 from .costs.layer_costs import Model
-from .model.profiled_model import ProfiledModel
-from .model.shape import Shape
-from .model.shapes import shape_by_name
+from .profiled_model import ProfiledModel
+from .shape import Shape, shape_by_name
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,16 +17,13 @@ from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bounds.bound_kernels import NEVER
 from .bounds.space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
-from .candidate import Candidate, behind_of, step_of
-from .choice import Choice
-from .clusters.cluster import Cluster, Positive
+from .candidate import Candidate, Choice, behind_of, layout_profile, step_of
+from .cluster import Cluster, Positive
 from .costs.layer_costs import Model
-from .costs.model_profile import layout_profile
 from .layout import Layout, rows_of
 from .model_file import model_from_json, model_to_json
 from .only import ALL, FIXABLE, Only
-from .schedule_proof import proof_of_schedule
-from .solved_space import SAME_US, SolvedSpace
+from .solved_space import SAME_US, SolvedSpace, proof_of_schedule
 from .space import layouts
 
 KIND = "plan"

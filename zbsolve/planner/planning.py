@@ -16,15 +16,14 @@ from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
 from .bounds.space_bounds import cheap_bounds, raised, unproven
 from .candidate import Candidate
-from .clusters.cluster import Cluster
-from .clusters.cluster_presets import cluster_of
+from .cluster import Cluster, cluster_of
 from .costs.layer_costs import Model
 from .engines import Target
-from .model.shape import Shape
 from .only import ALL, Only
 from .plan_file import Plan
 from .race.searches import price_space, search_at_start, search_space
 from .race.space_race import Progress, SpaceRace
+from .shape import Shape
 from .solved_space import SAME_US
 from .space import layouts
 

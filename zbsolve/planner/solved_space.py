@@ -1,16 +1,22 @@
-"""`SolvedSpace`: every layout of a plan with its bound, and the steps of those that were solved."""
+"""`SolvedSpace`: every layout of a plan with its bound, and the steps of those that were solved. It says what each family of
+layouts lost by, and why the bound of a plan's schedule holds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..search.certify import proven_again
 from .bounds.space_bounds import RULES, SpaceBounds
-from .clusters.cluster import Cluster
+from .candidate import Candidate
+from .cluster import Cluster
 from .costs.layer_costs import Model
+from .layout import FIELDS, named, rows_of
 from .only import ALL, Only
 
 MFU_COUNTS = "attention's whole square, masked or not; nothing that is computed again (2205.05198, appendix A)"
@@ -75,3 +81,51 @@ class SolvedSpace:
     def tokens(self, step: float) -> float:
         """Tokens a second and device with a step of so many µs; sequences where nobody knows how long one is."""
         return self.batch * (self.shape.sequence or 1) / (step / 1e6) / self.devices
+
+
+# --- Families ---
+
+
+class Family(NamedTuple):
+    """field: of `FIELDS`; value: as a person reads it. lost: share of the plan's step by which each of its layouts is longer
+    at least; below 0 where a bound leaves it in the race, infinite where none has room. A dominated
+    layout loses what the one loses that dominates it, at least."""
+
+    field: str
+    value: str
+    layouts: int
+    lost: float
+
+
+def families(space: SolvedSpace) -> list[Family]:
+    """Every family of the space, field by field."""
+    layout, by = space.bounds.layout, space.bounds.by
+    step = np.where(by >= 0, space.bounds.step[by], space.bounds.step)
+    found = []
+    for name in FIELDS:
+        column = np.asarray(getattr(layout, name))
+        for value in np.unique(column).tolist():
+            mine = column == value
+            lost = float(step[mine].min()) / space.value - 1
+            found.append(Family(name, named(name, value), int(mine.sum()), lost))
+    return found
+
+
+# --- The schedule's bound ---
+
+
+def proof_of_schedule(
+    candidate: Candidate, stated: SpaceBounds, seconds: float, search: bool
+) -> tuple[str | None, list[str]]:
+    """Why the bound of the schedule's certificate holds, and what is wrong with it. The space's bounds are proven, and the
+    schedule is verified."""
+    own = candidate.schedule.certificate
+    if own is None:
+        return None, []
+    row = int(rows_of(stated.layout, candidate.layout)[0])
+    if own.bound <= stated.pipeline[row]:
+        return f"{RULES[stated.rule[row]]}, whatever the partition", []
+    found = proven_again(candidate.schedule, own, seconds, search=search)
+    if isinstance(found, str):
+        return found, []
+    return None, [f"schedule: {found}"] if search else []

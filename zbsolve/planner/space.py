@@ -9,7 +9,7 @@ import numpy as np
 
 from ..tables import Ints
 from ..util.errors import BadInput
-from .clusters.cluster import Cluster
+from .cluster import Cluster
 from .costs.layer_costs import Model
 from .layout import LOOP, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, table_of
 from .only import ALL, Only

@@ -25,10 +25,9 @@ from ..schedule import Schedule
 from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .choices import closed_steps, copy_moves, stage_moves
-from .climb import Moves, built, move
+from .climb import Moves, built, by_slices, move, try_more
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Job, Race, Run
-from .slice_counts import by_slices, try_more
 from .solver import check_options, less_memory, ready
 from .state import State
 from .task_runner import TaskRunner

@@ -10,7 +10,7 @@ import numpy as np
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.steady_state import microbatches_in_flight, microbatches_in_memory, targets_cut_by_time
-from ..greedy.targets.decoding import Decoded, decode, to_schedule
+from ..greedy.decoding import Decoded, decode, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.clock import Clock

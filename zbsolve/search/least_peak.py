@@ -22,8 +22,7 @@ from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..verifier import verify
-from .peak_levels import fullness, rooms
-from .state import LARGE_PASSES, State
+from .state import LARGE_PASSES, State, fullness, rooms
 
 PREFER_TIME, PREFER_MEMORY = PREFERENCES = ("time", "memory")
 TOLERANCE = Fraction(1, 100)  # of the value that "memory" may give up

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..build.many import with_microbatches
+from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
 from ..greedy.blocks.building_block import BuildingBlock, anneal_block, earliest_offsets, shorter_blocks
-from ..greedy.blocks.packed_blocks import least_packed
+from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
-from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, serial_order
-from ..greedy.targets.justification import justified
+from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.files import MAX_PASSES
 from ..long_steps.repeated import RepeatedSchedule

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..build.one_microbatch import one_microbatch_needs
-from ..greedy.side_streams.syncs import with_syncs
+from ..greedy.syncs import with_syncs
 from ..handover import needed
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..greedy.side_streams.syncs import with_syncs
+from ..greedy.syncs import with_syncs
 from ..handover import lacking
 from ..known_steps import step_again
 from ..problem import Problem

@@ -24,7 +24,7 @@ def prove(state: State, seed: int) -> None:
     state.raise_closed_forms()
     if state.done and len(problem.passes) > LARGE_PASSES:
         return
-    from ..ilp.cp_ranks import higher_stream_bounds, holds_beside
+    from ..ilp.cp import higher_stream_bounds, holds_beside
 
     beside = holds_beside(problem)
     share = RANK_SHARES[0 if beside else 1 if few else 2 if small else 3]
@@ -47,7 +47,7 @@ def prove(state: State, seed: int) -> None:
 def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: float | None) -> CpSolver:
     """CP-SAT, which ends with the search. With effort it has one thread and no limit of seconds: its answer must not depend
     on the machine."""
-    from ..ilp.cp_solver import NO_LIMIT, make_solver
+    from ..ilp.cp import NO_LIMIT, make_solver
 
     limits = (seconds, threads) if effort is None else (NO_LIMIT, 1)
     solver = make_solver(*limits, seed=seed, effort=effort)

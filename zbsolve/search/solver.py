@@ -19,7 +19,7 @@ from ..greedy.blocks.paced import try_each_way
 from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
-from ..greedy.side_streams.syncs import with_syncs
+from ..greedy.syncs import with_syncs
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..problem import OBJECTIVES, Problem
@@ -31,11 +31,10 @@ from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
 from ..verifier import verify
 from .certify import certificate_of, work_bound
-from .finder import find, quick, search_of
+from .finder import find, quick, search_of, search_side_by_side
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .message_rounds import lacking_in_words, patience, search_again
 from .prover import cp, milp, prove
-from .side_by_side import search_side_by_side
 from .state import ALONE, LARGE_PASSES, Contest, State
 
 METHODS = ("auto", "greedy", "cp", "milp")

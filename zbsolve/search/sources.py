@@ -21,14 +21,13 @@ from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
 from ..greedy.blocks.paced import paced_schedules
 from ..greedy.blocks.period_search import annealing_seconds
+from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
-from ..greedy.lists.serial_microbatches import one_after_another
-from ..greedy.lists.serial_orders import serial_schedule, serial_targets
+from ..greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
 from ..greedy.orders.many_starts import better_orders
-from ..greedy.side_streams.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
-from ..greedy.side_streams.syncs import pools_with_syncs
-from ..greedy.targets.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
+from ..greedy.syncs import pools_with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..systems.table import presets_of

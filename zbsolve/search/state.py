@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 
+from ..greedy.collective_order import same_order, without_orders_beside
 from ..greedy.lists.list_scheduler import Policy, list_schedule
-from ..greedy.side_streams.one_order import same_order, without_orders_beside
-from ..greedy.side_streams.side_stream import with_side_streams
+from ..greedy.side_stream import with_side_streams
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
@@ -24,7 +25,26 @@ from ..util.clock import Clock, TimeUp
 from ..util.errors import Deadlock, NotFound
 from ..util.machine import cores, half_of_cores
 from ..verifier import verify
-from .peak_levels import fullness
+
+# --- How full a schedule's fullest rank is: what searches for less memory compare ---
+
+
+def rooms(problem: Problem) -> tuple[int, ...]:
+    """What the peak of each rank is divided by: its capacity where capacities differ, in bytes; else 1, so that bytes count.
+    A rank without room counts in bytes too: nothing fits it."""
+    if problem.capacity is None or len(set(problem.capacity)) == 1:
+        return (1,) * problem.ranks
+    return tuple(max(1, one) for one in problem.capacity)
+
+
+def fullness(schedule: Schedule) -> Fraction:
+    """The largest peak of a rank: in bytes, or as a share of the rank's capacity where capacities differ."""
+    peaks = schedule.timeline().peak_bytes
+    return max(Fraction(peak, room) for peak, room in zip(peaks, rooms(schedule.problem), strict=True))
+
+
+# --- The state ---
+
 
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at

@@ -19,8 +19,7 @@ from ..util.clock import Clock
 from ..workers.places import workers_on
 from ..workers.workers import Notice, Rival, Workers
 from .state import Contest, State
-from .task import Answer, Task, solve_task
-from .task_messages import answer_from, answer_task, task_text
+from .task import Answer, Task, answer_from, answer_task, solve_task, task_text
 
 LATE = 0.05  # seconds: the clock has to be over when somebody looks at it
 ROUND = 8  # tasks that are drawn at once where effort is the limit

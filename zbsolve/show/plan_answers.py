@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..planner.answers import LINK_CHANGES, Answer
-from ..planner.fronts import PlanFront
+from ..planner.answers import LINK_CHANGES, Answer, PlanFront
 from ..planner.plan_file import Plan
 from ..util.text import aligned, format_bytes, format_gap, format_time, printable
 

@@ -8,12 +8,11 @@ import numpy as np
 
 from ..planner.bounds.space_bounds import RULES
 from ..planner.candidate import Candidate
-from ..planner.clusters.cluster import CONTENTION, Cluster
+from ..planner.cluster import CONTENTION, Cluster
 from ..planner.costs.layer_costs import Model
 from ..planner.layout import FIELDS
 from ..planner.plan_file import NEAR, Plan
-from ..planner.pruned_families import families
-from ..planner.solved_space import MFU_COUNTS, SolvedSpace
+from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
 from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit
 
 MOST_ROWS = 12

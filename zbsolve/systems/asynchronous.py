@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput

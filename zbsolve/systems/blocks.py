@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, with_mean_microbatches
-from ..greedy.targets.decoding import Decoded, DecodeRule, decode, repeated_targets, to_schedule
+from ..greedy.decoding import Decoded, DecodeRule, decode, repeated_targets, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints

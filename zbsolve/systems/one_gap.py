@@ -114,7 +114,7 @@ def _warm_up(step: StepTimes) -> Ints:
 
 
 @kernel
-def _latest(step, counts):  # type: ignore[no-untyped-def]
+def _latest(step: StepTimes, counts: Ints) -> Ints:
     """The latest starts of forwards and backwards where the whole step ends at 0, µs, shape (2, ranks, m): each rank runs
     them in its order, with time for the weight gradients of all backwards to come."""
     p, m = counts.shape
@@ -148,22 +148,22 @@ def _latest(step, counts):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _arrival(step, end, r, kind, j):  # type: ignore[no-untyped-def]
+def _arrival(step: StepTimes, end: Ints, r: int, kind: int, j: int) -> int:
     """When what a rank's F or B of microbatch j waits for is there, µs; −1 where that is not placed yet."""
     p = end.shape[1]
     if kind == F:
         if r == 0:
-            return np.int64(0)
+            return 0
         at, lag = end[F, r - 1, j], step.lag[F, r]
     elif r == p - 1:
         at, lag = end[F, r, j], step.lag[B, r]
     else:
         at, lag = end[B, r + 1, j], step.lag[B, r]
-    return np.int64(-1) if at < 0 else at + lag
+    return -1 if at < 0 else at + lag
 
 
 @kernel
-def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
+def _placed(step: StepTimes, counts: Ints, late: Ints, target: int) -> tuple[int, Ints]:
     """The value, µs, `NEVER` where the memory is too small, and each rank's passes in order, as kinds, shape (ranks, 3 m).
 
     Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
@@ -191,11 +191,11 @@ def _placed(step, counts, late, target):  # type: ignore[no-untyped-def]
                     if done[W, r] < i and (full or (arrival > now[r] and in_time)):
                         begin, kind = now[r], W
                     elif full:
-                        return np.int64(NEVER), turns
+                        return NEVER, turns
                 turns[r, done[:, r].sum()] = kind
                 now[r] = begin + step.duration[kind, r]
                 held[r] += step.taken[kind, r] - step.freed[kind, r]
                 if kind < W:
                     end[kind, r, done[kind, r]] = now[r]
                 done[kind, r] += 1
-    return (now.max() if placed == 3 * p * m else np.int64(NEVER)), turns
+    return (now.max() if placed == 3 * p * m else NEVER), turns

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..build.numbers import Numbers, whole_numbers
 from ..greedy.lists.list_scheduler import schedule_by_start
-from ..greedy.side_streams.side_stream import without_side_streams
+from ..greedy.side_stream import without_side_streams
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule

@@ -15,7 +15,7 @@ from functools import partial
 from .. import placement as placements
 from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
-from ..greedy.side_streams.side_stream import with_side_streams, without_side_streams
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, NotFound

@@ -17,7 +17,7 @@ from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import kernel
 from .plain_step import check_plain
-from .step_times import B, F, W, times_of
+from .step_times import B, F, StepTimes, W, times_of
 
 
 class _Placed(NamedTuple):
@@ -52,30 +52,30 @@ def zb_v_by_times(problem: Problem) -> Schedule:
 
 
 @kernel
-def _rank(step, stage):  # type: ignore[no-untyped-def]
+def _rank(step: StepTimes, stage: int) -> int:
     """The rank of a stage."""
-    return min(stage, step.duration.shape[1] - 1 - stage)
+    return int(min(stage, step.duration.shape[1] - 1 - stage))
 
 
 @kernel
-def _arrival(step, at, kind, stage):  # type: ignore[no-untyped-def]
+def _arrival(step: StepTimes, at: _Placed, kind: int, stage: int) -> int:
     """When what the stage's next F or B waits for is there, µs; −1 where it is not placed yet, or no pass is left."""
     last, j = step.duration.shape[1] - 1, at.counts[kind, stage]
     if j == at.end.shape[2]:
-        return np.int64(-1)
+        return -1
     if kind == F:
         if stage == 0:
-            return np.int64(0)
+            return 0
         end = at.end[F, stage - 1, j]
     else:
         if at.end[F, stage, j] < 0:
-            return np.int64(-1)
+            return -1
         end = at.end[F, stage, j] if stage == last else at.end[B, stage + 1, j]
-    return np.int64(-1) if end < 0 else end + step.lag[kind, stage]
+    return -1 if end < 0 else end + step.lag[kind, stage]
 
 
 @kernel
-def _run(step, at, kind, stage):  # type: ignore[no-untyped-def]
+def _run(step: StepTimes, at: _Placed, kind: int, stage: int) -> None:
     """Place the stage's next pass behind its rank's last one, which must have its input placed."""
     rank, j = _rank(step, stage), at.counts[kind, stage]
     begin = at.now[rank]
@@ -94,14 +94,14 @@ def _run(step, at, kind, stage):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fits(step, at, kind, stage):  # type: ignore[no-untyped-def]
+def _fits(step: StepTimes, at: _Placed, kind: int, stage: int) -> bool:
     """Whether the next pass of this kind and stage fits the memory of its rank."""
     rank = _rank(step, stage)
-    return at.held[rank] + step.taken[kind, stage] <= step.room[rank]
+    return bool(at.held[rank] + step.taken[kind, stage] <= step.room[rank])
 
 
 @kernel
-def _fill(step, at, rank, until, need):  # type: ignore[no-untyped-def]
+def _fill(step: StepTimes, at: _Placed, rank: int, until: int, need: int) -> None:
     """Weight gradients of the rank, as long as they end before `until`, µs, or as `need` bytes do not fit."""
     other = step.duration.shape[1] - 1 - rank
     while True:
@@ -115,16 +115,16 @@ def _fill(step, at, rank, until, need):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _room_for_more(step, at, rank):  # type: ignore[no-untyped-def]
+def _room_for_more(step: StepTimes, at: _Placed, rank: int) -> bool:
     """Whether one more microbatch fits both chunks of every rank up to this one, and there is one."""
     for r in range(rank + 1):
         if at.held[r] + step.taken[F, r] + step.taken[F, step.duration.shape[1] - 1 - r] > step.room[r]:
             return False
-    return at.counts[F, rank] < at.end.shape[2]
+    return bool(at.counts[F, rank] < at.end.shape[2])
 
 
 @kernel
-def _warm_up(step, at):  # type: ignore[no-untyped-def]
+def _warm_up(step: StepTimes, at: _Placed) -> None:
     """Forwards before the first backward: the first microbatch goes down the V and up again, with others down while it is
     away; then later ranks get as many as the ranks before them, down and up in turn."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
@@ -153,7 +153,7 @@ def _warm_up(step, at):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _half_round(step, at, kind, chosen):  # type: ignore[no-untyped-def]
+def _half_round(step: StepTimes, at: _Placed, kind: int, chosen: Ints) -> int:
     """One F or one B of every rank that has one: of the chunk that is further along, where its input is placed. chosen: to
     be filled, the stage of each rank. Returns how many passes it placed."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
@@ -175,7 +175,7 @@ def _half_round(step, at, kind, chosen):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _turns(step, m):  # type: ignore[no-untyped-def]
+def _turns(step: StepTimes, m: int) -> Ints:
     """The passes of each rank in order, as kind · stages + stage, shape (ranks, 6 m); none where the memory is too small."""
     stages, ranks = step.duration.shape[1], len(step.room)
     at = _Placed(
@@ -196,5 +196,5 @@ def _turns(step, m):  # type: ignore[no-untyped-def]
         if _half_round(step, at, B, chosen) + _half_round(step, at, F, chosen) == 0:
             return at.turns[:0]
     for rank in range(ranks):
-        _fill(step, at, rank, np.int64(1) << 62, 0)
+        _fill(step, at, rank, 1 << 62, 0)
     return at.turns

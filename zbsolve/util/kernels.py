@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])  # seen from outside, a kernel is the function that it compiles
 
 _notices: list[Callable[[], object]] = []
 
@@ -28,7 +30,7 @@ def before_compiling(notice: Callable[[], object]) -> Iterator[None]:
             _notices.remove(notice)
 
 
-def kernel(function: Any) -> Any:
+def kernel(function: Kernel) -> Kernel:
     """`numba.njit`, whose compiled code stays on disk for the next process, while its source, that of the kernels that it
     calls, and the constants that it reads are as they were. (Numba itself looks at the file of the function alone: after a
     change elsewhere it would go on with the old code.)
@@ -37,14 +39,16 @@ def kernel(function: Any) -> Any:
     index that names classes of its own, reading it fails (numba looks at the age of the source only afterwards): then the
     function is compiled anew, as for any change of its source.
     """
-    return _compiled(function)
+    made: Kernel = _compiled(function)
+    return made
 
 
-def inner_kernel(function: Any) -> Any:
+def inner_kernel(function: Kernel) -> Kernel:
     """A `kernel` that only kernels call, compiled into each of them. It makes no array and returns nothing but numbers, so
     numba need not count who uses its arrays: in a short function with many of them, counting and handing them over takes
     longer than all else."""
-    return _compiled(function, _nrt=False, forceinline=True)
+    made: Kernel = _compiled(function, _nrt=False, forceinline=True)
+    return made
 
 
 def _compiled(function: Any, **options: Any) -> Any:

@@ -10,9 +10,9 @@ import numpy as np
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Precedence, longest_path
 from .accounts import Accounts, accounts_of, brings_back, copies_out, serial_places
-from .compressed import compressed_rows
+from .records import compressed_rows
 
-NEVER = np.int64(1) << 60  # µs: later than any time
+NEVER = 1 << 60  # µs: later than any time
 
 
 class ProblemArrays(NamedTuple):

@@ -11,11 +11,9 @@ import numpy as np
 from ...problem import Ints
 from ...schedule import Schedule
 from ...util.clock import Clock, TimeShare
+from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
-from ..targets.decoding import Decoded, DecodeRule, decode, repeated_targets
-from ..targets.justification import justified
-from ..targets.pattern_annealing import Pattern, anneal_pattern
-from ..targets.target_annealing import Annealing, anneal_targets
+from ..decoding import Decoded, DecodeRule, decode, repeated_targets
 from .building_block import (
     BuildingBlock,
     anneal_block,
@@ -25,7 +23,7 @@ from .building_block import (
     shift_lengths,
     shorter_blocks,
 )
-from .packed_blocks import COARSE, FINE, least_packed
+from .packing import COARSE, FINE, least_packed
 from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
 
 RULES = (

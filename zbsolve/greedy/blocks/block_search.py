@@ -15,8 +15,8 @@ from ...problem import Problem
 from ...schedule import Schedule
 from ...util.clock import Clock
 from ..arrays.microbatch import least_value, microbatch_graph, with_mean_microbatches
-from ..side_streams.side_stream import with_room_for_them, with_side_streams
-from ..targets.decoding import Decoded, decode, repeated_targets, to_schedule
+from ..decoding import Decoded, decode, repeated_targets, to_schedule
+from ..side_stream import with_room_for_them, with_side_streams
 from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
 from .building_block import block_peaks
 from .steady_state import sample_sizes

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...timeline import Floats
 from ...util.kernels import kernel
-from ..arrays.compressed import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
+from ..arrays.records import compressed_rows
 
 
 class MemoryEdges(NamedTuple):
@@ -165,7 +166,7 @@ def shift_lengths(g: MicrobatchGraph) -> Ints:
 
 
 @kernel
-def held_peaks(g, edges, offset, period):  # type: ignore[no-untyped-def]
+def held_peaks(g: MicrobatchGraph, edges: MemoryEdges, offset: Ints, period: int) -> Ints:
     """The most bytes that lie in each pool of `edges` while offsets repeat. A pool's peak is where one of its edges takes;
     an edge that lives for q periods and a rest is held q times always, and once more while the rest lasts."""
     ranks = len(edges.first) - 1
@@ -184,7 +185,7 @@ def held_peaks(g, edges, offset, period):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def first_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
+def first_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> int:
     """Fill `offset`: each lane in turn at the first free phase of its rank at or after its target and its inputs, all in
     µs, shape (lanes,). Returns how many lanes found no free phase that is long enough, and overlap others."""
     misfits = 0
@@ -218,7 +219,9 @@ def first_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _cost(g, edges, scale, offset, period):  # type: ignore[no-untyped-def]
+def _cost(
+    g: MicrobatchGraph, edges: MemoryEdges, scale: NDArray[np.float64], offset: Ints, period: int
+) -> tuple[float, float]:
     """How far a block is over its ranks' capacities, in capacities; and the share of the capacities that it uses in the
     mean of its period, summed over ranks."""
     peak = held_peaks(g, edges, offset, period)
@@ -235,7 +238,7 @@ def _cost(g, edges, scale, offset, period):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def shift_targets(target, shifts, ranks):  # type: ignore[no-untyped-def]
+def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
     """Shift target offsets, in place: of one lane, of all from one on (at once, or more and more), or of some in a row."""
     # It gets the number of ranks, not the graph: to count references to the graph's arrays took 8 % of an annealing.
     lanes = len(target)
@@ -262,7 +265,7 @@ def shift_targets(target, shifts, ranks):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _anneal_block(g, settling, offset):  # type: ignore[no-untyped-def]
+def _anneal_block(g: MicrobatchGraph, settling: _Settling, offset: Ints) -> float:
     """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
     is over its ranks' capacities, in capacities, plus its misfits: 0.0 where it is legal."""
     np.random.seed(settling.seed)

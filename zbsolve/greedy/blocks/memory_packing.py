@@ -11,11 +11,111 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...problem import Ints
+from ...problem import Ints, Problem
 from ...tables import Bools
 from ...util.kernels import kernel
-from .free_phases import free_before, free_from
+from ..arrays.microbatch import MicrobatchGraph, rank_work
+from ..arrays.records import compressed_rows
+from .building_block import MemoryEdges, longest_ways
+
+# --- When the stream of a lane is free for it in a block that repeats every period ---
+
+
+@kernel
+def free_from(g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, end: int, period: int, offset: Ints) -> int:
+    """The first time from `at` on, before `end`, when no other placed lane of the stream runs; `end` where there is none.
+    placed, offset: whether and when each lane has a place, shape (lanes,). All times in µs."""
+    length, rank = g.duration[lane], g.rank[lane]
+    moved = length > 0
+    while moved and at < end:
+        moved = False
+        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+            other = g.rank_lanes[k]
+            busy = g.duration[other]
+            if other == lane or busy == 0 or not placed[other]:
+                continue
+            since = (at - offset[other]) % period
+            if since < busy or since + length > period:
+                at += busy - since if since < busy else period - since + busy
+                moved = True
+    return min(at, end)
+
+
+@kernel
+def free_before(
+    g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, begin: int, period: int, offset: Ints
+) -> int:
+    """The last time until `at`, after `begin`, when no other placed lane of the stream runs; `begin` where there is none.
+    The others as in `free_from`."""
+    length, rank = g.duration[lane], g.rank[lane]
+    moved = length > 0
+    while moved and at > begin:
+        moved = False
+        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+            other = g.rank_lanes[k]
+            busy = g.duration[other]
+            if other == lane or busy == 0 or not placed[other]:
+                continue
+            since = (at - offset[other]) % period
+            if since < busy or since + length > period:
+                back = (at + length - offset[other]) % period
+                at -= back if back > 0 else period
+                moved = True
+    return max(at, begin)
+
+
+# --- What a block of all streams holds in every pool: devices, and memory beside them ---
+
+
+class BlockPools(NamedTuple):
+    """edges: those that hold memory, by pool. least: µs that each of them is held at least. room: bytes of each pool.
+    pool_first, pools: the pools in which each lane takes or frees, in compressed rows.
+
+    One value a lane: fetch, whether it takes memory of a device on a side stream for a later pass (what is fetched early is
+    held for longer); late and early, whether the pools hold less where it comes later or earlier.
+    """
+
+    edges: MemoryEdges
+    least: Ints
+    room: Ints
+    pool_first: Ints
+    pools: Ints
+    fetch: Bools
+    late: Bools
+    early: Bools
+
+
+def pools_of(problem: Problem, g: MicrobatchGraph) -> BlockPools:
+    """Those of a problem, where g is the graph of one microbatch on all streams (see `paced.paced_graph`)."""
+    e, lanes, room = problem.edges, len(g.duration), problem.room
+    lane = np.full(len(problem.passes), -1, np.int64)
+    lane[g.passes[:, 0]] = np.arange(lanes)
+    rows = np.flatnonzero((e.bytes > 0) & (lane[e.before] >= 0) & (lane[e.after] >= 0))
+    pool = np.where(e.pool[rows] == 0, problem.passes.rank[e.before[rows]], problem.ranks + e.pool[rows] - 1)
+    edges = MemoryEdges(*compressed_rows(pool, len(room), lane[e.before[rows]], lane[e.after[rows]], e.bytes[rows]))
+    pool = np.sort(pool)
+    begin, number = np.unique(edges.before, return_inverse=True)
+    share = edges.bytes / np.maximum(room[pool], 1)
+    gain = np.bincount(edges.before, share, lanes) - np.bincount(edges.after, share, lanes)
+    touched = np.unique(np.stack([np.append(edges.before, edges.after), np.append(pool, pool)]), axis=1)
+    fetch = ~problem.computing[g.passes[:, 0]] & (gain > 0) & (np.diff(g.out_first) > 0)
+    least = longest_ways(g, begin)[edges.after, number]
+    pool_first, pools = compressed_rows(touched[0], lanes, touched[1])
+    return BlockPools(edges, least, room, pool_first, pools, fetch, gain >= 0, gain <= 0)
+
+
+def least_period(g: MicrobatchGraph, pools: BlockPools) -> int:
+    """No block has a shorter period, µs: the work of a stream; and a pool's bytes times how long they are held at least,
+    over its room (Little's law)."""
+    pool = np.repeat(np.arange(len(pools.room)), np.diff(pools.edges.first))
+    energy = np.bincount(pool, pools.edges.bytes * pools.least, len(pools.room))
+    return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(pools.room, 1)).max(initial=0) - 1e-9)))
+
+
+# --- Packing ---
+
 
 NOBODY = -1
 FETCH_STEPS = 64  # of a period: a pass for which nothing can be fetched in time comes so much later
@@ -34,7 +134,7 @@ class _Placing(NamedTuple):
 
 
 @kernel
-def memory_fit(g, pools, order, period, offset):  # type: ignore[no-untyped-def]
+def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, offset: Ints) -> bool:
     """Fill `offset`, µs, shape (lanes,): lanes in this order, an order in which none comes before its inputs.
 
     Returns whether all found a place. The first that finds none ends it: each after it would go through a whole period, too.
@@ -51,11 +151,11 @@ def memory_fit(g, pools, order, period, offset):  # type: ignore[no-untyped-def]
         w.ready[lane] = offset[lane] = at
         if not pools.fetch[lane] and not _place(g, pools, w, lane, period, offset):
             return False
-    return w.placed.all()
+    return bool(w.placed.all())
 
 
 @kernel
-def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
     first = at = w.ready[lane]
     while at < first + period:
@@ -76,7 +176,7 @@ def _place(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fetched(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place the fetches that a placed lane waits for, each as late as it can be. Returns whether all have a place."""
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
@@ -90,7 +190,7 @@ def _fetched(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _take_back(g, pools, w, lane, offset):  # type: ignore[no-untyped-def]
+def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, offset: Ints) -> None:
     """Undo the placing of a lane and of its fetches."""
     w.placed[lane] = False
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
@@ -100,24 +200,24 @@ def _take_back(g, pools, w, lane, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _full_pool(g, pools, w, lane, period, offset):  # type: ignore[no-untyped-def]
+def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> int:
     """A pool of the lane, or of what was fetched for it, that has no room; −1: none."""
     for k in range(pools.pool_first[lane], pools.pool_first[lane + 1]):
         if not _has_room(g, pools, w, pools.pools[k], period, offset):
-            return pools.pools[k]
+            return int(pools.pools[k])
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
         if w.user[i] == lane:
             for k in range(pools.pool_first[i], pools.pool_first[i + 1]):
                 if not _has_room(g, pools, w, pools.pools[k], period, offset):
-                    return pools.pools[k]
+                    return int(pools.pools[k])
     return -1
 
 
 @kernel
-def _has_room(g, pools, w, pool, period, offset):  # type: ignore[no-untyped-def]
+def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, period: int, offset: Ints) -> bool:
     """Whether a pool holds no more than its room at any phase."""
-    edges, count, always, most = pools.edges, 0, np.int64(0), np.int64(0)
+    edges, count, always, most = pools.edges, 0, 0, 0
     for e in range(edges.first[pool], edges.first[pool + 1]):
         a, z = edges.before[e], edges.after[e]
         if not (w.placed[a] or w.placed[z]):
@@ -147,7 +247,7 @@ def _has_room(g, pools, w, pool, period, offset):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _until_freed(g, pools, w, pool, at, period, offset):  # type: ignore[no-untyped-def]
+def _until_freed(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, at: int, period: int, offset: Ints) -> int:
     """How long after `at` something in a pool is freed next, µs."""
     edges, wait = pools.edges, period
     for e in range(edges.first[pool], edges.first[pool + 1]):

@@ -18,9 +18,9 @@ from ...problem import Problem
 from ...schedule import Schedule
 from ...timeline import Timeline
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
-from ..side_streams.side_stream import in_time_order, with_side_streams, without_side_streams
-from .block_pools import least_period, pools_of
+from ..side_stream import in_time_order, with_side_streams, without_side_streams
 from .building_block import BuildingBlock
+from .memory_packing import least_period, pools_of
 from .packing import packed_fit
 from .period_search import block_length, blocks_in_memory, ways
 

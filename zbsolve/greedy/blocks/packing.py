@@ -14,6 +14,8 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
+from ..arrays.microbatch import MicrobatchGraph
+from .building_block import BuildingBlock, block_peaks, earliest_offsets, period_lower_bound, serial_block
 
 PACKING_STEPS = 200  # of the search whether the rest packs: what takes longer counts as not packing
 
@@ -34,7 +36,7 @@ class _Scratch(NamedTuple):
 
 
 @kernel
-def packed_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
+def packed_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> int:
     """Fill `offset`: each lane in turn at the first phase of its rank at or after its target and its inputs that leaves room
     for the rank's later lanes, all in µs, shape (lanes,). Returns how many found none, and overlap others."""
     most = 0
@@ -55,7 +57,7 @@ def packed_fit(g, target, period, offset):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _scratch(most):  # type: ignore[no-untyped-def]
+def _scratch(most: int) -> _Scratch:
     """Room for ranks of at most so many lanes."""
     sums = 1 + most + most * most
     column = np.empty((6, most + 2), np.int64)
@@ -64,7 +66,7 @@ def _scratch(most):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _first_packing(g, offset, lane, at, period, s):  # type: ignore[no-untyped-def]
+def _first_packing(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> int:
     """How long a lane that is ready `at` waits for a phase that leaves room for the rest of its rank, µs; −1: none does."""
     placed, rest = _neighbours(g, offset, lane, at, period, s)
     if placed == 0:
@@ -82,13 +84,13 @@ def _first_packing(g, offset, lane, at, period, s):  # type: ignore[no-untyped-d
                 s.left[:gaps] = s.gap[:gaps]
                 s.left[i], s.left[gaps] = since, s.gap[i] - since - length
                 if _packs(s.left, gaps + 1, s.rest, rest):
-                    return phase
+                    return int(phase)
                 break
     return -1
 
 
 @kernel
-def _neighbours(g, offset, lane, at, period, s):  # type: ignore[no-untyped-def]
+def _neighbours(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> tuple[int, int]:
     """The other lanes of a lane's rank: those before it by their phase after `at`, those behind it by their length. Returns
     how many there are of each."""
     placed, rest, rank = 0, 0, g.rank[lane]
@@ -115,7 +117,7 @@ def _neighbours(g, offset, lane, at, period, s):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _gaps(s, placed, period):  # type: ignore[no-untyped-def]
+def _gaps(s: _Scratch, placed: int, period: int) -> int:
     """The gaps between placed passes, of which the last may reach into the next period. Returns how many there are."""
     gaps = 0
     for i in range(placed):
@@ -128,7 +130,7 @@ def _gaps(s, placed, period):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _sums(s, gaps, rest, length):  # type: ignore[no-untyped-def]
+def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
     """0 and what one or two of the rest take, as far as a gap has room for it beside the pass. Returns how many."""
     room = -length
     for i in range(gaps):
@@ -148,7 +150,7 @@ def _sums(s, gaps, rest, length):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _phases(s, gaps, sums, length, period):  # type: ignore[no-untyped-def]
+def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
     """Phases at which a pass could begin, ascending: at once, and so far from an end of a gap as others fill. Returns how
     many."""
     found = 0
@@ -168,7 +170,7 @@ def _phases(s, gaps, sums, length, period):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _packs(gaps, count, rest, passes):  # type: ignore[no-untyped-def]
+def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
     """Whether passes, longest first, fit into gaps (which change), as far as a short search sees."""
     total, room = 0, 0
     for i in range(passes):
@@ -202,3 +204,30 @@ def _packs(gaps, count, rest, passes):  # type: ignore[no-untyped-def]
             return True
         where[i] = -1
     return False
+
+
+# --- The least period at which packing fits the memory ---
+
+
+COARSE, FINE, LONGEST = 48, 192, 2.5  # periods that are tried, from what no block can beat to so many times as much
+
+
+def packed_block(g: MicrobatchGraph, target: Ints, period: int) -> tuple[BuildingBlock, bool]:
+    """The block of this period, µs, whose passes start at or after `target`, µs, shape (lanes,), packed; and whether it is
+    legal: nothing overlaps, and it fits the memory."""
+    offset = np.zeros_like(target)
+    misfits = packed_fit(g, target, period, offset)
+    block = BuildingBlock(offset - offset.min(), period)
+    return block, misfits == 0 and bool((block_peaks(g, block) <= g.capacity).all())
+
+
+def least_packed(g: MicrobatchGraph) -> BuildingBlock:
+    """The first legal block of rising periods, packed as early as can be; a serial one where none is."""
+    low, best, earliest = period_lower_bound(g), serial_block(g), earliest_offsets(g)
+    for count, most in ((COARSE, LONGEST * low), (FINE, np.inf)):  # a shorter period may fit where a longer one does not
+        for period in np.unique(np.linspace(low, min(most, best.period), count).astype(np.int64))[:-1].tolist():
+            block, legal = packed_block(g, earliest, period)
+            if legal:
+                best = block
+                break
+    return best

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...problem import UNLIMITED, Ints
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.problem_arrays import ProblemArrays
 
 RESERVED = 3
 
@@ -37,7 +38,7 @@ class Ledger(NamedTuple):
 
 
 @kernel
-def new_ledger(a):  # type: ignore[no-untyped-def]
+def new_ledger(a: ProblemArrays) -> Ledger:
     """The ledger before anything has started."""
     pools = len(a.room)
     used, oldest = np.zeros(pools, np.int64), np.zeros(pools, np.int64)
@@ -52,14 +53,14 @@ def new_ledger(a):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def may_take(a, ledger, i):  # type: ignore[no-untyped-def]
+def may_take(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
     """Whether pass i may take its memory: in each pool every account up to its own can then still finish, one after the
     other. In each pool alone that is enough, for accounts come in the same order everywhere."""
     return _may_plainly(a, ledger, i) or _may_reserve(a, ledger, i)
 
 
 @inner_kernel
-def _may_plainly(a, ledger, i):  # type: ignore[no-untyped-def]
+def _may_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
     """`may_take`, with nothing taken ahead."""
     if ledger.phase[i] == RESERVED:
         return True
@@ -73,7 +74,7 @@ def _may_plainly(a, ledger, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _may_reserve(a, ledger, i):  # type: ignore[no-untyped-def]
+def _may_reserve(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
     """Whether pass i may take its memory if the room of its copy out is taken too, from now on. The copy before it in its
     lane, which runs first, must have its own (and so on)."""
     o, pool = a.accounts.copy_out[i], a.rank[i]
@@ -93,7 +94,7 @@ def _may_reserve(a, ledger, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def take(a, ledger, i):  # type: ignore[no-untyped-def]
+def take(a: ProblemArrays, ledger: Ledger, i: int) -> None:
     """Pass i starts and takes its memory, and that of its copy out where it may not without."""
     moves = a.accounts
     if ledger.phase[i] == RESERVED:
@@ -108,7 +109,7 @@ def take(a, ledger, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _take_plainly(a, ledger, i):  # type: ignore[no-untyped-def]
+def _take_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> None:
     """`take`, with nothing taken ahead."""
     moves = a.accounts
     if a.taken[i] > 0:
@@ -120,7 +121,7 @@ def _take_plainly(a, ledger, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def free(a, ledger, i):  # type: ignore[no-untyped-def]
+def free(a: ProblemArrays, ledger: Ledger, i: int) -> None:
     """Pass i ends and frees its memory; accounts that have ended are passed over from now on."""
     moves = a.accounts
     reserved = ledger.phase[i] == RESERVED
@@ -137,7 +138,7 @@ def free(a, ledger, i):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _may_take_in(a, ledger, i, pool, taken):  # type: ignore[no-untyped-def]
+def _may_take_in(a: ProblemArrays, ledger: Ledger, i: int, pool: int, taken: int) -> bool:
     if a.room[pool] == UNLIMITED:
         return True
     left, account = a.room[pool] - ledger.used[pool] - taken, a.account[i]
@@ -149,12 +150,12 @@ def _may_take_in(a, ledger, i, pool, taken):  # type: ignore[no-untyped-def]
             return False
         left += ledger.held[pool, g]
     if len(a.accounts.serial_first):
-        return _peak(a, ledger, pool, account, i) <= left
-    return ledger.still[pool, account] - taken <= left
+        return bool(_peak(a, ledger, pool, account, i) <= left)
+    return bool(ledger.still[pool, account] - taken <= left)
 
 
 @inner_kernel
-def _take_in(a, ledger, i, pool, taken):  # type: ignore[no-untyped-def]
+def _take_in(a: ProblemArrays, ledger: Ledger, i: int, pool: int, taken: int) -> None:
     if a.room[pool] == UNLIMITED:
         return
     account = a.account[i]
@@ -167,7 +168,7 @@ def _take_in(a, ledger, i, pool, taken):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _free_in(a, ledger, i, pool, freed):  # type: ignore[no-untyped-def]
+def _free_in(a: ProblemArrays, ledger: Ledger, i: int, pool: int, freed: int) -> None:
     if a.room[pool] == UNLIMITED:
         return
     account = a.account[i]
@@ -182,10 +183,10 @@ def _free_in(a, ledger, i, pool, freed):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _peak(a, ledger, pool, account, starting):  # type: ignore[no-untyped-def]
+def _peak(a: ProblemArrays, ledger: Ledger, pool: int, account: int, starting: int) -> int:
     """What an account needs yet in a pool, in its serial order, when pass `starting` (−1: none) has taken its memory."""
     serial, at = a.accounts, pool * ledger.still.shape[1] + account
-    held, most = np.int64(0), np.int64(0)
+    held, most = 0, 0
     for k in range(serial.serial_first[at], serial.serial_first[at + 1]):
         j = serial.serial_pass[k]
         if ledger.phase[j] == 0 and j != starting:

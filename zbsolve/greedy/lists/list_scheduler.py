@@ -17,11 +17,46 @@ from ...schedule import Schedule
 from ...timeline import Floats
 from ...util.errors import NotFound
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.accounts import usual_ahead
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
-from ..side_streams.syncs import moments_of, synced
-from .event_heap import pop, push
+from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
-from .returns import usual_ahead
+
+# --- A heap of events in order of time ---
+
+
+@kernel
+def push(heap: Ints, size: int, key: int) -> Ints:
+    """Add `key` to the binary heap in heap[:size]. Returns the heap, which is a larger copy where it was full."""
+    if size == len(heap):
+        wider = np.empty(2 * size, np.int64)
+        wider[:size] = heap
+        heap = wider
+    at = size
+    while at > 0 and heap[(at - 1) // 2] > key:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = key
+    return heap
+
+
+@kernel
+def pop(heap: Ints, size: int) -> int:
+    """Take the least key out of the binary heap in heap[:size], and return it."""
+    least, last = heap[0], heap[size - 1]
+    at, child = 0, 1
+    while child < size - 1:
+        if child + 1 < size - 1 and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[at] = heap[child]
+        at, child = child, 2 * child + 1
+    heap[at] = last
+    return int(least)
+
+
+# --- The scheduler ---
 
 
 class Policy(NamedTuple):
@@ -110,7 +145,7 @@ class _State(NamedTuple):
 
 
 @kernel
-def _initial(a):  # type: ignore[no-untyped-def]
+def _initial(a: ProblemArrays) -> _State:
     """The state before anything has started."""
     count, lanes, streams = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1
     return _State(
@@ -126,7 +161,7 @@ def _initial(a):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
+def _occupied(a: ProblemArrays, state: _State, i: int, now: int) -> bool:
     """Whether one of the streams of pass i runs another pass."""
     for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):  # noqa: SIM110 (a generator is slow here)
         if state.free[a.pass_streams[k]] > now:
@@ -135,13 +170,13 @@ def _occupied(a, state, i, now):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _due(a, state, i):  # type: ignore[no-untyped-def]
+def _due(a: ProblemArrays, state: _State, i: int) -> bool:
     """Whether pass i brings memory back for a pass that waits for nothing else but what runs already."""
-    return a.user[i] >= 0 and state.waiting[a.user[i]] <= a.returns[a.user[i]]
+    return bool(a.user[i] >= 0 and state.waiting[a.user[i]] <= a.returns[a.user[i]])
 
 
 @inner_kernel
-def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
+def _pick(a: ProblemArrays, policy: Policy, state: _State, s: int, now: int) -> tuple[int, int]:
     """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
     best, filler = -1, -1
     blocked = False
@@ -180,14 +215,14 @@ def _pick(a, policy, state, s, now):  # type: ignore[no-untyped-def]
         if best >= 0:
             return (filler if policy.priority[lane] > policy.priority[a.lane[best]] else best), again
         gap = arrival - now
-        idle = now - state.began[s] - state.busy[s] if state.busy[s] > 0 else np.int64(0)
+        idle = now - state.began[s] - state.busy[s] if state.busy[s] > 0 else 0
         if blocked or gap >= policy.patience[lane] * a.duration[filler] or idle + gap > policy.slack[lane]:
             return filler, again
     return best, again
 
 
 @inner_kernel
-def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
+def _occupy(a: ProblemArrays, state: _State, i: int, now: int) -> None:
     """Pass i starts: it takes its memory and its streams."""
     state.begun[a.lane[i]] += 1
     take(a, state.ledger, i)
@@ -200,7 +235,7 @@ def _occupy(a, state, i, now):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
+def list_schedule_fast(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
     """`start_times`, compiled: a loop over events in order of time.
 
     An event is time · ids + id. The id of a pass's end is the pass; the id of a look at stream s is passes + s. So ends
@@ -210,11 +245,11 @@ def list_schedule_fast(a, policy):  # type: ignore[no-untyped-def]
     start, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     begins = 0
     state = _initial(a)
-    ids = np.int64(count + streams)
+    ids = count + streams
     heap = np.empty(4 * streams + 64, np.int64)
     size = 0
     for s in range(streams):
-        heap = push(heap, size, np.int64(count + s))
+        heap = push(heap, size, count + s)
         size += 1
     while size > 0:
         key = pop(heap, size)

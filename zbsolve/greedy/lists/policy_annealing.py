@@ -15,10 +15,9 @@ import numpy as np
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.kernels import kernel
-from ..arrays.accounts import brings_back
-from ..arrays.problem_arrays import NEVER, arrays_of
+from ..arrays.accounts import brings_back, most_ahead
+from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of
 from .list_scheduler import Policy, deepest_first, list_schedule_fast
-from .returns import most_ahead
 
 SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for
 ANNEALED_STARTS = 4  # policies that are annealed for a short time each before the best of all is annealed
@@ -178,28 +177,28 @@ def _traits(problem: Problem) -> _Traits:
 
 
 @kernel
-def _value(a, start, spans):  # type: ignore[no-untyped-def]
+def _value(a: ProblemArrays, start: Ints, spans: bool) -> int:
     """The makespan (the span where `spans`) of start times, µs, shape (passes,); 1 << 60 where a pass has none."""
     ranks = len(a.capacity)
-    first = np.full(ranks, np.int64(1) << 60)
+    first = np.full(ranks, 1 << 60)
     last = np.zeros(ranks, np.int64)
     for i in range(len(start)):
         if start[i] < 0:
-            return np.int64(1) << 60
+            return 1 << 60
         r = a.rank[i]
         first[r] = min(first[r], start[i])
         last[r] = max(last[r], start[i] + a.duration[i])
-    return (last - first).max() if spans else last.max()
+    return int((last - first).max() if spans else last.max())
 
 
 @kernel
-def _copy(policy):  # type: ignore[no-untyped-def]
+def _copy(policy: Policy) -> Policy:
     """The same policy in arrays of its own."""
     return Policy(policy.priority.copy(), policy.cap.copy(), policy.patience.copy(), policy.slack.copy())
 
 
 @kernel
-def _move(a, traits, value, policy):  # type: ignore[no-untyped-def]
+def _move(a: ProblemArrays, traits: _Traits, value: int, policy: Policy) -> None:
     """Change one value of a random lane, and of its likes on a random range of ranks, in place. `value`: µs, of the best
     policy so far."""
     lanes, ranks, rank = len(policy.priority), len(a.capacity), traits.rank
@@ -240,7 +239,9 @@ def _move(a, traits, value, policy):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _anneal(a, traits, current, best, spans, budget):  # type: ignore[no-untyped-def]
+def _anneal(
+    a: ProblemArrays, traits: _Traits, current: tuple[Policy, int], best: tuple[Policy, int], spans: bool, budget: _Budget
+) -> tuple[tuple[Policy, int], tuple[Policy, int]]:
     """Some rounds of annealing from `current`, with `best` known. Both are pairs (policy, value in µs). Returns them as
     they are afterwards; no array of what was given is changed."""
     np.random.seed(budget.seed)

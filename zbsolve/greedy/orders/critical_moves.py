@@ -7,21 +7,104 @@ What it would make of the step is judged by the passes that move alone, with the
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
+from ...problem import UNLIMITED, Ints, Problem
+from ...schedule import Schedule
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.problem_arrays import arrays_of
+from ..arrays.records import Row, compressed_rows, record
+from ..syncs import pools_with_syncs
 
-NO_TIME = np.int64(-1) << 60
+# --- The tables that a search over orders works on ---
+
+
+# A pass: stream and lane, numbered; taken and freed, bytes; in_first:in_last and out_first:out_last, its rows of `links`;
+#   place, where it stands in `order`; level, where in `sorted`; head, the earliest start, µs; tail, µs from its end to the
+#   end of what counts; waiting, scratch.
+PASS = record("duration stream lane taken freed in_first in_last out_first out_last place level head tail waiting")
+LINK = record("other lag")
+# A stream: its rank; first:last, its places in `order`; capacity, bytes; origin, µs: what its ends are counted from.
+STREAM = record("rank first last capacity origin")
+
+
+class OrderTables(NamedTuple):
+    """An order of all passes and its times.
+
+    passes, links, streams: records. order: passes, stream after stream, each as it runs; held: bytes held on the stream
+    before the pass at a place starts; sorted: passes, each behind all that it waits for. span: whether it is the objective.
+    marks, of places in `sorted`, and scratch, shape (passes,): for mending times.
+    """
+
+    passes: NDArray[Any]
+    links: NDArray[Any]
+    streams: NDArray[Any]
+    order: Ints
+    held: Ints
+    sorted: Ints
+    span: bool
+    marks: NDArray[np.uint8]
+    scratch: Ints
+
+
+def decided_by_orders(problem: Problem) -> bool:
+    """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, one rank
+    a stream, each collective one pass, no further pools, and on each rank one stream that takes memory or room for all."""
+    p = problem.passes
+    single = all(len(streams) == 1 for streams in p.stream_sets)
+    own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
+    alone = bool((np.bincount(problem.collective[problem.collective >= 0]) <= 1).all())
+    return single and own and alone and not problem.pools and not pools_with_syncs(problem)
+
+
+def tables_of(schedule: Schedule) -> OrderTables:
+    """The tables of a schedule's order, without times."""
+    problem = schedule.problem
+    a, n = arrays_of(problem), len(problem.passes)
+    before = np.repeat(np.arange(n), np.diff(a.out_first))
+    in_first, in_pass, in_lag = compressed_rows(a.out_pass, n, before, a.out_lag)
+    links = np.empty(2 * len(before), LINK)
+    links["other"], links["lag"] = np.concatenate([in_pass, a.out_pass]), np.concatenate([in_lag, a.out_lag])
+    sequences = [rows for rows in schedule.sequences.values() if len(rows)]
+    passes, streams = np.zeros(n, PASS), np.zeros(len(sequences), STREAM)
+    for name, column in (("duration", a.duration), ("lane", a.lane), ("taken", a.taken), ("freed", a.freed)):
+        passes[name] = column
+    passes["in_first"], passes["in_last"] = in_first[:-1], in_first[1:]
+    passes["out_first"], passes["out_last"] = len(before) + a.out_first[:-1], len(before) + a.out_first[1:]
+    order = np.concatenate(sequences).astype(np.int64)
+    passes["place"][order] = np.arange(n)
+    passes["stream"][order] = np.repeat(np.arange(len(sequences)), [len(rows) for rows in sequences])
+    ends = np.cumsum([len(rows) for rows in sequences])
+    streams["first"], streams["last"] = ends - [len(rows) for rows in sequences], ends
+    streams["rank"] = [a.rank[rows[0]] for rows in sequences]
+    streams["capacity"] = a.capacity[streams["rank"]] if problem.capacity is not None else UNLIMITED
+    held, line, span = np.zeros(n, np.int64), np.arange(n), problem.objective == "span"
+    return OrderTables(passes, links, streams, order, held, line, span, np.zeros(n, np.uint8), np.empty(n, np.int64))
+
+
+def schedule_of(problem: Problem, tables: OrderTables, order: Ints) -> Schedule:
+    """The schedule of an order, as in `OrderTables.order`."""
+    parts = [order[one["first"] : one["last"]] for one in tables.streams]
+    return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[rows[0]]][0]: rows for rows in parts})
+
+
+# --- Moves ---
+
+
+NO_TIME = -1 << 60
 
 
 @kernel
-def possible(t, a, b, forward):  # type: ignore[no-untyped-def]
+def possible(t: OrderTables, a: int, b: int, forward: bool) -> bool:
     """Whether a move holds. (A pass of no length may still close a circle: `order_times` finds it.)"""
     return _behind(t, a, b) if forward else _before(t, a, b)
 
 
 @inner_kernel
-def _behind(t, a, b):  # type: ignore[no-untyped-def]
+def _behind(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go behind others: no path leads from what waits for it to the last of them."""
     passes, links, order = t.passes, t.links, t.order
     one, last = passes[order[a]], passes[order[b]]
@@ -36,7 +119,7 @@ def _behind(t, a, b):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _before(t, a, b):  # type: ignore[no-untyped-def]
+def _before(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go before others: no path leads from the first of them to what it waits for."""
     passes, links, order = t.passes, t.links, t.order
     one, first = passes[order[b]], passes[order[a]]
@@ -51,20 +134,20 @@ def _before(t, a, b):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _held_after(t, one, first, last, used):  # type: ignore[no-untyped-def]
+def _held_after(t: OrderTables, one: Row, first: int, last: int, used: int) -> int:
     """Bytes held when passes first:last of `order` have run, with `used` before them; −1 where they do not fit, or one is of
     the lane of pass `one`."""
     room = t.streams[one.stream].capacity
     for k in range(first, last):
         other = t.passes[t.order[k]]
         if other.lane == one.lane or used + other.taken > room:
-            return np.int64(-1)
+            return -1
         used += other.taken - other.freed
     return used
 
 
 @kernel
-def estimate(t, a, b, forward, limit, ends):  # type: ignore[no-untyped-def]
+def estimate(t: OrderTables, a: int, b: int, forward: bool, limit: int, ends: Ints) -> int:
     """The longest path through the passes that move, µs, about; less of it where that is over the limit already. ends:
     scratch, shape (places,)."""
     stream = t.streams[t.passes[t.order[a]].stream]
@@ -82,41 +165,41 @@ def estimate(t, a, b, forward, limit, ends):  # type: ignore[no-untyped-def]
         tail = _tail(t, i, behind)
         longest, behind = max(longest, ends[k - a] + tail), t.passes[i].duration + tail
         if longest > limit:
-            return longest
-    return longest
+            break
+    return int(longest)
 
 
 @inner_kernel
-def _moved_to(t, a, b, forward, k):  # type: ignore[no-untyped-def]
+def _moved_to(t: OrderTables, a: int, b: int, forward: bool, k: int) -> int:
     """The pass that a move brings to place k."""
     if forward:
-        return t.order[k + 1 if k < b else a]
-    return t.order[k - 1 if k > a else b]
+        return int(t.order[k + 1 if k < b else a])
+    return int(t.order[k - 1 if k > a else b])
 
 
 @inner_kernel
-def _end(t, i, free):  # type: ignore[no-untyped-def]
+def _end(t: OrderTables, i: int, free: int) -> int:
     """When pass i ends where its stream is free from a time on, µs."""
-    one, start = t.passes[i], max(np.int64(0), free)
+    one, start = t.passes[i], max(0, free)
     for x in range(one.in_first, one.in_last):
         before = t.passes[t.links[x].other]
         start = max(start, before.head + before.duration + t.links[x].lag)
-    return start + one.duration
+    return int(start + one.duration)
 
 
 @inner_kernel
-def _tail(t, i, behind):  # type: ignore[no-untyped-def]
+def _tail(t: OrderTables, i: int, behind: int) -> int:
     """The tail of pass i, µs, where what follows on its stream takes so long."""
     one = t.passes[i]
     tail = max(behind, -t.streams[one.stream].origin)
     for x in range(one.out_first, one.out_last):
         after = t.passes[t.links[x].other]
         tail = max(tail, t.links[x].lag + after.duration + after.tail)
-    return tail
+    return int(tail)
 
 
 @kernel
-def move(t, a, b, forward):  # type: ignore[no-untyped-def]
+def move(t: OrderTables, a: int, b: int, forward: bool) -> None:
     """Make the move, in `order`. Moving the other way takes it back."""
     first, last, step = (a, b, 1) if forward else (b, a, -1)
     one = t.order[first]

@@ -6,18 +6,17 @@ goes to alone (Pearce and Kelly, 2006). Times change where one that they follow 
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...util.kernels import inner_kernel, kernel
+from .critical_moves import OrderTables
 
 CIRCLE = -1  # in place of a value: passes wait for each other in a circle
 
 
 @kernel
-def time_all(t):  # type: ignore[no-untyped-def]
+def time_all(t: OrderTables) -> int:
     """Times of all passes, bytes held at all places, and the value, µs; `CIRCLE` where there is none."""
     if not _sort(t):
-        return np.int64(CIRCLE)
+        return CIRCLE
     for s in range(len(t.streams)):
         hold(t, t.streams[s].first, t.streams[s].last)
     t.marks[:] = 1
@@ -29,9 +28,9 @@ def time_all(t):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def hold(t, first, last):  # type: ignore[no-untyped-def]
+def hold(t: OrderTables, first: int, last: int) -> None:
     """The bytes held before each of the passes first:last of `order`, which are on one stream."""
-    used = np.int64(0)
+    used = 0
     if first > t.streams[t.passes[t.order[first]].stream].first:
         before = t.passes[t.order[first - 1]]
         used = t.held[first - 1] + before.taken - before.freed
@@ -41,12 +40,12 @@ def hold(t, first, last):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def retime(t, a, b, count):  # type: ignore[no-untyped-def]
+def retime(t: OrderTables, a: int, b: int, count: int) -> int:
     """The value, µs, where the last `count` passes of places a … b of `order` were the first, and the times that follow;
     `CIRCLE`, and times as before, where passes now wait for each other in a circle."""
     passes, order, n = t.passes, t.order, len(t.order)
     if not _sort_behind(t, b, count):
-        return np.int64(CIRCLE)
+        return CIRCLE
     streams, stream = t.streams, t.streams[passes[order[a]].stream]
     low, high, last = n, 0, min(b + 1, stream.last - 1)
     for k in range(a, last + 1):
@@ -70,7 +69,7 @@ def retime(t, a, b, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _sort(t):  # type: ignore[no-untyped-def]
+def _sort(t: OrderTables) -> bool:
     """Sort all passes (Kahn, 1962). False where some are left."""
     passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
     n, ready, at = len(order), 0, 0
@@ -99,7 +98,7 @@ def _sort(t):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _sort_behind(t, b, count):  # type: ignore[no-untyped-def]
+def _sort_behind(t: OrderTables, b: int, count: int) -> bool:
     """Sort anew where the last `count` passes up to place b were some places ahead: they and what waits for them go behind
     the others. False, and all as it was, where one of the others waits for them."""
     passes, links, order, line, marks = t.passes, t.links, t.order, t.sorted, t.marks
@@ -116,11 +115,11 @@ def _sort_behind(t, b, count):  # type: ignore[no-untyped-def]
     if holds:
         _part(t, low, high)
     marks[low : high + 1] = 0
-    return holds
+    return bool(holds)
 
 
 @inner_kernel
-def _part(t, low, high):  # type: ignore[no-untyped-def]
+def _part(t: OrderTables, low: int, high: int) -> None:
     """Places low … high of `sorted` with those that are marked behind the others, else in their order."""
     line, later, at = t.sorted, 0, low
     for k in range(low, high + 1):
@@ -138,7 +137,7 @@ def _part(t, low, high):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _heads(t, low, count):  # type: ignore[no-untyped-def]
+def _heads(t: OrderTables, low: int, count: int) -> None:
     """Heads of the passes marked in `sorted`, `count` of them, none before place `low`, and of what follows from them. No
     mark is left."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
@@ -149,7 +148,7 @@ def _heads(t, low, count):  # type: ignore[no-untyped-def]
             continue
         marks[at] = 0
         count -= 1
-        one, head = passes[t.sorted[at]], np.int64(0)
+        one, head = passes[t.sorted[at]], 0
         for x in range(one.in_first, one.in_last):
             other = passes[links[x].other]
             head = max(head, other.head + other.duration + links[x].lag)
@@ -170,14 +169,14 @@ def _heads(t, low, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _value(t):  # type: ignore[no-untyped-def]
+def _value(t: OrderTables) -> tuple[int, bool]:
     """The value, µs, and whether a rank begins at another time than before: for the span its ends are counted from there."""
     passes, streams, order = t.passes, t.streams, t.order
-    value, moved = -(np.int64(1) << 60), False
+    value, moved = -(1 << 60), False
     for s in range(len(streams)):
-        origin = np.int64(0)
+        origin = 0
         if t.span:
-            origin = np.int64(1) << 60
+            origin = 1 << 60
             for other in range(len(streams)):
                 if streams[other].rank == streams[s].rank:
                     origin = min(origin, passes[order[streams[other].first]].head)
@@ -189,7 +188,7 @@ def _value(t):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _tails(t, high, count):  # type: ignore[no-untyped-def]
+def _tails(t: OrderTables, high: int, count: int) -> None:
     """Tails of the passes marked in `sorted`, `count` of them, none behind place `high`, and of what they follow from. No
     mark is left."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks

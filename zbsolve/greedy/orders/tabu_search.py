@@ -15,8 +15,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .critical_moves import estimate, move, possible
-from .order_tables import OrderTables
+from .critical_moves import OrderTables, estimate, move, possible
 from .order_times import CIRCLE, hold, retime, time_all
 
 REACH = 16  # places that a pass moves at most
@@ -46,7 +45,7 @@ def begun(tables: OrderTables, value: int) -> Tabu:
 
 
 @kernel
-def search_orders(t, state, turns, target, seed):  # type: ignore[no-untyped-def]
+def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: int) -> bool:
     """Take so many turns from the order in the tables, and keep the best; fewer where it is `target` µs long. False where
     no move holds any more."""
     np.random.seed(seed)
@@ -71,7 +70,7 @@ def search_orders(t, state, turns, target, seed):  # type: ignore[no-untyped-def
 
 
 @kernel
-def _begin_again(t, state):  # type: ignore[no-untyped-def]
+def _begin_again(t: OrderTables, state: Tabu) -> int:
     """Go back to the best order, and some random moves away from it. Returns the value, µs."""
     state.numbers[2] = state.numbers[1]
     state.until[:] = 0
@@ -86,7 +85,7 @@ def _begin_again(t, state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _made(t, state, a, b, forward, value):  # type: ignore[no-untyped-def]
+def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int) -> int:
     """Make a move, after which going back is tabu for some turns, and return the value, µs. Where it closes a circle, or is
     none (a < 0), all stays as it was."""
     if a < 0:
@@ -107,13 +106,13 @@ def _made(t, state, a, b, forward, value):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _slot(one, other):  # type: ignore[no-untyped-def]
+def _slot(one: int, other: int) -> int:
     """Where it says until when no move takes pass `one` from behind pass `other` to before it."""
-    return ((one * np.int64(1_000_003) + other) * np.int64(2_654_435_761) >> 7) & (SLOTS - 1)
+    return ((one * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)
 
 
 @kernel
-def _is_tabu(t, state, a, b, forward):  # type: ignore[no-untyped-def]
+def _is_tabu(t: OrderTables, state: Tabu, a: int, b: int, forward: bool) -> bool:
     """Whether a move takes a pass back over one that it was moved behind, or before, a short while ago."""
     for k in range(a, b):
         pair = _slot(t.order[k + 1], t.order[a]) if forward else _slot(t.order[b], t.order[k])
@@ -123,11 +122,11 @@ def _is_tabu(t, state, a, b, forward):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _best_move(t, state, value, best):  # type: ignore[no-untyped-def]
+def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int, int, bool]:
     """Of the moves in the blocks of a critical path that are not tabu, or may give a better step than the best, that of the
     least estimate; of equals a random one. Where all are tabu any of them; a = −1 where there is none."""
     length = _critical_path(t, value, state.path)
-    move_a, move_b, move_forward, least, equals = -1, -1, True, np.int64(1) << 60, 0
+    move_a, move_b, move_forward, least, equals = -1, -1, True, 1 << 60, 0
     other_a, other_b, other_forward, seen = -1, -1, True, 0
     high = length - 1
     while high >= 0:
@@ -159,10 +158,10 @@ def _best_move(t, state, value, best):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _critical_path(t, value, path):  # type: ignore[no-untyped-def]
+def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
     """Fill `path` with a random critical path, its last pass first, and return its length."""
     passes, links, streams, order = t.passes, t.links, t.streams, t.order
-    at, count = np.int64(-1), 0
+    at, count = -1, 0
     for s in range(len(streams)):
         last = order[streams[s].last - 1]
         if passes[last].head + passes[last].duration - streams[s].origin == value:
@@ -173,7 +172,7 @@ def _critical_path(t, value, path):  # type: ignore[no-untyped-def]
     while at >= 0:
         path[length] = at
         length += 1
-        one, at, count = passes[at], np.int64(-1), 0
+        one, at, count = passes[at], -1, 0
         if one.place > streams[one.stream].first:
             before = order[one.place - 1]
             if passes[before].head + passes[before].duration == one.head:
@@ -188,7 +187,7 @@ def _critical_path(t, value, path):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _random_move(t):  # type: ignore[no-untyped-def]
+def _random_move(t: OrderTables) -> tuple[int, int, bool]:
     """A random move that holds; a = −1 where none is found."""
     for _ in range(TRIES):
         a = np.random.randint(len(t.order))

@@ -6,7 +6,7 @@ from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .any_choice import bound_over_choices as bound_over_choices
-    from .any_exchange import bound_over_exchanges as bound_over_exchanges
+    from .any_choice import bound_over_exchanges as bound_over_exchanges
     from .bound import Bound as Bound
     from .closed_forms import closed_form as closed_form
     from .necessary_arcs import NecessaryArcs as NecessaryArcs
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "any_choice": "bound_over_choices",
-        "any_exchange": "bound_over_exchanges",
+        "any_choice": "bound_over_choices bound_over_exchanges",
         "bound": "Bound",
         "closed_forms": "closed_form",
         "necessary_arcs": "NecessaryArcs necessary_arcs_of",

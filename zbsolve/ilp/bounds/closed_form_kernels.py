@@ -9,6 +9,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...util.kernels import kernel
+from .necessary_arcs import NecessaryArcs
 from .path_walks import NO_PATH
 
 
@@ -23,7 +24,7 @@ class ByMicrobatch(NamedTuple):
 
 
 @kernel
-def one_machine(head, duration, tail):  # type: ignore[no-untyped-def]
+def one_machine(head: Ints, duration: Ints, tail: Ints) -> int:
     """The least end, µs, of a preemptive schedule of one stream: for the worst subset of its passes, their least head +
     their work + their least tail (Carlier, 1982). Jackson's rule reaches it: of the passes that have arrived, the one of
     longest tail runs. All arrays: µs, one value a pass."""
@@ -31,7 +32,7 @@ def one_machine(head, duration, tail):  # type: ignore[no-untyped-def]
     waiting = [(np.int64(0), np.int64(0))]
     waiting.pop()
     left = duration.copy()
-    now, at, best = np.int64(0), 0, np.int64(0)
+    now, at, best = 0, 0, 0
     while at < len(order) or len(waiting) > 0:
         if len(waiting) == 0:
             now = max(now, head[order[at]])
@@ -51,14 +52,14 @@ def one_machine(head, duration, tail):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def least_window(energy, capacity, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
+def least_window(energy: int, capacity: int, rise_time: Ints, rise_bytes: Ints, fall_time: Ints, fall_bytes: Ints) -> int:
     """The least window, µs, in which `energy` byte·µs fit under `capacity` bytes.
 
     Until rise_time[i] µs after its begin rise_bytes[i] cannot have been taken, and from fall_time[i] µs before its end on
     fall_bytes[i] must have been freed. Both times ascend.
     """
-    low = np.int64(0)
-    high = np.int64(rise_time[-1] + fall_time[-1] + energy // max(capacity, 1) + 1)
+    low = 0
+    high = int(rise_time[-1] + fall_time[-1] + energy // max(capacity, 1) + 1)
     while low < high:
         middle = (low + high) // 2
         if most_energy(middle, capacity, rise_time, rise_bytes, fall_time, fall_bytes) >= energy:
@@ -69,12 +70,12 @@ def least_window(energy, capacity, rise_time, rise_bytes, fall_time, fall_bytes)
 
 
 @kernel
-def most_energy(window, capacity, rise_time, rise_bytes, fall_time, fall_bytes):  # type: ignore[no-untyped-def]
+def most_energy(window: int, capacity: int, rise_time: Ints, rise_bytes: Ints, fall_time: Ints, fall_bytes: Ints) -> float:
     """The most byte·µs that a window of so many µs can hold (see `least_window`); it grows with the window."""
     energy = 0.0
-    up, at = np.int64(0), np.int64(0)
+    up, at = 0, 0
     i = 0
-    down = np.int64(0)
+    down = 0
     j = len(fall_time) - 1
     for k in range(len(fall_time)):
         down += fall_bytes[k]
@@ -96,7 +97,7 @@ def most_energy(window, capacity, rise_time, rise_bytes, fall_time, fall_bytes):
 
 
 @kernel
-def longest_paths_between(before, after, groups, arcs, duration):  # type: ignore[no-untyped-def]
+def longest_paths_between(before: Ints, after: Ints, groups: ByMicrobatch, arcs: NecessaryArcs, duration: Ints) -> Ints:
     """For each pair of passes of one microbatch the longest path from the start of `before` to the end of `after`, µs, along
     arcs within the microbatch; below 0 where there is none.
 
@@ -134,7 +135,7 @@ def longest_paths_between(before, after, groups, arcs, duration):  # type: ignor
 
 
 @kernel
-def unbounded_knapsack(weight, value, size):  # type: ignore[no-untyped-def]
+def unbounded_knapsack(weight: Ints, value: Ints, size: int) -> int:
     """The greatest value of items of whole weights > 0 within `size`, each taken as often as it fits."""
     best = np.zeros(size + 1, np.int64)
     for at in range(1, size + 1):
@@ -142,4 +143,4 @@ def unbounded_knapsack(weight, value, size):  # type: ignore[no-untyped-def]
         for k in range(len(weight)):
             if weight[k] <= at:
                 best[at] = max(best[at], best[at - weight[k]] + value[k])
-    return best[size]
+    return int(best[size])

@@ -12,15 +12,13 @@ import numpy as np
 from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import Ints, Problem
 from ...util.clock import Clock
-from .beside import held_beside
 from .bound import IDLE, PATH, WORK, Bound
 from .closed_form_kernels import one_machine
-from .full_memory import Reach, idle_between, reach_of
-from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
-from .memory_arcs import INFINITE
+from .energy import PoolStays, bounds_of_pools, stays_of_pools
+from .idle_time import IdleTerms, RankWindow, Reach, idle_between, idle_terms, reach_of, unavoidable_idle
+from .memory_arcs import INFINITE, held_beside
 from .necessary_arcs import WHOLE_STEP, heads_and_tails, necessary_arcs_of, ordered_passes
 from .path_walks import NO_PATH
-from .pool_energy import PoolStays, bounds_of_pools, stays_of_pools
 from .two_ends import idle_of_two
 
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"

@@ -21,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ...build.many import with_microbatches
-from ...greedy.arrays.compressed import compressed_rows
+from ...greedy.arrays.records import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from ...util.kernels import kernel
-from .beside import topological_order
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
 from .energy import energy_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
+from .memory_arcs import topological_order
 from .path_walks import NO_PATH
 from .two_ends import idle_of_two
 
@@ -195,19 +195,17 @@ def _stays(one: Problem, paths: _Paths) -> list[_Stays]:
 
 def _heads(paths: _Paths, begin: Ints) -> Ints:
     """The least start of each pass, µs, where it starts at begin[i] or later (`NO_PATH`: nothing is known)."""
-    found: Ints = _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, paths.duration, begin)
-    return found
+    return _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, paths.duration, begin)
 
 
 def _tails(paths: _Paths, begin: Ints) -> Ints:
     """The least time from each pass's end to a moment that is begin[i] or more behind the end of pass i, µs."""
     back = np.ascontiguousarray(paths.order[::-1])
-    found: Ints = _walk(back, paths.out_first, paths.out_pass, paths.out_lag, paths.duration, begin)
-    return found
+    return _walk(back, paths.out_first, paths.out_pass, paths.out_lag, paths.duration, begin)
 
 
 @kernel
-def _walk(order, first, source, lag, duration, begin):  # type: ignore[no-untyped-def]
+def _walk(order: Ints, first: Ints, source: Ints, lag: Ints, duration: Ints, begin: Ints) -> Ints:
     """Longest paths to each pass of `order`, whose arcs are first, source and lag, µs."""
     start = begin.copy()
     for i in order:
@@ -219,9 +217,9 @@ def _walk(order, first, source, lag, duration, begin):  # type: ignore[no-untype
 
 
 @kernel
-def _spans(paths, before, after):  # type: ignore[no-untyped-def]
+def _spans(paths: _Paths, before: Ints, after: Ints) -> Ints:
     """The longest path from the start of each `before` to the end of its `after`, µs."""
-    found = np.zeros(len(before), np.int64)
+    spans = np.zeros(len(before), np.int64)
     reached = np.full(len(paths.duration), NO_PATH, np.int64)
     for e in range(len(before)):
         low, high = paths.place[before[e]], paths.place[after[e]]
@@ -233,7 +231,7 @@ def _spans(paths, before, after):  # type: ignore[no-untyped-def]
                 for k in range(paths.out_first[i], paths.out_first[i + 1]):
                     j = paths.out_pass[k]
                     reached[j] = max(reached[j], leave + paths.out_lag[k])
-        found[e] = reached[after[e]] + paths.duration[after[e]]
+        spans[e] = reached[after[e]] + paths.duration[after[e]]
         for at in range(low, len(paths.order)):
             reached[paths.order[at]] = NO_PATH
-    return found
+    return spans

@@ -12,14 +12,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.arrays.compressed import compressed_rows
 from ...greedy.arrays.problem_arrays import arrays_of
+from ...greedy.arrays.records import compressed_rows
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs
 from ...util.kernels import kernel
-from .beside import topological_order
-from .memory_arcs import INFINITE, Arcs, add_memory_arcs
+from .memory_arcs import INFINITE, Arcs, add_memory_arcs, topological_order
 from .path_walks import NO_PATH, Direction, Walk, longest_paths, walk_of
 
 WHOLE_STEP = -1  # in place of a rank whose window it is
@@ -197,7 +196,7 @@ def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Ar
 
 
 @kernel
-def _close_steps(shift, first, behind, order):  # type: ignore[no-untyped-def]
+def _close_steps(shift: Ints, first: Ints, behind: Ints, order: Ints) -> None:
     """Set `shift`, shape (lanes, lanes), 0 from each lane to itself, to 0 to all that lie behind it too, in place. behind:
     the lanes right behind each, in compressed rows. order: one in which each lane comes before those."""
     for at in range(len(order) - 1, -1, -1):
@@ -210,7 +209,7 @@ def _close_steps(shift, first, behind, order):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _close_shifts(shift):  # type: ignore[no-untyped-def]
+def _close_shifts(shift: Ints) -> None:
     """Lower `shift`, shape (lanes, lanes), to the least sums along ways over other lanes (Floyd, Warshall), in place."""
     for k in range(len(shift)):
         for i in range(len(shift)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...util.kernels import kernel
@@ -49,10 +50,10 @@ class Walk(NamedTuple):
     duration: Ints
     lane: Ints
     first: Ints
-    source: Ints
+    source: NDArray[np.int32]
     leave: Ints
     mate_first: Ints
-    newest: Ints
+    newest: NDArray[np.int32]
 
 
 def walk_of(way: Direction) -> Walk:
@@ -70,7 +71,7 @@ def longest_paths(walk: Walk, begin: Ints) -> Ints:
 
 
 @kernel
-def _arcs(way, turn):  # type: ignore[no-untyped-def]
+def _arcs(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32], Ints]:
     """The arcs of a walk: first, source, leave (see `Walk`). turn[i]: where pass i stands in the order."""
     first = np.zeros(len(turn) + 1, np.int64)
     source, leave = np.empty(len(way.source), np.int32), np.empty(len(way.source), np.int64)
@@ -86,7 +87,7 @@ def _arcs(way, turn):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _newest(way, turn):  # type: ignore[no-untyped-def]
+def _newest(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32]]:
     """Of each pass its newest before it on its stream: mate_first, newest (see `Walk`). From one pass of a lane to the next,
     the passes before it grow by at most one a lane."""
     first = np.zeros(len(turn) + 1, np.int64)
@@ -110,7 +111,7 @@ def _newest(way, turn):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _walked(walk, begin):  # type: ignore[no-untyped-def]
+def _walked(walk: Walk, begin: Ints) -> Ints:
     """Longest paths to each pass's start, µs, in the order of the walk, with machines: of the passes of its own stream that
     come before it, those that cannot start before h all run between h and its start.
 
@@ -128,7 +129,7 @@ def _walked(walk, begin):  # type: ignore[no-untyped-def]
             if start[j] > NO_PATH:
                 at = max(at, start[j] + walk.leave[e])
         one = walk.lane[k]
-        newest, newest_work = -NO_PATH, np.int64(0)
+        newest, newest_work = -NO_PATH, 0
         for m in range(walk.mate_first[k], walk.mate_first[k + 1]):
             j = walk.newest[m]
             if start[j] == NO_PATH:

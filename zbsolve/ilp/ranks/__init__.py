@@ -6,20 +6,19 @@ from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .group_search import higher_bounds as higher_bounds
+    from .induction import WindowSearch as WindowSearch
     from .induction import refute_by_induction as refute_by_induction
     from .lanes import Lanes as Lanes
     from .lanes import lanes_of as lanes_of
     from .refutation import Answer as Answer
     from .refutation import refute as refute
-    from .window_search import WindowSearch as WindowSearch
 
 __getattr__, __dir__ = handing_on(
     __name__,
     {
         "group_search": "higher_bounds",
-        "induction": "refute_by_induction",
+        "induction": "WindowSearch refute_by_induction",
         "lanes": "Lanes lanes_of",
         "refutation": "Answer refute",
-        "window_search": "WindowSearch",
     },
 )

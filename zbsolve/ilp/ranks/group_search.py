@@ -9,7 +9,18 @@ from ...util.clock import Clock, TimeShare
 from ..bounds.bound import Bound, value_unit
 from ..bounds.closed_forms import all_closed_forms
 from ..bounds.memory_arcs import INFINITE
-from .end_losses import both_ends_of_fullest
+from .end_losses import (
+    ALONE,
+    ENDS,
+    FIRST_STATES,
+    KINDS_OF_GROUPS,
+    LEAN,
+    OWN,
+    STATES_FACTOR,
+    Share,
+    both_ends_of_fullest,
+    next_kind,
+)
 from .groups import (
     MAX_LEAN_RANKS,
     MAX_WHOLE_RANKS,
@@ -21,10 +32,8 @@ from .groups import (
     in_own_windows,
     lanes_of_group,
 )
-from .induction import has_many_waves, refute_by_induction
+from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
 from .refutation import NO_INCUMBENT, Answer, refute
-from .turns import ALONE, ENDS, FIRST_STATES, KINDS_OF_GROUPS, LEAN, OWN, STATES_FACTOR, Share, next_kind
-from .window_search import FIRST_BREADTH, WindowSearch
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up

@@ -14,10 +14,9 @@ import numpy as np
 from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
-from ..bounds.beside import bytes_within, held_beside
 from ..bounds.bound import serial_length
 from ..bounds.energy import paths_within
-from ..bounds.memory_arcs import INFINITE
+from ..bounds.memory_arcs import INFINITE, bytes_within, held_beside
 from ..bounds.necessary_arcs import heads_and_tails
 from ..bounds.path_walks import NO_PATH
 

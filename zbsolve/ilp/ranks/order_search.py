@@ -14,12 +14,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...util.kernels import kernel
-from .dominance import not_dominated, reduced
-from .lanes import WINDOW_BEGIN
+from .lanes import WINDOW_BEGIN, Lanes
 from .partial_orders import (
+    States,
     arrivals_of,
     could_start,
     empty_order,
@@ -30,7 +31,7 @@ from .partial_orders import (
     room_for,
     selected,
 )
-from .pruning import hopeless
+from .pruning import hopeless, not_dominated, reduced
 from .search_tables import Tables, TableWindows, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
@@ -67,7 +68,9 @@ class Clocks(NamedTuple):
 
 
 @kernel
-def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type: ignore[no-untyped-def]
+def search_orders(
+    lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int
+) -> tuple[int, int, int]:
     """Whether an order of the passes of `lanes` fits the window, µs, and further windows of that length (`Lanes.windows`).
 
     Returns: `FITS` where one does, `REFUTED` where none does; `MERGED` where one fits but states were merged (or, in an
@@ -81,7 +84,7 @@ def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type:
     tables = tables_of(lanes, induction.behind)
     further = windows_of(tables, lanes.windows)
     states = empty_order(count, len(lanes.capacity), len(further.ranks))
-    tried, front, exact = 0, np.int64(0), True
+    tried, front, exact = 0, 0, True
     older = [states]
     for placed in range(count * m):
         if incumbent[0] < wanted:
@@ -92,7 +95,7 @@ def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type:
         n, more, new = _next_level(tables, further, states, window, allowed - tried, shift == 0)
         tried += more
         for s in range(len(states.position)):  # what was tried has one more
-            front = max(front, np.int64(states.position[s].max()) + 1)
+            front = max(front, int(states.position[s].max()) + 1)
         if n <= 0:
             return n, tried, front
         left = COMPARED_PER_STATE * (allowed - tried)
@@ -116,7 +119,9 @@ def search_orders(lanes, window, limits, induction, incumbent, wanted):  # type:
 
 
 @kernel
-def _next_level(tables, further, states, window, most, swaps):  # type: ignore[no-untyped-def]
+def _next_level(
+    tables: Tables, further: TableWindows, states: States, window: int, most: int, swaps: bool
+) -> tuple[int, int, States]:
     """The states with one pass more: how many there are (`TOO_MANY`: more than `most` were tried), how many were tried, and
     they.
 
@@ -200,14 +205,16 @@ def _next_level(tables, further, states, window, most, swaps):  # type: ignore[n
 
 
 @kernel
-def _times_in(k, own, free, size, arrivals):  # type: ignore[no-untyped-def]
+def _times_in(
+    k: int, own: int, free: NDArray[np.int32], size: int, arrivals: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Of one state's times those on the clock of further window k. own: how many ranks there are; size: how many arrivals a
     window."""
     return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
 
 
 @kernel
-def _fits_before(starts, a, b, duration):  # type: ignore[no-untyped-def]
+def _fits_before(starts: Ints, a: int, b: int, duration: int) -> bool:
     """Whether the next pass of lane b, µs long, fits before that of lane a in every further window. starts: µs, shape
     (windows, lanes)."""
     for k in range(len(starts)):  # noqa: SIM110 (a generator is slow here)
@@ -217,7 +224,7 @@ def _fits_before(starts, a, b, duration):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _swap_everywhere(clocks, states, s, a, w):  # type: ignore[no-untyped-def]
+def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> bool:
     """Whether, in every further window, the next pass of lane a could change places with that of lane w before it, of which
     nothing but its own tail depends. What is not known of a is not known of w either: it ran before."""
     tables, further, window, starts = clocks
@@ -237,7 +244,7 @@ def _swap_everywhere(clocks, states, s, a, w):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _placed_everywhere(clocks, states, s, a, new, n):  # type: ignore[no-untyped-def]
+def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: States, n: int) -> tuple[int, bool]:
     """Fill in the times of new state n, which is state s with lane a's next pass, in further windows: in how many before
     one is too short, and whether one is."""
     tables, further, window, starts = clocks
@@ -257,7 +264,9 @@ def _placed_everywhere(clocks, states, s, a, new, n):  # type: ignore[no-untyped
 
 
 @kernel
-def _after_twin(tables, further, position, start, starts, a):  # type: ignore[no-untyped-def]
+def _after_twin(
+    tables: Tables, further: TableWindows, position: NDArray[np.int16], start: Ints, starts: Ints, a: int
+) -> bool:
     """Whether another order is as good as those that go on with lane a: one that takes the next pass of a twin first. start:
     µs, of the next pass of each lane (−1: it waits for one that is not placed); starts: in further windows.
 
@@ -279,7 +288,7 @@ def _after_twin(tables, further, position, start, starts, a):  # type: ignore[no
 
 
 @kernel
-def _twin_everywhere(further, position, starts, a, b):  # type: ignore[no-untyped-def]
+def _twin_everywhere(further: TableWindows, position: NDArray[np.int16], starts: Ints, a: int, b: int) -> bool:
     """Whether in every further window lane b's next pass could run when that of its twin a does, and has no shorter tail."""
     for k in range(len(starts)):
         passes = further.passes[k]

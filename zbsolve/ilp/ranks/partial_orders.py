@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...greedy.arrays.records import Records
+from ...tables import Ints
 from ...util.kernels import kernel
+from .search_tables import Tables
 
 
 class States(NamedTuple):
@@ -30,26 +33,26 @@ class States(NamedTuple):
 
 
 @kernel
-def empty_order(lanes, ranks, windows):  # type: ignore[no-untyped-def]
+def empty_order(lanes: int, ranks: int, windows: int) -> States:
     """One state: no pass is placed; windows: how many further ones there are."""
     position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks * (1 + windows)), np.int32)
     return States(position, free, np.full((1, ranks), -1, np.int8), np.zeros((1, 0), np.int32), np.ones(1, np.bool_))
 
 
 @kernel
-def windows_in(states):  # type: ignore[no-untyped-def]
+def windows_in(states: States) -> int:
     """How many windows the times of states are for."""
-    return states.free.shape[1] // states.last.shape[1]
+    return int(states.free.shape[1] // states.last.shape[1])
 
 
 @kernel
-def selected(states, rows):  # type: ignore[no-untyped-def]
+def selected(states: States, rows: Ints) -> States:
     """The states of these rows."""
     return States(states.position[rows], states.free[rows], states.last[rows], states.arrivals[rows], states.early[rows])
 
 
 @kernel
-def room_for(states, longest, count):  # type: ignore[no-untyped-def]
+def room_for(states: States, longest: int, count: int) -> States:
     """Uninitialised states: `count` of them, with arrivals of length `longest` a window."""
     return States(
         np.empty((count, states.position.shape[1]), np.int16),
@@ -61,7 +64,7 @@ def room_for(states, longest, count):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def arrivals_of(position, pairs):  # type: ignore[no-untyped-def]
+def arrivals_of(position: NDArray[np.int16], pairs: Records) -> int:
     """How many arrivals a state with these positions, shape (lanes,), has in each window."""
     size = 0
     for k in range(len(pairs)):
@@ -70,7 +73,7 @@ def arrivals_of(position, pairs):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def most_arrivals_next(position, lanes, pairs):  # type: ignore[no-untyped-def]
+def most_arrivals_next(position: NDArray[np.int16], lanes: Records, pairs: Records) -> int:
     """The most arrivals a window that a state may have once a pass more is placed; position: shape (n, lanes)."""
     longest = 0
     for s in range(len(position)):
@@ -78,11 +81,13 @@ def most_arrivals_next(position, lanes, pairs):  # type: ignore[no-untyped-def]
     outs = np.zeros(len(lanes), np.int64)
     for k in range(len(pairs)):
         outs[pairs[k].before] += 1
-    return longest + outs.max()
+    return int(longest + outs.max())
 
 
 @kernel
-def next_starts(tables, position, free, arrivals, start):  # type: ignore[no-untyped-def]
+def next_starts(
+    tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], arrivals: NDArray[np.int32], start: Ints
+) -> None:
     """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, memory aside; −1 where a
     forerunner has not been placed, or where all of the lane's passes are."""
     lanes, passes, waits, pairs = tables.lanes, tables.passes, tables.waits, tables.pairs
@@ -103,7 +108,7 @@ def next_starts(tables, position, free, arrivals, start):  # type: ignore[no-unt
 
 
 @kernel
-def ranks_to_extend(tables, position, free, turn):  # type: ignore[no-untyped-def]
+def ranks_to_extend(tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], turn: NDArray[np.bool_]) -> None:
     """Fill `turn`, bool, shape (ranks,), for one state: whether the search places a next pass on the rank.
 
     It does on the rank that is free first. It does on another rank only where every rank that is free before has no pass
@@ -132,7 +137,9 @@ def ranks_to_extend(tables, position, free, turn):  # type: ignore[no-untyped-de
 
 
 @kernel
-def could_start(passes, pairs, a, then, position, arrivals):  # type: ignore[no-untyped-def]
+def could_start(
+    passes: Records, pairs: Records, a: int, then: int, position: NDArray[np.int16], arrivals: NDArray[np.int32]
+) -> bool:
     """Whether the next pass of lane a could have started at `then`, µs, in one state."""
     if passes[a, position[a]].head > then:
         return False
@@ -146,7 +153,15 @@ def could_start(passes, pairs, a, then, position, arrivals):  # type: ignore[no-
 
 
 @kernel
-def next_arrivals(lanes, pairs, lane, position, arrivals, free, new_arrivals):  # type: ignore[no-untyped-def]
+def next_arrivals(
+    lanes: Records,
+    pairs: Records,
+    lane: int,
+    position: NDArray[np.int16],
+    arrivals: NDArray[np.int32],
+    free: NDArray[np.int32],
+    new_arrivals: NDArray[np.int32],
+) -> None:
     """Fill `new_arrivals` for a state of these positions and arrivals after `lane`'s next pass has run until its rank is
     free (`free`). An arrival before the pass could start anyway, after all of its lane ahead of it, counts as then."""
     end = free[lanes[lane].rank]

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...greedy.arrays.records import record
+from ...greedy.arrays.records import Records, record
 from ...problem import Ints
 from ...timeline import Floats
 from ...util.kernels import kernel
+from .lanes import Lanes, Windows
 
 LANE = record("rank duration taken freed unawaited twins wait_first wait_last into_first into_last")
 RANK = record("capacity slack takers")
@@ -57,7 +58,7 @@ class TableWindows(NamedTuple):
 
 
 @kernel
-def in_window(tables, windows, k):  # type: ignore[no-untyped-def]
+def in_window(tables: Tables, windows: TableWindows, k: int) -> Tables:
     """The tables as they are within further window k."""
     return Tables(
         tables.lanes,
@@ -72,7 +73,7 @@ def in_window(tables, windows, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def windows_of(tables, windows):  # type: ignore[no-untyped-def]
+def windows_of(tables: Tables, windows: Windows) -> TableWindows:
     """The `TableWindows` of `Windows`."""
     count, lanes, m = windows.head.shape
     ranks, passes = np.empty((count, len(tables.ranks)), RANK), np.empty((count, lanes, m), PASS)
@@ -87,7 +88,7 @@ def windows_of(tables, windows):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
+def tables_of(lanes: Lanes, behind: Ints) -> Tables:
     """The `Tables` of `Lanes`. behind: µs, shape (lanes, microbatches)."""
     count, m = lanes.head.shape
     table, ranks, passes = np.empty(count, LANE), np.empty(len(lanes.capacity), RANK), np.empty((count, m), PASS)
@@ -106,7 +107,7 @@ def tables_of(lanes, behind):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _waits(table, lag):  # type: ignore[no-untyped-def]
+def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
     """The waits and pairs of lags, µs, shape (lanes, lanes), −1: none; and where each lane of `table` finds its own."""
     count = len(lag)
     waits, pairs = np.empty(lag.size, WAIT), np.empty(lag.size, PAIR)
@@ -134,7 +135,7 @@ def _waits(table, lag):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _twins(table, tail, further):  # type: ignore[no-untyped-def]
+def _twins(table: Records, tail: Ints, further: Ints) -> None:
     """Note for each lane the first one that is like it, or itself: unawaited, on one rank, as long, freeing as much. Only
     lanes count whose tails, µs, shape (lanes, microbatches), never rise, nor those of further windows, shape (windows,
     lanes, microbatches): passes one behind the other have such tails."""
@@ -151,9 +152,9 @@ def _twins(table, tail, further):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _falls(tail, further, a):  # type: ignore[no-untyped-def]
+def _falls(tail: Ints, further: Ints, a: int) -> bool:
     """Whether the tails of lane a never rise, in any window."""
-    falls = (tail[a, 1:] <= tail[a, :-1]).all()
+    falls = bool((tail[a, 1:] <= tail[a, :-1]).all())
     for k in range(len(further)):
-        falls = falls and (further[k, a, 1:] <= further[k, a, :-1]).all()
+        falls = falls and bool((further[k, a, 1:] <= further[k, a, :-1]).all())
     return falls

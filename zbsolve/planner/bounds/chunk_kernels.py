@@ -2,78 +2,34 @@
 
 from __future__ import annotations
 
+from ...tables import Ints
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    CAPACITY,
-    CHAIN,
-    COPIED,
-    EF,
-    EW,
-    EXCHANGE,
-    GAP,
-    GATHERED,
-    HB,
-    HEAD,
-    HEAD_STAYS,
-    HF,
-    HW,
-    KEPT,
-    LAST_EXCHANGE,
-    LEAST_EXCHANGE,
-    LOOKUP,
-    OUT,
-    PART_B,
-    PART_EF,
-    PART_F,
-    PART_SENT,
-    SENT,
-    SHARD,
-    SHARD_HELD,
-    SHARD_S,
-    SLICES,
-    SOME,
-    START,
-    STATES,
-    STAYS,
-    TABLE,
-    TABLE_EXCHANGE,
-    TIED,
-    TRANSIENT,
-    VEE,
-    WAITING,
-    B,
-    F,
-    L,
-    M,
-    P,
-    V,
-    W,
-)
+from .bound_row import BoundRow
 from .idle_kernels import gathered_fit, stages_behind, works_in_time
-from .offload_kernels import in_time, turns_of_all
-from .peak_kernels import ROUNDING, spread, staying
+from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
 from .stage_kernels import at_most, turns_within
 
 
 @inner_kernel
-def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
-    """Of several stages a rank: each rank by itself, with one block in each stage before its first."""
-    p, m, blocks = row[P], row[M], row[L]
-    way = x - row[LAST_EXCHANGE]  # when the first stage's last B ends, and with it all that is kept
-    rest = way - row[CHAIN]
+def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
+    """Whether blocks can lie on ranks of several stages so that a makespan of x µs is possible. Each rank is looked at by
+    itself, with one block on each stage before its first."""
+    p, m, blocks = row.ranks, row.microbatches, row.blocks
+    way = x - row.last_exchange  # when the first stage's last B ends, and with it all that is kept
+    rest = way - row.chain
     if rest < 0:
         return False
-    if m > 1 and row[SLICES] == 1 and p * row[V] * at_most(rest // (m - 1), max(row[F], row[B])) < blocks:
+    if m > 1 and row.slices == 1 and p * row.chunks * at_most(rest // (m - 1), max(row.forward, row.backward)) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
-    turn = row[GAP] + (row[HF] + row[HB] if row[SLICES] == 1 else 0)  # from the last block's F to its B
+    turn = turnaround(row)
     stay = staying(row, way)  # the last ones, at best
-    below = float((row[PART_F] + row[PART_B]) * stay * (stay + 1) // 2 + stay * turn)
-    below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row[SOME] else below
-    need = float(m) * (float(row[STAYS]) * below + float(row[HEAD_STAYS]) * float(turn))
-    total = float(p * row[CAPACITY] - blocks * row[STATES] - (1 if row[TIED] and row[VEE] else 2) * row[TABLE])
-    ends = 2 * (p * row[V] - 1)
-    room = total - float(ends * row[WAITING] + (p - 1) * row[TRANSIENT])
+    below = float((row.slice_forward + row.slice_backward) * stay * (stay + 1) // 2 + stay * turn)
+    below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.some_copy else below
+    need = float(m) * (float(row.stay_bytes) * below + float(row.head_stay_bytes) * float(turn))
+    total = float(p * row.capacity - blocks * row.state_bytes - (1 if row.tied and row.vee else 2) * row.table_bytes)
+    ends = 2 * (p * row.chunks - 1)
+    room = total - float(ends * row.waiting_bytes + (p - 1) * row.transient_bytes)
     if room <= 0 or need > room * float(way) * (1 + ROUNDING):
         return False
     taken = 0
@@ -82,45 +38,56 @@ def possible_chunks(row, x, scratch):  # type: ignore[no-untyped-def]
         if most < 0:
             return False
         taken += most
-    if taken < blocks or row[SLICES] > 1 or row[STAYS] <= 0:
+    if taken < blocks or row.slices > 1 or row.stay_bytes <= 0:
         return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        each = row[STATES] + (0 if row[SOME] else row[GATHERED])  # at a peak all stages keep its microbatch
-        fits += (room_of_rank(row, r) - fewest * each - (row[TRANSIENT] if fewest > 0 else 0)) // row[STAYS]
-    if row[SOME]:
+        each = row.state_bytes + (0 if row.some_copy else row.gathered_bytes)  # at a peak all stages keep its microbatch
+        fits += (room_of_rank(row, r) - fewest * each - (row.transient_bytes if fewest > 0 else 0)) // row.stay_bytes
+    if row.some_copy:
         return float(m) * below <= float(fits) * float(way)
-    if way < row[CHAIN] + spread(row, float(blocks), float(fits), p):
+    if way < row.chain + spread(row, float(blocks), float(fits), p):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
 
 @inner_kernel
-def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
-    """Whether all blocks can lie on ranks when each round of stages keeps what fits. A microbatch on one stage keeps the
-    rank's earlier stages too, from its F to its B. So few at a time need so many turns, each as long as the chain behind the
-    stage. The more blocks lie before a stage, the shorter that is: so each round takes as many as it can. slack: how many
-    blocks more ranks could take than there are; cum: blocks of each rank so far, at most."""
-    p, m, blocks = row[P], row[M], row[L]
+def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
+    """Whether all blocks can lie on ranks when each round of stages keeps what fits.
+
+    A microbatch on one stage keeps the rank's earlier stages too, from its F to its B. The fewer microbatches fit at a time,
+    the more turns are needed, and a turn is as long as the chain behind the stage. That chain is shorter with more blocks
+    before the stage. So each round takes as many blocks as it can.
+
+    slack: how many blocks more ranks could take than there are.
+    cum: overwritten with the blocks of each rank so far, at most.
+    """
+    p, m, blocks = row.ranks, row.microbatches, row.blocks
     cum[:p] = 0
     total = 0
-    for turn in range(row[V]):
+    for turn in range(row.chunks):
         for at in range(p):
-            back = row[VEE] == 1 and turn == 1
+            back = row.vee == 1 and turn == 1
             r = p - 1 - at if back else at
             most = blocks_of_rank(row, x, r)
             fewest = max(0, most - slack)
-            room = room_of_rank(row, r) - fewest * row[STATES] - (row[TRANSIENT] if fewest > 0 else 0)
-            if turn < row[V] - 1 and r == (0 if row[VEE] else p - 1):
-                room += row[HEAD]  # not there yet
+            room = room_of_rank(row, r) - fewest * row.state_bytes - (row.transient_bytes if fewest > 0 else 0)
+            if turn < row.chunks - 1 and r == (0 if row.vee else p - 1):
+                room += row.head_bytes  # not there yet
             sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
-            behind = row[START] + row[EF] + min(total, blocks) * (row[F] + row[B]) + 2 * sent * row[SENT] + 2 * row[LOOKUP]
-            turns = turns_within(row, x - row[LAST_EXCHANGE] - behind, row[CHAIN] - behind)
+            behind = (
+                row.first_gather
+                + row.embedding_forward
+                + min(total, blocks) * (row.forward + row.backward)
+                + 2 * sent * row.message
+                + 2 * row.shard_lookup
+            )
+            turns = turns_within(row, x - row.last_exchange - behind, row.chain - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
-                here = min(most, room // (at_once * row[STAYS]))
+                here = min(most, room // (at_once * row.stay_bytes))
                 if here > cum[r]:
                     total += here - cum[r]
                     cum[r] = here
@@ -128,61 +95,66 @@ def rounds_fit(row, x, slack, cum):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def room_of_rank(row, r):  # type: ignore[no-untyped-def]
+def room_of_rank(row: BoundRow, r: int) -> int:
     """Bytes of rank r, of several stages, for blocks and their states, beside one microbatch of the head."""
-    last = r == (0 if row[VEE] else row[P] - 1)
+    last = r == (0 if row.vee else row.ranks - 1)
     edges = (1 if r == 0 else 0) + (1 if last else 0)
-    tables = edges - (1 if row[TIED] and edges == 2 else 0)
-    return row[CAPACITY] - tables * row[TABLE] - (2 * row[V] - edges) * row[WAITING] - (row[HEAD] if last else 0)
+    tables = edges - (1 if row.tied and edges == 2 else 0)
+    return (
+        row.capacity
+        - tables * row.table_bytes
+        - (2 * row.chunks - edges) * row.waiting_bytes
+        - (row.head_bytes if last else 0)
+    )
 
 
 @inner_kernel
-def blocks_of_rank(row, x, r):  # type: ignore[no-untyped-def]
+def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     """How many blocks rank r may have at most on all its stages; −1: not even none."""
-    p, m, vee = row[P], row[M], row[VEE] == 1
-    head, drain = row[START] + row[LOOKUP], row[LOOKUP]
+    p, m, vee = row.ranks, row.microbatches, row.vee == 1
+    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup
     if r > 0:
-        head += row[PART_EF] + (r - 1) * row[PART_F] + r * row[PART_SENT]
-        drain += (r - 1) * (row[PART_B] + row[PART_SENT])
+        head += row.slice_embedding + (r - 1) * row.slice_forward + r * row.slice_message
+        drain += (r - 1) * (row.slice_backward + row.slice_message)
     first, last = r == 0, r == (0 if vee else p - 1)
     edges = (1 if first else 0) + (1 if last else 0)
-    sends = 2 * row[V] - edges - (2 if vee and r == p - 1 else 0)
+    sends = 2 * row.chunks - edges - (2 if vee and r == p - 1 else 0)
     forward, backward, weight = 0, 0, 0
     if first:
-        forward, weight = row[EF], row[EW]
+        forward, weight = row.embedding_forward, row.embedding_weight
     if last:
-        forward, backward, weight = forward + row[HF], row[HB], weight + row[HW]
-    passes = forward + backward + sends * row[SENT]
-    work, way = x - row[LEAST_EXCHANGE], x - row[LAST_EXCHANGE]  # when passes end; when the first stage's last B ends
-    most = at_most(work - head - m * (passes + weight + row[SHARD]), m * (row[F] + row[B] + row[W]))
-    most = min(most, at_most(way - head - drain - m * (passes + row[SHARD_S]), m * (row[F] + row[B])))
-    if not row[SOME]:
-        most = min(most, at_most(way - head - drain, m * row[OUT]))  # copies follow one another
-    if row[EXCHANGE] > 0:
-        tables = edges - (1 if row[TIED] and edges == 2 else 0)
-        beside = m * (passes + weight + row[SHARD_S])
-        most = exchanged_in_time(row, x, min(most, row[L]), head, beside, tables * row[TABLE_EXCHANGE])
+        forward, backward, weight = forward + row.head_forward, row.head_backward, weight + row.head_weight
+    passes = forward + backward + sends * row.message
+    work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
+    most = at_most(work - head - m * (passes + weight + row.shard_work), m * (row.forward + row.backward + row.weight))
+    most = min(most, at_most(way - head - drain - m * (passes + row.shard_S), m * (row.forward + row.backward)))
+    if not row.some_copy:
+        most = min(most, at_most(way - head - drain, m * row.copy_out))  # copies follow one another
+    if row.exchange > 0:
+        tables = edges - (1 if row.tied and edges == 2 else 0)
+        beside = m * (passes + weight + row.shard_S)
+        most = exchanged_in_time(row, x, min(most, row.blocks), head, beside, tables * row.table_exchange)
     room = room_of_rank(row, r)
-    if room < row[SHARD_HELD] or most < 0:
+    if room < row.shard_bytes or most < 0:
         return -1
     # When the first microbatch's last F ends; with copies it may be away then.
-    each = max(row[GATHERED], row[KEPT]) if row[COPIED] > 0 else row[GATHERED] + row[KEPT]
-    most = min(most, max(0, at_most(room - row[SHARD_HELD] - row[TRANSIENT], row[STATES] + each)))
-    free = room + (row[HEAD] if last else 0)  # at another moment than the head's
+    each = max(row.gathered_bytes, row.moment_bytes) if row.copied_bytes > 0 else row.gathered_bytes + row.moment_bytes
+    most = min(most, max(0, at_most(room - row.shard_bytes - row.transient_bytes, row.state_bytes + each)))
+    free = room + (row.head_bytes if last else 0)  # at another moment than the head's
     while not gathered_fit(row, most, free):
         most -= 1
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
-    if vee and r == 0 and row[SLICES] == 1 and row[STAYS] > 0 and not row[SOME]:
+    if vee and r == 0 and row.slices == 1 and row.stay_bytes > 0 and not row.some_copy:
         while most >= 0 and not starts_in_time(row, work, most, room):
             most -= 1
     return most
 
 
 @inner_kernel
-def exchanged_in_time(row, x, most, head, beside, tables):  # type: ignore[no-untyped-def]
-    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged after x µs; −1: not even none.
-    head, beside, tables: as for `exchanges_fit`."""
+def exchanged_in_time(row: BoundRow, x: int, most: int, head: int, beside: int, tables: int) -> int:
+    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged in x µs; −1: not even none. The
+    others: as for `exchanges_fit`."""
     low = -1
     while low < most:
         middle = (low + most + 1) // 2
@@ -194,21 +166,31 @@ def exchanged_in_time(row, x, most, head, beside, tables):  # type: ignore[no-un
 
 
 @inner_kernel
-def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-untyped-def]
-    """Whether the stages of a rank can have so many blocks in all. head: µs before its first pass; beside: of its passes
-    beside those of blocks; tables: of exchanges beside those of blocks.
+def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, tables: int) -> bool:
+    """Whether a rank's stages can have so many blocks in all, with their gradients exchanged in x µs.
 
-    Its stages come to their ends one after the other. When one does, the rank has done all work of the blocks of stages that
-    ended so far, and their B and W since the first microbatch came to the last stage's B. The exchanges of all stages but
-    those that ended before follow, one after the other. So the more blocks ended before, the more may have ended now: in
-    each turn as many as possible, and in the last one all of them.
+    The stages end one after the other. When one does, the rank has done all work of the blocks of stages that ended so far,
+    and their B and W since the first microbatch came to the last stage's B. The exchanges of this stage and of those that
+    end later follow, one after the other. The more blocks ended before, the more may have ended now. So each turn ends as
+    many as possible, and the last one must end all.
+
+    head: µs before the rank's first pass.
+    beside: µs of its passes that are not blocks'.
+    tables: µs of its exchanges that are not blocks'.
     """
-    m, turns, ended = row[M], row[V], 0
-    work, late = m * (row[F] + row[B] + row[W]), m * (row[B] + row[W])
-    first = row[START] + row[LOOKUP] + row[PART_EF] + row[L] * row[PART_F] + row[GAP] + (row[HF] if row[SLICES] == 1 else 0)
-    first += (row[P] * turns - 1 - row[VEE]) * row[PART_SENT]
+    m, turns, ended = row.microbatches, row.chunks, 0
+    work, late = m * (row.forward + row.backward + row.weight), m * (row.backward + row.weight)
+    first = (
+        row.first_gather
+        + row.shard_lookup
+        + row.slice_embedding
+        + row.blocks * row.slice_forward
+        + row.shard_gap
+        + (row.head_forward if row.slices == 1 else 0)
+    )
+    first += (row.ranks * turns - 1 - row.vee) * row.slice_message
     for turn in range(turns):
-        left = x - row[EXCHANGE] * (blocks - ended) - (tables if turn == 0 else 0)
+        left = x - row.exchange * (blocks - ended) - (tables if turn == 0 else 0)
         ended = min(at_most(left - head - (beside if turn == turns - 1 else 0), work), at_most(left - first, late), blocks)
         if ended < 0:
             return False
@@ -216,23 +198,40 @@ def exchanges_fit(row, x, blocks, head, beside, tables):  # type: ignore[no-unty
 
 
 @inner_kernel
-def starts_in_time(row, x, most, room):  # type: ignore[no-untyped-def]
-    """Of a V's first rank with so many blocks, whether some split of them between the first and the last stage leaves x µs
-    enough. Until the first microbatch has come back to the last stage, the rank has nothing but Fs of the first stage, and
-    none of their memory is free before. What they keep must leave the last stage its first microbatch. room: bytes for
-    blocks and their states, beside one microbatch of the head."""
-    m, stages = row[M], row[P] * row[V]
-    beside = row[EF] + row[EW] + row[HF] + row[HB] + row[HW] + 2 * row[SENT] + row[SHARD]
-    work = m * (beside + most * (row[F] + row[B] + row[W]))
-    left = room - most * row[STATES] - (row[TRANSIENT] if most > 0 else 0)
+def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
+    """Whether some split of `most` blocks between the first and the last stage of a V's first rank fits into x µs.
+
+    Until the first microbatch has come back to the last stage, the rank has only Fs of the first stage, and none of their
+    memory is free before. What they keep must leave room for the last stage's first microbatch.
+
+    room: bytes for blocks and their states, beside one microbatch of the head.
+    """
+    m, stages = row.microbatches, row.ranks * row.chunks
+    beside = (
+        row.embedding_forward
+        + row.embedding_weight
+        + row.head_forward
+        + row.head_backward
+        + row.head_weight
+        + 2 * row.message
+        + row.shard_work
+    )
+    work = m * (beside + most * (row.forward + row.backward + row.weight))
+    left = room - most * row.state_bytes - (row.transient_bytes if most > 0 else 0)
     for first in range(most + 1):
         last = most - first
-        free = left - last * row[KEPT]
-        if free < first * row[KEPT]:
+        free = left - last * row.moment_bytes
+        if free < first * row.moment_bytes:
             continue
-        each = row[EF] + first * row[F] + row[SENT]
-        several = m if first == 0 else min(m, free // (first * row[KEPT]))
-        comes = row[START] + row[LOOKUP] + row[EF] + (row[L] - last) * row[F] + (stages - 2) * row[SENT]
+        each = row.embedding_forward + first * row.forward + row.message
+        several = m if first == 0 else min(m, free // (first * row.moment_bytes))
+        comes = (
+            row.first_gather
+            + row.shard_lookup
+            + row.embedding_forward
+            + (row.blocks - last) * row.forward
+            + (stages - 2) * row.message
+        )
         if comes + work - min(several * each, comes) <= x:
             return True
     return False

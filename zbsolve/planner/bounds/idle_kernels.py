@@ -1,88 +1,66 @@
 """Idle time of a rank at both ends of a step, where its memory has room for little.
 
-Until its first B a rank has had nothing but Fs, and S and T of a sharded vocabulary. No B is before the first microbatch has
-been through all stages. Until then no byte of a block is free again (with offload: but what copies took away), so the rank
-did no more F than fits, and S and T of no more microbatches than fit on all its stages. It is the same the other way round:
-behind its last F a rank has nothing but B and W of what it keeps then, S of the microbatches that are on all its stages, and
-T of those and of others whose S left something for it in memory. The last F comes before a microbatch's way back through all
-stages. Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have
-theirs at both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
+*Before its first B* a rank has only Fs, and S and T of a sharded vocabulary. The first B comes when the first microbatch has
+been through all stages. Until then the rank frees no byte of a block, except what copies took to host memory. So it has done
+no more F than fits, and S and T of no more microbatches than fit on all its stages.
 
-Behind its last B, that of the last microbatch on its first stage, a rank has nothing but W and T of what B and S have left
-for them in memory, and that B comes before the way back through all stages before.
+*Behind its last F* it is the same the other way round. The rank has only B and W of what it keeps then, S of microbatches
+that are on all its stages, and T of those and of others whose S left something in memory. The last F comes before its
+microbatch's way back through all stages.
 
-The same holds of the first B and the last F of each of a rank's stages (a window). B of a microbatch come in the order of
-its stages, the last one first, so before the first B of a stage there was none of an earlier stage of the rank: it keeps all
-that its stages up to that one did. On its later stages it has had all passes of a microbatch at most, of those that are kept
-on all stages up to the window's. Behind the last F of a stage there is none of an earlier one, and later stages have passes
-only of microbatches that are kept on the window's and on all before.
+*Behind its last B* a rank has only W and T of what B and S have left in memory. That B is its first stage's, of the last
+microbatch, and the way back through all stages before it follows.
 
-In slices the first B of a microbatch waits for all its slices, which follow one another on every stage, and the first one
-comes to a stage when it has been through all before. From there on the last one, which takes longest, goes to the end. The
-way back is the same, the last slice first. Slices of a microbatch whose F is done and whose B is not are its first ones, of
-even length; they take no greater part of F and B than of the bytes, as attention takes longest in the last ones.
+Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have theirs at
+both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
+
+*Windows.* The same holds for the first B and the last F of each stage of a rank. The window of a stage is that stage and the
+rank's stages before it.
+
+* Before the first B of a stage there is no B of the rank's earlier stages, as a microbatch's Bs run from the last stage to
+  the first. So the rank still keeps all that the window's stages have done. Its later stages have run all passes of a
+  microbatch at most, of microbatches that are kept on all stages of the window.
+* Behind the last F of a stage there is no F of an earlier one. Later stages have passes only of microbatches that the window
+  keeps on all its stages.
+
+*Slices.* The first B of a microbatch waits for all its slices, which follow one another on every stage. The first slice
+comes to a stage when it has been through all stages before. From there on the last one, which takes longest, goes to the
+end. The way back is the same, the last slice first. Slices of a microbatch whose F is done and whose B is not are its first
+ones, of even length. They take no greater part of F and B than of the bytes, as attention takes longest in the last ones.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    AWAY,
-    BACK,
-    COPIED,
-    EF,
-    EW,
-    GAP,
-    GATHERED,
-    HB,
-    HF,
-    HW,
-    LAST_EXCHANGE,
-    LATE_B,
-    LATE_F,
-    LEAST_EXCHANGE,
-    LOOKUP,
-    OUT,
-    PART_B,
-    PART_EF,
-    PART_F,
-    PART_SENT,
-    PENDING,
-    SENT,
-    SHARD,
-    SHARD_PENDING,
-    SHARD_S,
-    SINGLE,
-    SLICES,
-    START,
-    STATES,
-    STAYS,
-    TRANSIENT,
-    UNREDUCED,
-    VEE,
-    B,
-    F,
-    L,
-    M,
-    P,
-    V,
-    W,
-)
-from .peak_kernels import ROUNDING
+from .bound_row import BoundRow
+from .memory_kernels import ANY, ROUNDING, blocks_there, kept_of_block, room_beside
 
-ANY = 1e18  # blocks
+
+class Window(NamedTuple):
+    """A stage of a rank and the rank's stages before it. Numbers of blocks are those of one microbatch."""
+
+    kept: int  # blocks on the window's stages
+    first: int  # blocks on the rank's first stage
+    later: int  # blocks on the rank's stages behind the window
+    turns: int  # how many stages these are
+    share: float  # passes of the window's stages for each block that such passes keep, at most
+
+
+# --- How many blocks ---
 
 
 @inner_kernel
-def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyped-def]
-    """The largest number of blocks, up to `most`, that rank r has time for where the makespan is x; −1: not even for none.
-    Fewer blocks are less work, but less of it may be done at both ends: with few microbatches, fewer may not do, so numbers
-    are tried one by one.
+def works_in_time(row: BoundRow, x: int, r: int, most: int, head: int, room: int, behind: int) -> int:
+    """The most blocks, up to `most`, that rank r has time for in x µs; −1: not even for none. Fewer blocks are less work,
+    but may leave less to do at both ends. So with few microbatches fewer blocks may need longer, and each number is tried.
 
-    head: µs before its first pass; room: bytes for blocks and their states; behind: blocks on stages behind all of its own,
-    at least (of one stage a rank: and its own).
+    head: µs before its first pass.
+    room: bytes for blocks and their states.
+    behind: blocks on stages behind all of its own, at least; of one stage a rank, its own too.
     """
     while most >= 0 and not has_time(row, x, r, most, head, room, behind):
         most -= 1
@@ -90,221 +68,242 @@ def works_in_time(row, x, r, most, head, room, behind):  # type: ignore[no-untyp
 
 
 @inner_kernel
-def has_time(row, x, r, blocks, head, room, behind):  # type: ignore[no-untyped-def]
-    """Whether rank r has time for so many blocks. The others: as in `works_in_time`."""
-    after = max(0, behind - blocks) if row[SINGLE] else behind
-    first, stages = (row[L] - behind, min(blocks, behind)) if row[SINGLE] else (0, 0), stages_behind(row, r)
+def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, behind: int) -> bool:
+    """Whether rank r has time for so many blocks in x µs. head, room, behind: as in `works_in_time`."""
+    after = max(0, behind - blocks) if row.single else behind
+    first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
     out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row[GATHERED]))
+    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered_bytes))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
     idle = idle_before(row, r, window, there, head, out)
-    before = row[L] - behind if row[SINGLE] else max(0, r - 1)
+    before = row.blocks - behind if row.single else max(0, r - 1)
     if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
         return False
-    ends = x - row[LAST_EXCHANGE] - back  # its last F
+    ends = x - row.last_exchange - back  # when its last F ends, at the latest
     if out <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
-        idle += idle_behind(row, r, window, there, left, x - row[LEAST_EXCHANGE] - ends)
-    return idle + float(work_of(row, r, blocks)) <= float(x - row[LEAST_EXCHANGE])
+        idle += idle_behind(row, r, window, there, left, x - row.least_exchange - ends)
+    return idle + float(work_of(row, r, blocks)) <= float(x - row.least_exchange)
 
 
 @inner_kernel
-def drains_in_time(row, x, r, blocks, before, idle, left):  # type: ignore[no-untyped-def]
-    """Whether all that rank r does up to its last B is done so that the stages before its first one, with so many blocks,
-    have time for theirs. idle: µs before its first B; left: bytes for what passes keep."""
-    drain = row[LOOKUP] + (before * row[PART_B] + (r - 1) * row[PART_SENT] if r > 0 else 0)
+def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle: float, left: float) -> bool:
+    """Whether rank r, with so many blocks, ends its last B early enough for the stages before its first one.
+
+    before: blocks on those stages.
+    idle: µs that the rank is idle before its first B.
+    left: bytes for what passes keep.
+    """
+    drain = row.shard_lookup + (before * row.slice_backward + (r - 1) * row.slice_message if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
-    return idle + done <= float(x - row[LAST_EXCHANGE] - drain)
+    return idle + done <= float(x - row.last_exchange - drain)
 
 
 @inner_kernel
-def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
-    """µs of W and T that rank r has behind its last B, at most, where what these need lies in `left` bytes until then."""
-    pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
-    weights, shards, rate = float(row[M] * blocks * row[W]), float(row[M] * (row[SHARD] - row[SHARD_S])), 0.0
-    found = weights + shards
+def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
+    """µs of W and T that rank r has behind its last B, at most. What they need lies in `left` bytes until then."""
+    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
+    weights, shards, rate = (
+        float(row.microbatches * blocks * row.weight),
+        float(row.microbatches * (row.shard_work - row.shard_S)),
+        0.0,
+    )
+    behind = weights + shards
     if pending > 0.0:
-        rate = float(row[W]) / pending
-        found = min(weights, left * rate) + shards
-        if row[SHARD_PENDING] > 0:
-            found = min(found, left * max(rate, shards / float(row[M] * row[SHARD_PENDING])))
-    found += float(row[M] * row[EW]) if r == 0 else 0.0
-    found += float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
-    return found * (1 + ROUNDING) + roundings(row)
+        rate = float(row.weight) / pending
+        behind = min(weights, left * rate) + shards
+        if row.shard_pending_bytes > 0:
+            behind = min(behind, left * max(rate, shards / float(row.microbatches * row.shard_pending_bytes)))
+    behind += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
+    behind += float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
+    return behind * (1 + ROUNDING) + roundings(row)
 
 
 @inner_kernel
-def all_stages(row, r, blocks):  # type: ignore[no-untyped-def]
-    """The window of the last of a rank's stages, where nobody knows how its blocks lie on them: but the first and the last
-    stage, each has one at least."""
-    if row[SINGLE]:
-        return blocks, blocks, 0, 0, 1.0 / max(1, blocks)
-    return blocks, 0, 0, 0, 1.0 + (1.0 / max(1, blocks) if stages_behind(row, r) == 0 else 0.0)
+def all_stages(row: BoundRow, r: int, blocks: int) -> Window:
+    """The window of a rank's last stage, where it is open how blocks lie on its stages. Each stage has a block at least,
+    except the first and the last of the model."""
+    if row.single:
+        return Window(blocks, blocks, 0, 0, 1.0 / max(1, blocks))
+    return Window(blocks, 0, 0, 0, 1.0 + (1.0 / max(1, blocks) if stages_behind(row, r) == 0 else 0.0))
 
 
 @inner_kernel
-def stages_behind(row, r):  # type: ignore[no-untyped-def]
-    """Stages behind the last one of rank r, each with a boundary between ranks before it."""
-    return r if row[VEE] else row[P] - 1 - r
+def stages_behind(row: BoundRow, r: int) -> int:
+    """Stages behind rank r's last one, each with a boundary between ranks before it."""
+    return r if row.vee else row.ranks - 1 - r
 
 
 @inner_kernel
-def work_of(row, r, blocks):  # type: ignore[no-untyped-def]
+def work_of(row: BoundRow, r: int, blocks: int) -> int:
     """µs of all passes of rank r with so many blocks."""
     first, last = r == 0, stages_behind(row, r) == 0
-    sends = 2 * row[V] - (1 if first else 0) - (1 if last else 0) - (2 if row[VEE] and r == row[P] - 1 else 0)
-    ends = (row[EF] + row[EW] if first else 0) + (row[HF] + row[HB] + row[HW] if last else 0)
-    return row[M] * (blocks * (row[F] + row[B] + row[W]) + row[SHARD] + sends * row[SENT] + ends)
+    sends = 2 * row.chunks - (1 if first else 0) - (1 if last else 0) - (2 if row.vee and r == row.ranks - 1 else 0)
+    ends = (row.embedding_forward + row.embedding_weight if first else 0) + (
+        row.head_forward + row.head_backward + row.head_weight if last else 0
+    )
+    return row.microbatches * (
+        blocks * (row.forward + row.backward + row.weight) + row.shard_work + sends * row.message + ends
+    )
 
 
 @inner_kernel
-def before_backward(row, first, behind, after):  # type: ignore[no-untyped-def]
-    """µs before the first B of a stage of a rank at least, with so many stages behind it that a message goes to, which have
-    `after` blocks at least. first: as in `through_all`."""
-    found = row[START] + row[LOOKUP] + row[PART_EF] + through_all(row, first, row[F], row[PART_F], row[LATE_F]) + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + behind) * row[PART_SENT] + after * row[LATE_B]
-    return found + (row[HF] + (row[HB] if behind else 0) if row[SLICES] == 1 else 0)
+def before_backward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
+    """µs before the first B of a stage, at least. behind: stages behind it that a message goes to; after: blocks on those,
+    at least; first: as in `through_all`."""
+    begins = (
+        row.first_gather
+        + row.shard_lookup
+        + row.slice_embedding
+        + through_all(row, first, row.forward, row.slice_forward, row.late_forward)
+        + row.shard_gap
+    )
+    begins += (row.ranks * row.chunks - 1 - row.vee + behind) * row.slice_message + after * row.late_backward
+    return begins + (row.head_forward + (row.head_backward if behind else 0) if row.slices == 1 else 0)
 
 
 @inner_kernel
-def behind_forward(row, first, behind, after):  # type: ignore[no-untyped-def]
-    """µs from the last F of a stage to the end of the first stage's last B at least. Its own message is part of its F.
-    first, behind, after: as in `before_backward`."""
-    found = row[LOOKUP] + through_all(row, first, row[B], row[PART_B], row[LATE_B]) + row[GAP]
-    found += (row[P] * row[V] - 1 - row[VEE] + max(0, behind - 1)) * row[PART_SENT] + after * row[LATE_F]
-    return found + (row[HB] + (row[HF] if behind else 0) if row[SLICES] == 1 else 0)
+def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
+    """µs from the end of a stage's last F to the end of the first stage's last B, at least. The stage's own message is part
+    of its F. first, behind, after: as in `before_backward`."""
+    left = row.shard_lookup + through_all(row, first, row.backward, row.slice_backward, row.late_backward) + row.shard_gap
+    left += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.slice_message + after * row.late_forward
+    return left + (row.head_backward + (row.head_forward if behind else 0) if row.slices == 1 else 0)
 
 
 @inner_kernel
-def through_all(row, first, whole, part, late):  # type: ignore[no-untyped-def]
-    """µs that all slices of a microbatch take through all blocks, one way. whole, part, late: of a block, of all slices, of
-    each at least, and of the last one. On one stage they follow one another: on one with most blocks, or on a rank's first,
-    where that is known. first: blocks before that stage, and on it."""
+def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, late: int) -> int:
+    """µs that a microbatch takes through all blocks, one way, at least.
+
+    Of a whole sequence that is all blocks' time. Slices run beside each other on different stages, but one after the other
+    on one stage. The bound counts that for one stage: for the stage with most blocks, or for a rank's first stage where its
+    blocks are known, whichever takes longer.
+
+    first: blocks before the rank's first stage, and on it.
+    whole: µs of a block, all slices together.
+    part: µs of a block that no slice undercuts.
+    late: µs of a block's last slice, at least.
+    """
     before, here = first
-    most = -(-row[L] // (row[P] * row[V]))  # blocks on some stage
-    if row[SLICES] == 1:
-        return row[L] * whole
-    there = before * part + here * whole - row[SLICES] + (row[L] - before - here) * late  # each slice is rounded
-    return max((row[L] + (row[SLICES] - 1) * most) * part, there)
+    most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
+    if row.slices == 1:
+        return row.blocks * whole
+    at_first = before * part + here * whole - row.slices + (row.blocks - before - here) * late  # each slice is rounded
+    return max((row.blocks + (row.slices - 1) * most) * part, at_first)
 
 
 @inner_kernel
-def idle_before(row, r, window, there, head, begins):  # type: ignore[no-untyped-def]
-    """µs that rank r is idle before the first B of a window's stage, which begins after `begins` µs or later. there: blocks
-    of microbatches that it keeps between F and B at a time, at most."""
-    kept, first, _, _, share = window
+def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, begins: int) -> float:
+    """µs that rank r is idle before the first B of a window's stage, at least.
+
+    there: blocks of microbatches that it keeps between F and B at a time, at most.
+    head: µs before its first pass.
+    begins: µs when that B begins, at the earliest.
+    """
+    kept, first, share = window.kept, window.first, window.share
     if kept <= 0:
         return float(head)
-    fits = min(there + copied_in(row, begins, row[OUT]), float(row[M] * kept))
+    fits = min(there + copied_in(row, begins, row.copy_out), float(row.microbatches * kept))
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
-    done = fits * (float(row[F]) + share * float(row[SENT])) + whole * behind_window(row, r, window)
-    done += whole * float(row[SHARD]) + roundings(row)
+    done = fits * (float(row.forward) + share * float(row.message)) + whole * behind_window(row, r, window)
+    done += whole * float(row.shard_work) + roundings(row)
     if r == 0:  # its first stage may have no block
-        done += min(float(row[M]), fits / first) * float(row[EF]) if first > 0 else float(row[M] * (row[EF] + row[SENT]))
-    done += whole * float(row[HF]) if stages_behind(row, r) == 0 else 0.0
+        if first > 0:
+            done += min(float(row.microbatches), fits / first) * float(row.embedding_forward)
+        else:
+            done += float(row.microbatches * (row.embedding_forward + row.message))
+    done += whole * float(row.head_forward) if stages_behind(row, r) == 0 else 0.0
     return max(float(head), float(begins) - done * (1 + ROUNDING))
 
 
 @inner_kernel
-def idle_behind(row, r, window, there, left, time):  # type: ignore[no-untyped-def]
-    """µs that rank r is idle of the `time` behind the last F of a window's stage. What it works on then is kept from F to B,
-    from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
-    kept, _, _, _, share = window
-    pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
+def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float, time: int) -> float:
+    """µs that rank r is idle of the `time` µs behind the last F of a window's stage, at least. What it works on then is kept
+    from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
+    kept, share = window.kept, window.share
+    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
     if kept <= 0 or pending <= 0.0:
         return 0.0
-    copied, weight = copied_in(row, time, row[BACK]), float(row[W]) / pending
-    here = min(there, float(row[M] * kept))
-    whole = microbatches(row, min(there + copied, float(row[M] * kept)), kept)
-    shards = float(row[SHARD] - row[SHARD_S])
-    done = kept_work(row, here, left, weight) + float(row[M]) * shards
-    if row[SHARD_PENDING] > 0:
-        done = min(done, kept_work(row, here, left, max(weight, shards / float(row[SHARD_PENDING]))) + whole * shards)
-    done += copied * float(row[B] + row[W]) + (here + copied) * share * float(row[SENT])
-    done += whole * (behind_window(row, r, window) + float(row[SHARD_S])) + roundings(row)
-    done += float(row[M] * row[EW]) if r == 0 else 0.0
-    done += whole * float(row[HB]) + float(row[M] * row[HW]) if stages_behind(row, r) == 0 else 0.0
+    copied, weight = copied_in(row, time, row.copy_back), float(row.weight) / pending
+    here = min(there, float(row.microbatches * kept))
+    whole = microbatches(row, min(there + copied, float(row.microbatches * kept)), kept)
+    shards = float(row.shard_work - row.shard_S)
+    done = kept_work(row, here, left, weight) + float(row.microbatches) * shards
+    if row.shard_pending_bytes > 0:
+        done = min(done, kept_work(row, here, left, max(weight, shards / float(row.shard_pending_bytes))) + whole * shards)
+    done += copied * float(row.backward + row.weight) + (here + copied) * share * float(row.message)
+    done += whole * (behind_window(row, r, window) + float(row.shard_S)) + roundings(row)
+    done += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
+    done += (
+        whole * float(row.head_backward) + float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
+    )
     return max(0.0, float(time) - done * (1 + ROUNDING))
 
 
 @inner_kernel
-def kept_work(row, there, left, rate):  # type: ignore[no-untyped-def]
-    """µs of B and W of what is kept in `left` bytes: of up to `there` blocks from F to B, and `rate` µs of a byte beside."""
-    each = float(row[B] + row[W])
+def kept_work(row: BoundRow, there: float, left: float, rate: float) -> float:
+    """µs of B and W for all that is kept in `left` bytes, at most: up to `there` blocks from F to B, and in the rest of the
+    bytes what takes `rate` µs a byte."""
+    each = float(row.backward + row.weight)
     return max(there * each + max(0.0, left - there * kept_of_block(row)) * rate, left * rate)
 
 
 @inner_kernel
-def microbatches(row, fits, kept):  # type: ignore[no-untyped-def]
-    """Microbatches that are kept on all stages of a window at a time, where `fits` blocks of them are, at most."""
-    return np.floor(fits / float(kept)) if row[SLICES] == 1 else fits / float(kept)
+def microbatches(row: BoundRow, fits: float, kept: int) -> float:
+    """Microbatches that are kept on all stages of a window at a time, at most, where each keeps `kept` blocks there and
+    `fits` blocks fit."""
+    return float(np.floor(fits / float(kept))) if row.slices == 1 else fits / float(kept)
 
 
 @inner_kernel
-def behind_window(row, r, window):  # type: ignore[no-untyped-def]
-    """µs that a microbatch's passes take on those stages of rank r that come behind a window's."""
-    _, _, later, turns, _ = window
-    if turns == 0:
+def behind_window(row: BoundRow, r: int, window: Window) -> float:
+    """µs that a microbatch's passes take on the stages of rank r behind a window."""
+    if window.turns == 0:
         return 0.0
-    head = row[HF] + row[HB] + row[HW] if stages_behind(row, r) == 0 else 0
-    return float(later * (row[F] + row[B] + row[W]) + 2 * turns * row[SENT] + head)
+    head = row.head_forward + row.head_backward + row.head_weight if stages_behind(row, r) == 0 else 0
+    return float(window.later * (row.forward + row.backward + row.weight) + 2 * window.turns * row.message + head)
 
 
 @inner_kernel
-def room_beside(row, blocks, room):  # type: ignore[no-untyped-def]
-    """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
-    return float(max(0, room - blocks * row[STATES] - row[TRANSIENT]))
-
-
-@inner_kernel
-def gathered_fit(row, blocks, room):  # type: ignore[no-untyped-def]
-    """Whether so many blocks' gathered parameters and gradients fit on a rank when the first B of some stage begins. room:
-    bytes for blocks and their states."""
-    beside = float(blocks * (row[STATES] + row[GATHERED]) + row[TRANSIENT])
+def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
+    """Whether gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins, in
+    `room` bytes for blocks and their states."""
+    beside = float(blocks * (row.state_bytes + row.gathered_bytes) + row.transient_bytes)
     return blocks == 0 or beside + gradients_there(row, blocks, room) <= float(room)
 
 
 @inner_kernel
-def gradients_there(row, blocks, room):  # type: ignore[no-untyped-def]
-    """Bytes of gradients that a rank with so many blocks has when its last F ends, at least. A stage that has none then had
-    no B, so it keeps all microbatches, on the device or in host memory: so many blocks as these hold. Of several stages also
-    when the first B of some stage begins: before the lowest of them, either no stage behind it has reduced, or it and all
-    before it keep all microbatches. room: bytes for blocks and their states."""
-    if row[UNREDUCED] == 0:
+def gradients_there(row: BoundRow, blocks: int, room: int) -> float:
+    """Bytes of gradients that a rank with so many blocks has when its last F ends, at least.
+
+    A stage without gradients then had no B. So it keeps all its microbatches, on the device or in host memory, and only so
+    many blocks fit there. Of several stages the same holds when the first B of some stage begins: either no stage behind the
+    lowest such stage has reduced its gradients, or that stage and all before it keep all microbatches.
+
+    room: bytes for blocks and their states.
+    """
+    if row.unreduced_bytes == 0:
         return 0.0
-    kept = max(row[STAYS], row[COPIED])
-    empty = max(0, room - blocks * row[STATES] + row[AWAY]) // (row[M] * kept + row[GATHERED]) if kept > 0 else blocks
-    return float(max(0, blocks - empty) * row[UNREDUCED])
+    kept = max(row.stay_bytes, row.copied_bytes)
+    empty = (
+        max(0, room - blocks * row.state_bytes + row.host_bytes) // (row.microbatches * kept + row.gathered_bytes)
+        if kept > 0
+        else blocks
+    )
+    return float(max(0, blocks - empty) * row.unreduced_bytes)
 
 
 @inner_kernel
-def kept_of_block(row):  # type: ignore[no-untyped-def]
-    """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
-    unless those took it away. A slice's part is rounded."""
-    size = row[COPIED] if row[COPIED] > 0 else row[STAYS]
-    return float(size - (row[SLICES] if row[SLICES] > 1 else 0))
-
-
-@inner_kernel
-def blocks_there(row, left):  # type: ignore[no-untyped-def]
-    """Blocks of microbatches that a rank keeps between F and B at a time at most, in `left` bytes."""
-    size = kept_of_block(row)
-    if size <= 0.0:
-        return ANY
-    return np.floor(left / size) if row[SLICES] == 1 else left / size
-
-
-@inner_kernel
-def copied_in(row, time, each):  # type: ignore[no-untyped-def]
-    """Blocks of microbatches whose copies of `each` µs there is time for, where stages copy all that they keep."""
-    if row[COPIED] <= 0:
+def copied_in(row: BoundRow, time: int, each: int) -> float:
+    """Blocks of microbatches that can be copied in `time` µs, `each` µs a block, where stages copy all that they keep."""
+    if row.copied_bytes <= 0:
         return 0.0
     return float(max(0, time) // each) if each > 0 else ANY
 
 
 @inner_kernel
-def roundings(row):  # type: ignore[no-untyped-def]
-    """µs that slices of a rank's passes take more than their parts, at most: less than one each."""
-    return float(row[M] * row[V] * row[SLICES]) if row[SLICES] > 1 else 0.0
+def roundings(row: BoundRow) -> float:
+    """µs that rounding adds to a rank's slices, at most: less than one for each."""
+    return float(row.microbatches * row.chunks * row.slices) if row.slices > 1 else 0.0

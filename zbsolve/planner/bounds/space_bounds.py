@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from ...tables import Ints
 from ...util.errors import Infeasible
 from ...util.text import exact_bytes
-from ..clusters.cluster import Cluster
+from ..cluster import Cluster
 from ..costs.layer_costs import Model
-from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, least_there, shards_beside
-from ..costs.rank_roles import roles
+from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, least_there, roles, shards_beside
 from ..costs.vocabulary_shards import Shards
 from ..layout import Layout
 from .bound_kernels import NEVER, refuted
 from .bound_row import bound_rows, chain_bounds
-from .dominance import dominators
-from .layout_rules import CHAIN, NO_ROOM, WORK, least_behind, pipeline_bounds, work_bounds
+from .layout_rules import CHAIN, NO_ROOM, WORK, dominators, least_behind, pipeline_bounds, work_bounds
 from .layout_rules import RULES as OF_LAYOUTS
 
 DOMINATED = "dominated by another layout"

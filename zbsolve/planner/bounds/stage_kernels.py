@@ -3,73 +3,34 @@
 from __future__ import annotations
 
 from ...util.kernels import inner_kernel
-from .bound_row import (
-    BACK,
-    CAPACITY,
-    CHAIN,
-    EF,
-    EW,
-    EXCHANGE,
-    GATHER,
-    HB,
-    HEAD,
-    HEAD_STAYS,
-    HF,
-    HW,
-    KEPT,
-    LAST_EXCHANGE,
-    LEAST_EXCHANGE,
-    LOOKUP,
-    OUT,
-    PART_B,
-    PART_EF,
-    PART_F,
-    PART_SENT,
-    SENT,
-    SHARD,
-    SHARD_HELD,
-    SHARD_S,
-    SLICES,
-    START,
-    STATES,
-    STAYS,
-    TABLE,
-    TABLE_EXCHANGE,
-    TIED,
-    TRANSIENT,
-    WAITING,
-    B,
-    F,
-    L,
-    M,
-    P,
-    W,
-)
-from .held_kernels import held_in_time, kept_for
-from .idle_kernels import ANY, blocks_there, gathered_fit, room_beside, works_in_time
-from .offload_kernels import in_time
+from .bound_row import BoundRow
+from .idle_kernels import gathered_fit, works_in_time
+from .memory_kernels import ANY, Room, Span, blocks_there, held_in_time, in_time, kept_for, room_beside
 
 MANY = 1 << 31  # blocks: more than any model has
 
 
 @inner_kernel
-def turns_within(row, room, each):  # type: ignore[no-untyped-def]
+def turns_within(row: BoundRow, room: int, each: int) -> int:
     """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
-    return room // each if each > 0 else row[M]
+    return room // each if each > 0 else row.microbatches
 
 
 @inner_kernel
-def at_most(room, each):  # type: ignore[no-untyped-def]
-    """How many blocks of `each` µs there is room for, fewer than none where `room` is below 0; any number where they take no
+def at_most(room: int, each: int) -> int:
+    """How many blocks of `each` µs `room` µs are enough for; −1 or less where `room` is below 0; `MANY` where blocks take no
     time."""
     return room // each if each > 0 else (MANY if room >= 0 else -1)
 
 
 @inner_kernel
-def possible_single(row, x):  # type: ignore[no-untyped-def]
-    """Of one stage a rank. Stage by stage: from how many blocks lie before, how many may lie before the next at most. More
-    blocks before a rank delay it, and so leave it fewer: every number that may lie before is looked at."""
-    p, blocks = row[P], row[L]
+def possible_single(row: BoundRow, x: int) -> bool:
+    """Whether blocks can lie on ranks of one stage so that a makespan of x µs is possible.
+
+    Ranks are looked at one after the other. From the numbers of blocks that may lie before a rank follow those that may lie
+    before the next. More blocks before a rank delay it and leave it fewer, so every number is tried.
+    """
+    p, blocks = row.ranks, row.blocks
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
     for r in range(p):
         least = 0 if r == 0 or r == p - 1 else 1  # a stage has a layer: embedding, head or a block
@@ -86,89 +47,98 @@ def possible_single(row, x):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def blocks_of_stage(row, x, r, before):  # type: ignore[no-untyped-def]
+def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     """How many blocks stage r may have at most, with so many before it; −1: not even none."""
-    p, m, last = row[P], row[M], r == row[P] - 1
-    head, drain = row[START] + row[LOOKUP], row[LOOKUP]  # before its first F; after its last B
+    p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
+    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup  # before its first F; after its last B
     if r > 0:
-        head += row[PART_EF] + row[PART_F] * before + r * row[PART_SENT]
-        drain += row[PART_B] * before + (r - 1) * row[PART_SENT]
+        head += row.slice_embedding + row.slice_forward * before + r * row.slice_message
+        drain += row.slice_backward * before + (r - 1) * row.slice_message
     forward, backward, weight = 0, 0, 0  # what it has beside blocks
     if r == 0:
-        forward, weight = row[EF], row[EW]
+        forward, weight = row.embedding_forward, row.embedding_weight
     if last:
-        forward, backward, weight = forward + row[HF], row[HB], weight + row[HW]
-    forward += 0 if last else row[SENT]
-    backward += 0 if r == 0 else row[SENT]
-    beside = forward + backward + row[SHARD]
-    work, way = x - row[LEAST_EXCHANGE], x - row[LAST_EXCHANGE]  # when passes end; when the first stage's last B ends
-    most = at_most(work - head - m * (beside + weight), m * (row[F] + row[B] + row[W]))  # all its work behind head
-    beside = forward + backward + row[SHARD_S]  # a microbatch's B waits for the shards' S, so S comes before the last B
-    most = min(most, at_most(way - head - drain - m * beside, m * (row[F] + row[B])))  # F and B between both
+        forward, backward, weight = forward + row.head_forward, row.head_backward, weight + row.head_weight
+    forward += 0 if last else row.message
+    backward += 0 if r == 0 else row.message
+    beside = forward + backward + row.shard_work
+    work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
+    most = at_most(
+        work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight)
+    )  # all its work behind head
+    beside = forward + backward + row.shard_S  # a microbatch's B waits for the shards' S, so S comes before the last B
+    most = min(most, at_most(way - head - drain - m * beside, m * (row.forward + row.backward)))  # F and B between both
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
-    most = min(most, at_most(way - head - drain, row[F] + m * row[OUT] + row[BACK] + row[B]))
-    most = min(most, at_most(way - head - drain, row[F] + row[OUT] + m * row[BACK] + row[B]))
-    rest = way - row[CHAIN]
+    most = min(most, at_most(way - head - drain, row.forward + m * row.copy_out + row.copy_back + row.backward))
+    most = min(most, at_most(way - head - drain, row.forward + row.copy_out + m * row.copy_back + row.backward))
+    rest = way - row.chain
     if rest < 0:
         return -1
-    if m > 1 and row[SLICES] == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
-        most = min(most, at_most(rest // (m - 1) - forward, row[F]), at_most(rest // (m - 1) - backward, row[B]))
+    if m > 1 and row.slices == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+        most = min(most, at_most(rest // (m - 1) - forward, row.forward), at_most(rest // (m - 1) - backward, row.backward))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
-    turns = turns_within(row, way - head - drain, row[CHAIN] - head - drain) if row[SLICES] == 1 else m
+    turns = turns_within(row, way - head - drain, row.chain - head - drain) if row.slices == 1 else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)
-    tables = (1 if r == 0 else 0) + (1 if last and not (row[TIED] and p == 1) else 0)
+    tables = (1 if r == 0 else 0) + (1 if last and not (row.tied and p == 1) else 0)
     ends = (0 if r == 0 else 1) + (0 if last else 1)
-    room = row[CAPACITY] - tables * row[TABLE] - ends * row[WAITING]
-    beside = row[SHARD_HELD] + (row[HEAD] if last else 0)  # with the first microbatch, while its S runs
-    some = at_once * row[HEAD_STAYS] if last else 0
+    room = row.capacity - tables * row.table_bytes - ends * row.waiting_bytes
+    beside = row.shard_bytes + (row.head_bytes if last else 0)  # with the first microbatch, while its S runs
+    some = at_once * row.head_stay_bytes if last else 0
     if room < max(beside, some):
         return -1
-    most = min(most, max(0, at_most(room - beside - row[TRANSIENT], row[STATES] + row[KEPT])))
+    most = min(most, max(0, at_most(room - beside - row.transient_bytes, row.state_bytes + row.moment_bytes)))
     while not gathered_fit(row, most, room):
         most -= 1
     most = in_time(row, x, room, most)
-    most = works_in_time(row, x, r, most, head, room, row[L] - before)
-    span = head, way - drain, work
+    most = works_in_time(row, x, r, most, head, room, row.blocks - before)
+    span = Span(head, way - drain, work)
     while most > 0 and not stage_holds(row, r, most, before, room, span):
         most -= 1
-    return min(most, max(0, at_most(room - some - row[TRANSIENT], row[STATES] + at_once * row[STAYS])))
+    return min(most, max(0, at_most(room - some - row.transient_bytes, row.state_bytes + at_once * row.stay_bytes)))
 
 
 @inner_kernel
-def stage_holds(row, r, blocks, before, room, span):  # type: ignore[no-untyped-def]
+def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span: Span) -> bool:
     """Whether stage r of so many blocks, with so many before it, has memory for what it keeps over time. room: bytes for
     blocks and their states; span: as in `held_in_time`."""
     left = room_beside(row, blocks, room)
     there = blocks_there(row, left)
-    there = there // blocks * blocks if row[SLICES] == 1 and there < ANY else there
-    held = float(blocks) * (kept_for(row, row[L] - before, row[P] - 1 - r) + float(0 if r == 0 else row[PART_SENT]))
-    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), (there, left))
+    there = there // blocks * blocks if row.slices == 1 and there < ANY else there
+    held = float(blocks) * (
+        kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.slice_message)
+    )
+    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), Room(there, left))
 
 
 @inner_kernel
-def exchanged_in_time(row, x, r, before, head, drain):  # type: ignore[no-untyped-def]
-    """How many blocks stage r may have at most so that its gradients are exchanged after x µs; fewer than none where not
-    even none. The exchange waits for all its W, and so for its F and B, and for S of its shard of the vocabulary: they
-    follow the head. All its B and W follow the chain of one microbatch up to the first B. A shard's exchange follows that
-    chain too, and takes the same stream. head, drain: as in `blocks_of_stage`."""
-    m, last = row[M], r == row[P] - 1
-    forward, backward, weight, room = 0 if last else row[SENT], 0 if r == 0 else row[SENT], 0, x
+def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
+    """How many blocks stage r may have, at most, so that its gradients are exchanged in x µs; below 0: not even none.
+
+    The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
+    these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard
+    follows that chain too, on the same stream.
+
+    head: µs before the stage's first F.
+    drain: µs after its last B.
+    """
+    m, last = row.microbatches, r == row.ranks - 1
+    forward, backward, weight, room = 0 if last else row.message, 0 if r == 0 else row.message, 0, x
     if r == 0:
-        forward, weight, room = forward + row[EF], row[EW], room - row[TABLE_EXCHANGE]
+        forward, weight, room = forward + row.embedding_forward, row.embedding_weight, room - row.table_exchange
     if last:
-        forward, backward, weight = forward + row[HF], backward + row[HB], weight + row[HW]
-        room -= 0 if r == 0 and row[TIED] else row[TABLE_EXCHANGE]
-    work = m * (forward + backward + weight + row[SHARD_S])
-    each, shard = m * (row[F] + row[B] + row[W]) + row[EXCHANGE], row[LAST_EXCHANGE] - row[TABLE_EXCHANGE]
+        forward, backward, weight = forward + row.head_forward, backward + row.head_backward, weight + row.head_weight
+        room -= 0 if r == 0 and row.tied else row.table_exchange
+    work = m * (forward + backward + weight + row.shard_S)
+    each, shard = m * (row.forward + row.backward + row.weight) + row.exchange, row.last_exchange - row.table_exchange
     most = at_most(room - head - work, each)
-    gathers = row[START] if r == 0 or last else 0  # its own gather comes before all its passes
-    most = min(most, at_most(room - gathers - work, each + row[GATHER]))
+    gathers = row.first_gather if r == 0 or last else 0  # its own gather comes before all its passes
+    most = min(most, at_most(room - gathers - work, each + row.gather))
     if shard > 0:  # behind the stage's, or before
-        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row[CHAIN], row[EXCHANGE])))
-    if row[SLICES] > 1:
+        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row.chain, row.exchange)))
+    if row.slices > 1:
         return most
-    first = row[CHAIN] - drain - backward  # ends its first B, but for its blocks'
-    return min(most, at_most(room - first - m * (backward + weight), (m - 1) * row[B] + m * row[W] + row[EXCHANGE]))
+    first = row.chain - drain - backward  # ends its first B, but for its blocks'
+    return min(most, at_most(room - first - m * (backward + weight), (m - 1) * row.backward + m * row.weight + row.exchange))

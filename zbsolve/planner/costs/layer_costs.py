@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,15 +10,79 @@ import numpy as np
 from ...features.vocabulary import VocabularyCosts
 from ...layer import Layer, SliceExtra
 from ...util.errors import BadInput
-from ..clusters.cluster import Cluster
-from ..layout import Layout, Many
-from ..model.profiled_model import ProfiledModel
-from ..model.shape import Shape
-from .layer_bytes import WEIGHT_BYTES, Held, block_bytes, head_bytes, key_bytes, state_bytes
-from .layer_times import Times, block_times, embedding_times, head_times, message_bytes, whole
-from .profiled_layers import layers_of
-from .slice_costs import attention_times, extra_times
+from ..cluster import Cluster
+from ..layout import FULL, SELECTIVE, Layout, Many
+from ..profiled_model import Ends, ProfiledModel
+from ..shape import Shape
+from .layer_formulas import (
+    WEIGHT_BYTES,
+    Held,
+    Times,
+    attention_times,
+    block_bytes,
+    block_times,
+    embedding_times,
+    extra_times,
+    gathered_bytes,
+    head_bytes,
+    head_times,
+    key_bytes,
+    message_bytes,
+    sharded,
+    state_bytes,
+    whole,
+)
 from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocabulary_costs
+
+# --- Of a profiled model: what is made again, and what replicas send in passes ---
+
+
+def layers_of(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Ends:
+    """First layer, block and last layer, in whole µs. Raises BadInput for selective recompute, which no profile knows."""
+    if layout.recompute == SELECTIVE:
+        raise BadInput(f"model {model.name}: profiles do not say what selective recompute saves")
+    first, block, last = model.at(layout.tp, layout.size)
+    block = _made_again(block) if layout.recompute == FULL else block
+    return _whole(first), _whole(_shared_out(block, layout, cluster)), _whole(last)
+
+
+def _made_again(block: Layer) -> Layer:
+    """A block that keeps its input alone, as large as its output, and runs its forward again before B."""
+    again, kept = block.X or block.F, block.held_until_B + block.held_until_W
+    return replace(
+        block,
+        B=block.B + again if block.B or block.W else 0.0,
+        BW=block.BW + again,
+        held_until_B=block.output_bytes,
+        held_until_W=0,
+        held_from_B=block.held_from_B + block.held_until_W,
+        transient=block.transient + kept,
+        output_kept=0,
+        input_unneeded=0,
+    )
+
+
+def _shared_out(block: Layer, layout: Layout, cluster: Cluster) -> Layer:
+    """A block whose parameters or gradients ZeRO shards: passes gather and reduce them."""
+    parameters = block.parameter_bytes / WEIGHT_BYTES
+    gather, reduce = (float(one) for one in sharded(parameters, layout, cluster))
+    return replace(
+        block,
+        F=block.F + gather,
+        B=block.B + gather + reduce if block.B or block.W else 0.0,
+        BW=block.BW + gather + reduce,
+        transient=block.transient + round(float(gathered_bytes(parameters, layout))),
+    )
+
+
+def _whole(layer: Layer) -> Layer:
+    return replace(
+        layer, F=float(round(layer.F)), B=float(round(layer.B)), W=float(round(layer.W)), BW=float(round(layer.BW))
+    )
+
+
+# --- Of every model ---
+
 
 Model = Shape | ProfiledModel
 NOTHING = Held(0, 0, 0, 0)

@@ -2,7 +2,7 @@
 
 S makes the shard's logits and, before it hears of other shards, its part of the input gradient: two products. T makes the
 gradient of its weights: the third. The elementwise work of the loss is S's. Together they are the output layer's passes over
-the ranks, in whole words (`layer_times.head_times`).
+the ranks, in whole words (`layer_formulas.head_times`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ import numpy as np
 
 from ...features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ...layer import Layer
-from ..clusters.cluster import Cluster
+from ..cluster import Cluster
 from ..layout import Layout, Many
-from ..model.shape import Shape
-from .layer_bytes import WEIGHT_BYTES, Held, state_bytes
-from .layer_times import HALF, HEAD_BYTES, all_reduce, embedding_times, message_bytes, message_rate
-from .slice_costs import mean_slice
+from ..shape import Shape
+from .layer_formulas import (
+    HALF,
+    HEAD_BYTES,
+    WEIGHT_BYTES,
+    Held,
+    all_reduce,
+    embedding_times,
+    mean_slice,
+    message_bytes,
+    message_rate,
+    state_bytes,
+)
 
 LOSS_BYTES = 4  # of each logit while S runs: 32 bits
 STATISTIC_BYTES = 8  # that a shard tells the others of each token: two numbers of 32 bits

@@ -18,8 +18,7 @@ from ..bounds.bound_kernels import NEVER
 from ..candidate import Candidate, Unsolved, retimed, unsolved
 from ..engine_orders import in_a_named_order, in_its_order
 from ..layout import NO_OFFLOAD, WHOLE, rows_of
-from .estimates import large_steps
-from .promise import Floats, Promise
+from .estimates import Floats, Promise, large_steps
 from .space_race import POOR, SpaceRace
 
 FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised

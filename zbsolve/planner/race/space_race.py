@@ -12,11 +12,10 @@ from ...search.task_runner import TaskRunner
 from ...util.clock import Clock, TimeShare
 from ..bounds.space_bounds import SpaceBounds, raising
 from ..candidate import Candidate, Unsolved
-from ..clusters.cluster import Cluster
+from ..cluster import Cluster
 from ..costs.layer_costs import Model
 from ..layout import Layout, rows_of
-from .estimates import estimated_steps
-from .promise import Promise
+from .estimates import Promise, estimated_steps
 
 ROUND = 8  # searches that are drawn at once where effort is the limit
 POOR = 1.5  # times its bound: a step whose layout is searched with fused backwards, too

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...util.kernels import kernel
-from ..arrays.problem_arrays import NEVER
+from ..tables import Ints
+from ..util.kernels import kernel
+from .arrays.problem_arrays import NEVER
 
 
 @kernel
-def first_at_once(ranks):  # type: ignore[no-untyped-def]
+def first_at_once(ranks: int) -> Ints:
     """The tree of so many ranks whose moment is 0."""
     width = 1
     while width < ranks:
@@ -24,7 +25,7 @@ def first_at_once(ranks):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def first_of(tree):  # type: ignore[no-untyped-def]
+def first_of(tree: Ints) -> int:
     """The rank whose moment, tree[1], is the first; of several the one of least number."""
     at, width = 1, len(tree) // 2
     while at < width:
@@ -35,14 +36,14 @@ def first_of(tree):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def bring_forward(tree, rank, moment):  # type: ignore[no-untyped-def]
+def bring_forward(tree: Ints, rank: int, moment: int) -> None:
     """Give a rank another moment where that is earlier than its own."""
     if moment < tree[len(tree) // 2 + rank]:
         put(tree, rank, moment)
 
 
 @kernel
-def put(tree, rank, moment):  # type: ignore[no-untyped-def]
+def put(tree: Ints, rank: int, moment: int) -> None:
     """Give a rank another moment."""
     at = len(tree) // 2 + rank
     tree[at] = moment

@@ -1,12 +1,12 @@
-"""One order of collectives on all ranks: whoever comes to them in another one may wait for ever."""
+"""One order of collectives on all ranks. A rank that comes to them in another order may wait for ever."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...problem import Ints, Problem
-from ...schedule import Schedule
-from ...timeline import Floats
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from ..timeline import Floats
 
 
 def same_order(schedule: Schedule) -> bool:

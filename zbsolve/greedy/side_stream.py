@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...problem import Edges, Ints, Problem
-from ...schedule import Schedule
-from ...timeline import Timeline, simulate
-from ..arrays.compressed import compressed_rows
-from ..arrays.problem_arrays import arrays_of
-from .one_order import first_uses, put_in_one_order
+from ..problem import Edges, Ints, Problem
+from ..schedule import Schedule
+from ..timeline import Timeline, simulate
+from .arrays.problem_arrays import arrays_of
+from .arrays.records import compressed_rows
+from .collective_order import first_uses, put_in_one_order
 from .syncs import Moments, Names, moments_in, pools_with_syncs, synced
 
 LITTLE = 0.01  # of a rank's memory is little

@@ -1,25 +1,30 @@
-"""µs of a block, the head, messages and what follows the pipeline: a few formulas whose constants a cluster has.
+"""A few formulas whose constants a cluster has: µs of a block, the head, messages and what follows the pipeline, and the
+bytes that layers keep and states take on one device.
 
 For b sequences of s tokens, hidden width h, a heads, t tensor ranks (GPT's numbers; other blocks have theirs from `Shape`):
 
 * matrix products: (24 b s h² + 4 b s² h) / t FLOPs at `efficiency` of the peak, and `launch` µs beside them;
 * elementwise work: b s h (22 / [t with sequence parallelism] + 24 / t) + 13 a s² b / t bytes, times `traffic`, over hbm;
 * an all-reduce: latency + 2 (t − 1) / t · 2 b s h bytes over the group's bandwidth;
-* F = products + elementwise + 2 all-reduces; the backward twice the first two, and 2 all-reduces; what is made again on top.
+* F = products + elementwise + 2 all-reduces; the backward twice the first two, and 2 all-reduces; what is made again on top;
+* bytes that a block keeps (Korthikanti et al., 2205.05198, section 4): b s h (10 + 24 / t) + 5 a s² b / t (equation 2), all
+  of it over t with sequence parallelism (equation 4). Where scores are made again their term is gone (equation 6), and 2 b s
+  h are left where everything is. States are sharded as in ZeRO (1910.02054).
 
-The form was chosen on measured steps (`constants.fit`) and is kept as it is. ZeRO's stages 2 and 3, gated blocks and fused
+The form was chosen on measured steps (`fitting.fit`) and is kept as it is. ZeRO's stages 2 and 3, gated blocks and fused
 attention follow the same account; no measured step here has them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from ..clusters.cluster import Cluster
-from ..layout import FULL, SELECTIVE, Layout, Many
-from ..model.shape import MOVED_WHOLE, Shape
+from ..cluster import Cluster
+from ..layout import FULL, NONE, SELECTIVE, Layout, Many
+from ..shape import MOVED_WHOLE, Shape
 
 HALF = 2  # bytes of a number of 16 bits
 SCORE_BYTES = 13  # moved for each attention score that is written: by softmax, dropout and both products
@@ -174,3 +179,95 @@ def _tensor_rate(layout: Layout, cluster: Cluster) -> Many:
 
 def _latency(layout: Layout, cluster: Cluster) -> Many:
     return np.where(layout.tp <= cluster.node, cluster.inside.latency, cluster.between.latency)
+
+
+# --- Bytes ---
+
+
+KEPT_SCORE_BYTES = 5  # kept for each attention score: softmax, its dropout, and the mask
+LOGIT_BYTES = 6  # for each logit: 16 bits, and 32 of the loss
+WEIGHT_BYTES = 2  # for each parameter
+
+
+class Held(NamedTuple):
+    """Bytes of one microbatch that F takes and B frees, that F takes and W frees, that B takes and W frees; and what a pass
+    takes while it runs."""
+
+    until_b: Many
+    until_w: Many
+    from_b: Many
+    transient: Many
+
+    @property
+    def after_f(self) -> Many:
+        """What F leaves."""
+        return self.until_b + self.until_w
+
+
+def block_bytes(shape: Shape, layout: Layout) -> Held:
+    """Of one block. Inputs of projections stay until W, and so do the gradients of their outputs, which B makes
+    (Qi et al., 2401.10241, section 2.1: 32 b s h of a GPT)."""
+    tokens, split, parts = layout.size * shape.sequence, layout.tp, np.where(layout.sequence, layout.tp, 1)
+    scores = KEPT_SCORE_BYTES * tokens * shape.scores / split
+    all_kept = tokens * (shape.kept_whole / parts + shape.kept_split / split)
+    inputs = tokens * (4 * shape.hidden / parts + 2 * (shape.query_width + shape.inner) / split)
+    into = 2 * (shape.query_width + 2 * shape.key_width) + 2 * (2 if shape.gated else 1) * shape.inner
+    gradients = tokens * (4 * shape.hidden / parts + into / split)
+    full = layout.recompute == FULL
+    keys = np.where(np.asarray(layout.slices) > 1, key_bytes(shape, layout), 0.0)  # of earlier slices are not made again
+    least = HALF * tokens * shape.hidden / parts + keys
+    kept = np.where(full, least, all_kept + np.where(layout.recompute == NONE, scores, 0))
+    until_w = np.where(full, 0.0, inputs)
+    from_b = np.where(full, gradients + inputs, gradients)
+    again = np.where(full, all_kept + scores, np.where(layout.recompute == NONE, 0.0, scores))
+    return Held(kept - until_w, until_w, from_b, again + gathered_bytes(shape.matrices / layout.tp, layout))
+
+
+def key_bytes(shape: Shape, layout: Layout) -> Many:
+    """Of a block's keys and values."""
+    return 2 * HALF * layout.size * shape.sequence * shape.key_width / layout.tp
+
+
+def head_bytes(shape: Shape, layout: Layout) -> Held:
+    """Of the last norm, the output layer and the loss: logits until B."""
+    tokens, parts = layout.size * shape.sequence, np.where(layout.sequence, layout.tp, 1)
+    inputs, logits = HALF * tokens * shape.hidden / parts, LOGIT_BYTES * tokens * shape.vocabulary / layout.tp
+    return Held(inputs + logits, inputs, HALF * tokens * shape.vocabulary / layout.tp, 0.0 * logits)
+
+
+def gathered_bytes(parameters: Many, layout: Layout) -> Many:
+    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3), if
+    passes gather and reduce. parameters: of a rank's part of the block."""
+    weights = np.where(layout.zero == 3, WEIGHT_BYTES * parameters, 0.0)
+    return weights + np.where((layout.zero >= 2) & ~layout.gathers_by_stage, HALF * parameters, 0.0)
+
+
+def state_bytes(layout: Layout, parts: tuple[float, float, float] = (2, 4, 12)) -> Many:
+    """Bytes for each parameter of a rank: weights, gradients and optimizer states, `parts`, which ZeRO shards over replicas
+    in turn: 18 a parameter, or 6 + 12 / dp with ZeRO 1. All of it where stages gather: what they gathered comes on top."""
+    by_stage = layout.gathers_by_stage
+    over = [np.where((layout.zero >= stage) | by_stage, layout.dp, 1) for stage in (3, 2, 1)]
+    return sum(size / part for size, part in zip(parts, over, strict=True))
+
+
+# --- Slices: later ones have more of attention, and each launches and gathers anew (2504.14519, 2406.03488) ---
+
+
+def mean_slice(layout: Layout) -> Layout:
+    """The layout as formulas that are linear in tokens take it for a slice of mean attention."""
+    return layout._replace(size=layout.size / np.asarray(layout.slices))
+
+
+def attention_times(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
+    """µs of a block's F and of its B that causal attention takes, whole sequences: scores and their products with values."""
+    tokens, rate = layout.size * shape.sequence, cluster.peak * cluster.efficiency / 1e6
+    moved = cluster.traffic * SCORE_BYTES * tokens * shape.scores / layout.tp / cluster.hbm
+    forward = tokens * shape.attention_flops / layout.tp / rate + moved
+    return forward, (2 + np.where(layout.recompute == NONE, 0, 1)) * forward
+
+
+def extra_times(function: Callable[..., Times], shape: Shape, layout: Layout, cluster: Cluster) -> Times:
+    """Whole µs that each slice of a layer's passes takes beyond its part of the whole. function: of `layer_times`."""
+    sliced, parts = function(shape, mean_slice(layout), cluster), whole(function(shape, layout, cluster))
+    pairs = zip(sliced, parts, strict=True)
+    return Times(*(np.maximum(0, np.rint(one - part / layout.slices)) for one, part in pairs))

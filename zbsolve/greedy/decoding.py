@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...problem import Ints, Problem
-from ...schedule import Schedule
-from ...util.kernels import kernel
-from ..arrays.microbatch import MicrobatchGraph
-from ..arrays.problem_arrays import NEVER
-from ..arrays.records import record
+from ..problem import Ints, Problem
+from ..schedule import Schedule
+from ..util.kernels import kernel
+from .arrays.microbatch import MicrobatchGraph
+from .arrays.problem_arrays import NEVER
+from .arrays.records import Records, Row, record
 from .tournament import bring_forward, first_at_once, first_of, put
 
 LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
@@ -83,7 +83,7 @@ def to_schedule(problem: Problem, g: MicrobatchGraph, order: Ints) -> Schedule:
 
 
 @kernel
-def repeat_rows(rows, period, target):  # type: ignore[no-untyped-def]
+def repeat_rows(rows: Ints, period: int, target: Ints) -> None:
     """Fill `target`, shape (lanes, microbatches): microbatch j takes row j mod k of `rows`, shape (k, lanes), and starts
     j periods later, µs."""
     for j in range(target.shape[1]):
@@ -91,7 +91,7 @@ def repeat_rows(rows, period, target):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _serial_order(g, target, order):  # type: ignore[no-untyped-def]
+def _serial_order(g: MicrobatchGraph, target: Ints, order: Ints) -> bool:
     """Fill `order` with each rank's passes by target start, a pass that does not fit the memory after the ones that free
     it. Returns False where none fits."""
     lanes, m = target.shape
@@ -140,7 +140,7 @@ _RANK = record("first last capacity used head takers begin free opened")
 
 
 @kernel
-def _before_sinks(g, lane):  # type: ignore[no-untyped-def]
+def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
     """1 where nothing but sinks wait for the lane, as for the first stage's B, else 0."""
     for e in range(g.out_first[lane], g.out_first[lane + 1]):
         if g.sink[g.out_lane[e]] == 0:
@@ -149,7 +149,7 @@ def _before_sinks(g, lane):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _tables(g, order, m):  # type: ignore[no-untyped-def]
+def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, Records]:
     """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
     for lane in range(len(lanes)):
@@ -173,7 +173,7 @@ def _tables(g, order, m):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fits(lanes, passes, mine, m, i):  # type: ignore[no-untyped-def]
+def _fits(lanes: Records, passes: Records, mine: Row, m: int, i: int) -> bool:
     """Whether the rest of the order of rank `mine` holds its memory with pass i moved before all others."""
     change = lanes[i // m].taken - lanes[i // m].freed
     if change <= 0:
@@ -191,14 +191,14 @@ def _fits(lanes, passes, mine, m, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _choose(lanes, passes, mine, rank_lanes, rule, m, now):  # type: ignore[no-untyped-def]
+def _choose(lanes: Records, passes: Records, mine: Row, rank_lanes: Ints, rule: DecodeRule, m: int, now: int) -> int:
     """The pass that rank `mine` starts now, or −1."""
     head = mine.head
     leads = lanes[head // m].sink == 1
     favour = rule.early == 2 or (rule.early == 1 and mine.takers == 0)
     if passes[head].waiting == 0 and passes[head].ready <= now and not (favour and leads):
-        return head
-    arrival = np.int64(1) << 50  # not 60: it is multiplied below
+        return int(head)
+    arrival = 1 << 50  # not 60: it is multiplied below
     later = arrival  # when the first of the others that somebody waits for arrives
     best, filler = -1, -1
     for h in range(mine.first, mine.last):
@@ -235,7 +235,7 @@ def _choose(lanes, passes, mine, rank_lanes, rule, m, now):  # type: ignore[no-u
 
 
 @kernel
-def _take_out(lane, passes, mine, m, i):  # type: ignore[no-untyped-def]
+def _take_out(lane: Row, passes: Records, mine: Row, m: int, i: int) -> None:
     """Take pass i of `lane`, which starts now, out of the rest of the order of rank `mine`."""
     following, previous = passes[i].following, passes[i].previous
     mine.used += lane.taken - lane.freed
@@ -250,7 +250,7 @@ def _take_out(lane, passes, mine, m, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def decode_fast(g, target, rule):  # type: ignore[no-untyped-def]
+def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule) -> tuple[int, Ints, Ints]:
     """`decode`, compiled: (value, start, order) as in `Decoded`; the value is −1 where no order fits the memory."""
     m, count = target.shape[1], target.size
     start = np.full(target.shape, -1, np.int64)

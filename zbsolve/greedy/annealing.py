@@ -1,0 +1,250 @@
+"""Simulated annealing over target starts: single ones, or patterns that repeat. A trial counts by what it is decoded to, so
+each is a legal schedule.
+
+A building block must be legal where it is repeated as it is. Here microbatches only have alike targets, or alike ones in
+turn, and decoding mends overlaps and memory. There are few unknowns (an offset a lane, the period), each move shifts the
+whole steady state, and every trial is a legal schedule. Ramps gain from shifts of single passes afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import Ints
+from ..util.kernels import kernel
+from .arrays.microbatch import MicrobatchGraph, reversed_graph
+from .decoding import Decoded, DecodeRule, decode, decode_fast, repeat_rows
+
+# --- Justification: everything pushed late, then early again (Valls, Ballestín and Quintanilla, 2005); it shortens ramps ---
+
+
+FILL_ALL = DecodeRule(0, 0, 2)
+
+
+def justified(g: MicrobatchGraph, start: Ints, rule: DecodeRule) -> Decoded | None:
+    """The schedule of starts, µs, shape (lanes, microbatches), pushed late and, as the rule says, early again; None where
+    one of the two does not fit the memory."""
+    back = reversed_graph(g)
+    late = decode(back, _mirrored(g, start), FILL_ALL)
+    return None if late is None else decode(g, _mirrored(back, late.start), rule)
+
+
+def _mirrored(g: MicrobatchGraph, start: Ints) -> Ints:
+    """Times of the reversed problem, shape (lanes, microbatches): what ended last starts first."""
+    end = start + g.duration[:, None]
+    times: Ints = (end.max() - end)[::-1, ::-1]
+    return np.ascontiguousarray(times)
+
+
+# --- Single starts ---
+
+
+class Annealing(NamedTuple):
+    """How long and how hot to anneal.
+
+    shifts: by how much a move may shift target starts, µs; target: the value, µs, at which to stop; rounds: trials;
+    heat: µs of loss that are taken lightly at first; seed: of the random numbers.
+    """
+
+    shifts: Ints
+    target: int
+    rounds: int
+    heat: float
+    seed: int
+
+
+@kernel
+def total_length(g: MicrobatchGraph, start: Ints) -> int:
+    """Sum over ranks of the last end (less the first start where the objective is the span), µs, of start times of shape
+    (lanes, microbatches). Among schedules of one value the annealings prefer a small one."""
+    total = 0
+    for rank in range(len(g.capacity)):
+        first, last = 1 << 60, 0
+        for h in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+            lane = g.rank_lanes[h]
+            first = min(first, start[lane, 0])
+            last = max(last, start[lane, -1] + g.duration[lane])
+        total += last - (first if g.span else 0)
+    return total
+
+
+@kernel
+def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
+    """Shift some target starts, in place: of one lane, of a rank, of its sinks, or of all lanes from one on; in one
+    microbatch, in some in a row, or in all from one on."""
+    lanes, m = target.shape
+    step = shifts[np.random.randint(len(shifts))]
+    if np.random.randint(2) == 0:
+        step = -step
+    if np.random.randint(3) == 0:
+        step *= 1 + np.random.randint(4)
+    a = np.random.randint(m)
+    how = np.random.randint(4)
+    z = a + 1
+    if how == 1:
+        z = min(m, a + 1 + np.random.randint(4))
+    elif how == 2:
+        z = m
+    elif how == 3:
+        a, z = 0, a + 1
+    lane = np.random.randint(lanes)
+    what = np.random.randint(6)
+    if what <= 2:
+        target[lane, a:z] += step
+    elif what == 3:
+        target[lane:, a:z] += step
+    else:
+        rank = g.rank[lane]
+        for h in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
+            if what == 4 or g.sink[g.rank_lanes[h]] == 1:
+                target[g.rank_lanes[h], a:z] += step
+
+
+@kernel
+def _anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) -> tuple[int, Ints, Ints, DecodeRule]:
+    """`anneal_targets`, compiled: value, start, order and rule of the best schedule found. The value is −1 where what it
+    begins with does not fit the memory."""
+    np.random.seed(annealing.seed)
+    rounds, cool = annealing.rounds, max(annealing.heat / 50, 1e-3)
+    heat = max(annealing.heat, cool)
+    share = 8.0 * len(g.capacity)
+    rule = begin.rule
+    value, now, order = decode_fast(g, begin.start, rule)
+    top = (value, now, order, rule)
+    if value < 0:
+        return top
+    cost = value + total_length(g, now) / share
+    best = cost
+    target = now.copy()
+    for turn in range(rounds):
+        if top[0] <= annealing.target:
+            break
+        target[:] = now
+        trial = rule
+        if np.random.randint(40) == 0:
+            trial = DecodeRule(np.random.randint(3), np.random.randint(0, 17), 1 + np.random.randint(2))
+        for _ in range(1 + np.random.randint(2)):
+            _shift(g, target, annealing.shifts)
+        value, found, order = decode_fast(g, target, trial)
+        if value < 0:
+            continue
+        new = value + total_length(g, found) / share
+        warm = heat * (cool / heat) ** (turn / rounds)
+        if new <= cost or np.random.random() < np.exp((cost - new) / warm):
+            cost, now, rule = new, found, trial
+            if new < best:
+                best, top = new, (value, found, order, trial)
+    return top
+
+
+def anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) -> Decoded:
+    """The best schedule that annealing over target starts finds from those of `begin`; `begin` itself where none is
+    better."""
+    value, start, order, rule = _anneal_targets(g, begin, annealing)
+    return begin if value < 0 or value > begin.value else Decoded(int(value), start, order, DecodeRule(*rule))
+
+
+# --- Patterns ---
+
+
+class Pattern(NamedTuple):
+    """Target offsets, µs, shape (k, lanes): microbatch j takes row j mod k, and starts j periods (µs) later. `rule` is what
+    it is decoded with."""
+
+    offset: Ints
+    period: int
+    rule: DecodeRule
+
+
+@kernel
+def _bend(g: MicrobatchGraph, offset: Ints, step: int) -> None:
+    """Shift offsets by `step` µs, in place: of one lane, of all from one on (at once or more and more), of some in a row,
+    or of sinks; in all rows or in one."""
+    rows, lanes = offset.shape
+    first, last = 0, rows
+    if rows > 1 and np.random.randint(2) == 0:
+        first = np.random.randint(rows)
+        last = first + 1
+    kind = np.random.randint(8)
+    a = np.random.randint(lanes)
+    z = min(lanes, a + 2 + np.random.randint(len(g.capacity)))
+    for row in offset[first:last]:
+        if kind <= 1:
+            row[a] += step
+        elif kind <= 3:
+            row[(0 if kind == 3 and last - first < rows else a) :] += step
+        elif kind == 4:
+            for lane in range(a, lanes):
+                row[lane] += step * (min(lane, z) - a) // (z - a)
+        elif kind == 5:
+            row[a:z] += step
+        else:
+            for lane in range(lanes):
+                if g.sink[lane] == 1 and (kind == 6 or g.rank[lane] == g.rank[a]):
+                    row[lane] += step
+
+
+@kernel
+def _anneal_pattern(
+    g: MicrobatchGraph, begin: Pattern, rules: Ints, annealing: Annealing, best: Ints
+) -> tuple[int, Ints, Ints, int]:
+    """`anneal_pattern`, compiled: value (−1 where no trial fits the memory), start, order and period of the best pattern.
+
+    Its offsets are written to `best`, shape (k, lanes). rules: shape (n, 3), a `DecodeRule` a row. The last row is the best
+    pattern's rule, at first that of `begin`; a move may choose it as any other.
+    """
+    np.random.seed(annealing.seed)
+    shifts, rounds, share = annealing.shifts, annealing.rounds, 8.0 * len(g.capacity)
+    current, offset = begin.offset.copy(), begin.offset.copy()
+    period, rule = begin.period, begin.rule
+    target = np.empty((len(g.rank), g.microbatches), np.int64)
+    top = (-1, target, np.empty(0, np.int64), period)
+    cost = best_cost = np.inf
+    for turn in range(rounds):
+        if 0 <= top[0] <= annealing.target:
+            break
+        offset[:] = current
+        trial, shifted = rule, period
+        for _ in range(0 if turn == 0 else 1 + np.random.randint(2)):
+            step = shifts[np.random.randint(len(shifts))]
+            if np.random.randint(2) == 0:
+                step = max(1, step // (1 + np.random.randint(16)))
+            if np.random.randint(2) == 0:
+                step = -step
+            kind = np.random.randint(10)
+            if kind == 0:
+                shifted = max(0, shifted + step // 4)
+            elif kind == 1:
+                row = rules[np.random.randint(len(rules))]
+                trial = DecodeRule(row[0], row[1], row[2])
+            else:
+                _bend(g, offset, step)
+        repeat_rows(offset, shifted, target)
+        value, found, order = decode_fast(g, target, trial)
+        if value < 0:
+            continue
+        new = value + total_length(g, found) / share
+        if new <= cost or np.random.random() < np.exp((cost - new) / (annealing.heat * (1.0 - turn / rounds))):
+            cost, period, rule = new, shifted, trial
+            current[:] = offset
+            if new < best_cost:
+                best_cost, top = new, (value, found, order, shifted)
+                best[:] = offset
+                rules[-1, 0], rules[-1, 1], rules[-1, 2] = trial
+    return top
+
+
+def anneal_pattern(
+    g: MicrobatchGraph, begin: Pattern, rules: tuple[DecodeRule, ...], annealing: Annealing
+) -> tuple[Pattern, Decoded] | None:
+    """The best pattern that annealing finds from `begin`, and the schedule that it is decoded to; None where no trial fits
+    the memory. `rules`: what else to decode with."""
+    offset = begin.offset.copy()
+    tried = np.array([*rules, begin.rule], np.int64)
+    value, start, order, period = _anneal_pattern(g, begin, tried, annealing, offset)
+    if value < 0:
+        return None
+    rule = DecodeRule(*tried[-1].tolist())
+    return Pattern(offset, int(period), rule), Decoded(int(value), start, order, rule)

@@ -1,1 +1,0 @@
-"""From target starts to schedules: decoding, justification, and annealing of targets."""

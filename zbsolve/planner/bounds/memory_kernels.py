@@ -1,0 +1,262 @@
+"""Memory of a rank, or of all ranks together: at the moments when it is fullest, and over time.
+
+*Peaks.* A microbatch is held by all stages at once when its last F ends. So the peaks of microbatches lie apart.
+
+*Over time.* A rank keeps each block of a microbatch from its stage to the last stage and back, and behind its B what its W
+needs while that runs. All that must fit into its memory while it has passes. Memory does not fill at once, as a rank runs
+one pass after the other. When it keeps n blocks, it has done F of all of them but those of the last pass, and it still has
+to do B of all but those of one pass. Each slice's part is kept while the slice itself is on its way. Slices together take
+what the microbatch takes.
+
+*With offload* (2503.01328) a block is on the device while its F and its copy to the host run, and again while the copy back
+and its B do, however far apart both are. A stage of n blocks keeps at least n `moment_bytes` of a microbatch, and only whole
+blocks fit. Its passes and copies take n times as long as a block's, at least. So a rank whose stages copy all that they keep
+needs m Σ n² (F + O + R + B) block-µs. It has as many as blocks fit, times the makespan. Σ n² is least where its stages are
+alike. Of "half" on several stages, the first ⌈v / 2⌉ of a rank copy. The others keep theirs from F to B: at least while both
+run and while the last stage's logits are made. How the rank's blocks lie on both is open, so the least of a square of each
+is taken.
+
+All ranks together say more of blocks that stay: each is kept while it and all such blocks behind it run, there and back. So
+S of them take (F + B) S (S + 1) / 2 block-µs of a microbatch beside those of the others, L − S on p ⌈v / 2⌉ stages. Every S
+is looked at, whole or not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...util.kernels import inner_kernel
+from .bound_row import BoundRow
+
+MAX_FIRST = 8  # peaks that are looked at, from which on gradients are there
+MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
+ANY = 1e18  # blocks
+ROUNDING = 1e-9  # of sums of floating numbers
+
+
+class Span(NamedTuple):
+    """µs between which a rank keeps something: its first pass begins at `head`, its last B ends at `end`, and W has freed
+    the rest at `done`."""
+
+    head: int
+    end: int
+    done: int
+
+
+class Room(NamedTuple):
+    """What fits on a rank: blocks of microbatches, and bytes for all that passes keep."""
+
+    blocks: float
+    size: float
+
+
+# --- What fits ---
+
+
+@inner_kernel
+def room_beside(row: BoundRow, blocks: int, room: int) -> float:
+    """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
+    return float(max(0, room - blocks * row.state_bytes - row.transient_bytes))
+
+
+@inner_kernel
+def kept_of_block(row: BoundRow) -> float:
+    """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
+    unless those took it away. A slice's part is rounded."""
+    size = row.copied_bytes if row.copied_bytes > 0 else row.stay_bytes
+    return float(size - (row.slices if row.slices > 1 else 0))
+
+
+@inner_kernel
+def blocks_there(row: BoundRow, left: float) -> float:
+    """Blocks of microbatches that a rank keeps between F and B at a time at most, in `left` bytes."""
+    size = kept_of_block(row)
+    if size <= 0.0:
+        return ANY
+    return float(np.floor(left / size)) if row.slices == 1 else left / size
+
+
+# --- Peaks ---
+
+
+@inner_kernel
+def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
+    """µs from the first to the last peak of all microbatches, at least. A microbatch peaks when its last F ends.
+
+    Where stages gather, their gradients take memory too. A stage without a B before the k-th peak keeps k microbatches. So
+    such stages have `fits` / k blocks at most. From the k-th peak on, the gradients of all other blocks leave less room.
+
+    blocks: that each microbatch keeps from F to B.
+    fits: blocks of microbatches that fit on all ranks together.
+    slack: how many more fit where ranks need not have whole blocks.
+    """
+    count = row.microbatches
+    best = _spread_of(row, count, blocks, fits)
+    if row.unreduced_bytes > 0 and row.copied_bytes == 0 and row.stay_bytes > 0:
+        for k in range(1, min(count, MAX_FIRST) + 1):
+            empty = min(float(row.blocks), np.floor((fits + slack) / k))
+            less = fits + slack - (float(row.blocks) - empty) * float(row.unreduced_bytes) / float(row.stay_bytes)
+            if less + ROUNDING * fits < blocks:
+                return ANY
+            best = max(best, _spread_of(row, k, blocks, fits) + _spread_of(row, count - k + 1, blocks, less))
+    return best
+
+
+@inner_kernel
+def _spread_of(row: BoundRow, count: int, blocks: float, fits: float) -> float:
+    """µs from the first to the last of `count` peaks that follow one another, where each microbatch keeps L = `blocks` from
+    F to B, and `fits` fit on all ranks together, at least.
+
+    At a peak all of them are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
+    before a peak and b behind it, (1 + a + b) L − Σ distances / (B or F) ≤ fits. Summed over all peaks that have so many
+    neighbours, each distance between neighbours counts a (a + 1) / 2 times over B and b (b + 1) / 2 times over F at most.
+    With one neighbour each, the first and the last distance count over one of both only, and no distance is below
+    max(F, B) (2 L − fits).
+    """
+    forward, backward = float(row.forward), float(row.backward)
+    nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
+    best = (count - 1) * nearest
+    for a in range(MAX_NEIGHBOURS):
+        for b in range(MAX_NEIGHBOURS):
+            lack = (1 + a + b) * blocks - fits
+            peaks = count - a - b
+            timed = (backward > 0 or a == 0) and (forward > 0 or b == 0)  # passes that round to 0 µs keep no distance
+            if lack > 0 and peaks > 0 and a + b > 0 and timed:
+                total = peaks * lack / (a * (a + 1) / (2 * max(backward, 1.0)) + b * (b + 1) / (2 * max(forward, 1.0)))
+                best = max(best, total + (nearest if a == 1 and b == 1 else 0.0))
+    return best * (1 - ROUNDING)
+
+
+@inner_kernel
+def staying(row: BoundRow, x: int) -> int:
+    """Blocks of a microbatch that stay on devices from F to B, at least, in a makespan of x µs. Where some stages of a rank
+    copy, those are the blocks that copies have no time for."""
+    if not row.some_copy:
+        return row.blocks
+    return max(0, row.blocks - row.ranks * (x // (row.microbatches * row.copy_out))) if row.copy_out > 0 else 0
+
+
+@inner_kernel
+def fitting(row: BoundRow) -> float:
+    """Blocks of microbatches that fit on all ranks together while the head keeps one, at most; `ANY` where blocks need not
+    stay."""
+    if row.stay_bytes <= 0:
+        return ANY
+    tables = 1 if row.tied and (row.vee or row.ranks == 1) else 2
+    ends = 2 * (row.ranks * row.chunks - 1)
+    states = (
+        row.blocks * (row.state_bytes + row.gathered_bytes) + tables * row.table_bytes
+    )  # at a peak all stages keep its microbatch
+    room = row.ranks * row.capacity - states - ends * row.waiting_bytes - row.head_stay_bytes
+    return float(room) / float(row.stay_bytes)
+
+
+# --- Over time ---
+
+
+@inner_kernel
+def turnaround(row: BoundRow) -> int:
+    """µs of a microbatch from its last block's F to that block's B, at least."""
+    return row.shard_gap + (row.head_forward + row.head_backward if row.slices == 1 else 0)
+
+
+@inner_kernel
+def both_ways(row: BoundRow) -> float:
+    """µs of a block's F and B, of slices in the mean."""
+    return float(row.forward + row.backward) / float(row.slices)
+
+
+@inner_kernel
+def kept_for(row: BoundRow, blocks: int, behind: int) -> float:
+    """µs that a stage keeps a microbatch, or a slice in the mean, at least: so many blocks on it and on stages behind it,
+    of which `behind` get a message. Each stage's slices are rounded."""
+    turn = turnaround(row)
+    rounded = 2 * row.ranks * row.chunks if row.slices > 1 else 0
+    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.slice_message - rounded)
+
+
+@inner_kernel
+def held_in_time(row: BoundRow, span: Span, sizes: tuple[int, int], held: tuple[float, float], room: Room) -> bool:
+    """Whether a rank's memory is enough over time.
+
+    sizes: its blocks, and those of its largest stage.
+    held: block-µs of a microbatch from F to B, and the sum of squares of its stages' blocks.
+    """
+    (blocks, large), (turns, squares) = sizes, held
+    if row.copied_bytes > 0 or row.stay_bytes <= row.slices or blocks == 0:
+        return True
+    at_once = float(large) / float(row.slices)  # blocks of the largest pass
+    need, most = float(row.microbatches) * turns * (1 - ROUNDING), float(row.microbatches * blocks)
+    some, time = min(room.blocks, most), float(span.end - span.head)
+    if need > some * time - ramps(row, some - at_once, float(row.slice_forward + row.slice_backward), time):
+        return False
+    weights = float(row.microbatches) * squares * float(row.weight) if row.slices == 1 else 0.0
+    need += weights * min(1.0, row.pending_bytes / row.stay_bytes) * (1 - ROUNDING)
+    some, time = min(room.size / kept_of_block(row), most), float(span.done - span.head)
+    return need <= some * time - ramps(row, some - at_once, float(row.slice_forward), time)
+
+
+@inner_kernel
+def ramps(row: BoundRow, blocks: float, each: float, time: float) -> float:
+    """Block-µs of memory that stay empty while a rank fills up to so many blocks of microbatches and empties again.
+
+    each: µs of a slice of a block, filling and emptying.
+    time: µs that there are; 0 block-µs are counted where both ends meet in them.
+    """
+    each = max(0.0, blocks) * each * float(row.slices)
+    return each * blocks / 2.0 * (1 - ROUNDING) if 0.0 < each <= time else 0.0
+
+
+# --- With offload ---
+
+
+@inner_kernel
+def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
+    """The most blocks, up to `most`, that a rank with offload can have in x µs. room: bytes for blocks and their states."""
+    if row.copied_bytes <= 0 or most < 0:
+        return most
+    low, high = 0, most  # fewer blocks need less and leave more
+    while low < high:
+        middle = (low + high + 1) // 2
+        left = room - middle * row.state_bytes - row.transient_bytes
+        fits = left // row.copied_bytes if left > 0 else 0
+        if float(row.microbatches) * turns_of(row, middle) * (1 - ROUNDING) <= float(fits) * float(x):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@inner_kernel
+def turns_of(row: BoundRow, blocks: int) -> float:
+    """Block-µs of one microbatch on a rank with so many blocks, at least."""
+    passes = row.forward + row.backward
+    copied = float(passes + row.copy_out + row.copy_back)
+    if not row.some_copy:
+        each, more = blocks // row.chunks, blocks % row.chunks
+        return copied * float(row.chunks * each * each + more * (2 * each + 1))
+    first = (row.chunks + 1) // 2
+    there, here = copied / float(first), float(passes) / float(row.chunks - first)
+    beside = float(row.shard_gap)
+    if there + here <= 0.0:
+        return 0.0
+    stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))
+    return there * (float(blocks) - stay) ** 2 + here * stay * stay + beside * stay
+
+
+@inner_kernel
+def turns_of_all(row: BoundRow, least: int, turn: int) -> float:
+    """Block-µs of one microbatch on all ranks, at least, where some stages of each rank copy.
+
+    least: blocks on stages that do not copy, at least.
+    turn: µs between F and B of the last of these blocks.
+    """
+    blocks, passes = float(row.blocks), float(row.forward + row.backward)
+    there = (passes + float(row.copy_out + row.copy_back)) / float(row.ranks * ((row.chunks + 1) // 2))
+    if there + passes <= 0.0:
+        return 0.0
+    stay = (2.0 * there * blocks - passes / 2.0 - float(turn)) / (2.0 * there + passes)
+    stay = min(blocks, max(float(least), stay))
+    return there * (blocks - stay) ** 2 + passes * stay * (stay + 1.0) / 2.0 + float(turn) * stay

@@ -1,1 +1,0 @@
-"""Clusters: what devices and links do, from data sheets, files and measurements."""

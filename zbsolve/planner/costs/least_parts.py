@@ -1,0 +1,203 @@
+"""What slices, copies to host memory and the exchange of gradients take at least: for bounds over every partition.
+
+Full offload copies all that stages keep (2503.01328). Half of it copies half of that where there is one stage a rank. Of
+several stages it copies the first half of them whole. How many blocks a partition lays on those is open: as many as copies
+have time for.
+
+Gradients are exchanged by passes C of stages and shards, or by AG and RS of stages that gather their parameters and reduce
+their gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...layer import HostLink, Link
+from ...tables import Ints
+from ...util.errors import BadInput
+from ..cluster import Cluster
+from ..layout import FULL_OFFLOAD, HALF_OFFLOAD, NO_OFFLOAD, VEE, Layout
+from .layer_costs import LayerCosts, ModelCosts
+from .layer_formulas import WEIGHT_BYTES, Times, exchange_pass, message_rate
+
+# --- Slices ---
+
+
+ROUNDED = 1.0  # µs: a stage's slice is between two rounded times, so a layer's part of it is so much less at most
+
+
+class Slices(NamedTuple):
+    """Of a slice, whole µs that no slice undercuts: F, B of a block, embedding's F; sent: of its message. chain: of the last
+    slice, which takes longest, through all layers and back; late_F, late_B: of its F and B of a block. Of whole sequences
+    these are the passes themselves."""
+
+    F: Ints
+    B: Ints
+    embedding: Ints
+    sent: Ints
+    chain: Ints
+    late_F: Ints
+    late_B: Ints
+
+
+def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, message: Ints) -> Slices:
+    """Of each layout of a table. blocks: how many there are; message: bytes of a slice's."""
+    whole_vocabulary = 1 - np.asarray(layout.vocabulary)  # a sharded one leaves nothing of first and last layer
+    first, block, last = (_ends(one, layout.slices) for one in (costs.first, costs.block, costs.last))
+    chain = blocks * (block[1].F + block[1].B) + whole_vocabulary * (first[1].F + last[1].F + last[1].B)
+    sent = np.where(np.asarray(layout.pp) > 1, np.rint(message / message_rate(layout, cluster)), 0)
+    late = block[1].F, block[1].B
+    columns = np.broadcast_arrays(block[0].F, block[0].B, whole_vocabulary * first[0].F, sent, chain, *late)
+    return Slices(*(np.atleast_1d(one).astype(np.int64) for one in columns))
+
+
+def part_of_transient(layer: LayerCosts, layout: Layout) -> Any:
+    """Bytes that a slice's pass takes while it runs: its part, but the whole of a gradient of the parameters."""
+    part = np.ceil(layer.transient / np.asarray(layout.slices))
+    least = np.maximum(part, np.minimum(layer.transient, layer.parameter_bytes))
+    return np.where(np.asarray(layout.slices) > 1, least, layer.transient)
+
+
+def _ends(layer: LayerCosts, slices: Any) -> tuple[Times, Times]:
+    """Whole µs of a layer's first and of its last slice at least. A slice from part a to part b of the sequence takes b − a
+    of all but attention, b² − a² of that, and what each slice takes beside."""
+    several, attention = np.asarray(slices) > 1, Times(layer.attention_F, layer.attention_B, 0)
+
+    def least(late: Any) -> Times:
+        columns = zip(layer.least, attention, layer.extra, strict=True)
+        parts = [((time - of_it) / slices + of_it * late / slices**2, extra, time) for time, of_it, extra in columns]
+        return Times(*(np.where(several, np.maximum(0, np.floor(x - ROUNDED)) + extra, time) for x, extra, time in parts))
+
+    return least(1), least(2 * slices - 1)
+
+
+# --- Copies to host memory ---
+
+
+class Kept(NamedTuple):
+    """Bytes of one microbatch, at least. moment: of a block that its rank has at one moment; stays: of a block that lies on
+    the device from F to B, where only some stages offload of one on another. head_moment, head_stays: the same of the
+    head. copied: of a block, where its stage copies all; 0: none does. pending: of a block from B to W."""
+
+    moment: Ints
+    stays: Ints
+    head_moment: Ints
+    head_stays: Ints
+    copied: Ints
+    pending: Ints
+
+
+class Copies(NamedTuple):
+    """Whole µs of copies of one microbatch to the host and back. some: whether only some stages of a rank copy. out, back:
+    of a block whose stage copies, on its rank's streams, at least; chain: between the last stage's F and B at least; most:
+    all of them one after the other, at most."""
+
+    some: Ints
+    out: Ints
+    back: Ints
+    chain: Ints
+    most: Ints
+
+
+def host_link(cluster: Cluster) -> HostLink:
+    """Between a device and its part of its node's host memory. Raises BadInput where the cluster does not know it."""
+    if cluster.copies is None:
+        raise BadInput(f"cluster {cluster.name}: no layout offloads without its field 'copies', the link to host memory")
+    rate = cluster.copies.bytes_per_us
+    return HostLink(cluster.copies.latency, rate, rate, rate, rate, cluster.host_memory, 1)
+
+
+def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
+    """kept, head: bytes of one microbatch that a block and the head keep from F to B; pending: a block from B to W."""
+    offload, several = np.asarray(layout.offload), np.asarray(layout.chunks) > 1
+    one = several & (offload != NO_OFFLOAD)  # of n blocks on v stages, ⌈n / v⌉ are on one
+
+    def stays(size: Ints) -> Any:
+        return np.where(offload == FULL_OFFLOAD, 0, np.where((offload == HALF_OFFLOAD) & ~several, size // 2, size))
+
+    moment, head_moment = np.where(one, kept // layout.chunks, kept), np.where(one, 0, head)
+    copied = np.where(one | (offload == FULL_OFFLOAD), kept, 0)
+    return Kept(moment, stays(kept), head_moment, stays(head), copied, pending + 0 * copied)
+
+
+def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluster) -> Copies:
+    """kept, head: as for `kept_of`; most: bytes of one microbatch that all layers keep, at most. Copies of a stage take
+    whole µs, no less than its blocks' one by one."""
+    none = 0 * (kept + np.asarray(layout.offload))
+    if cluster.copies is None:
+        return Copies(*[none] * len(Copies._fields))
+    offload, several = np.asarray(layout.offload), np.asarray(layout.chunks) > 1
+    half, full = offload == HALF_OFFLOAD, offload == FULL_OFFLOAD
+    rate = cluster.copies.bytes_per_us
+    whole, last = np.floor(kept / rate), np.floor(head / rate)
+    block = np.where(full | (half & several), whole, np.where(half, whole // 2, 0))
+    chain = np.where(full, last, np.where(half & ~several, last // 2, 0))
+    longest = np.where(offload != NO_OFFLOAD, 2 * np.ceil(most / rate + layout.stages * (cluster.copies.latency + 2)), 0)
+    found = half & several, block, block, np.where(layout.vocabulary, 0, 2 * chain), longest
+    return Copies(*(one.astype(np.int64) for one in found))
+
+
+# --- Exchange of gradients ---
+
+
+class Exchanges(NamedTuple):
+    """Whole µs, rounded down. block: of a block's part of its stage's C or RS. table: of the embedding's and of the head's,
+    0 where the vocabulary is sharded. least: of the C or RS of any stage with passes that take time, and of any shard. last:
+    what follows the last B of the first stage at least. most: all of them one after the other, at most. gather,
+    table_gather: of a block's part of its stage's AG, and of the embedding's and of the head's; 0 where stages gather
+    nothing."""
+
+    block: Ints
+    table: Ints
+    least: Ints
+    last: Ints
+    most: Ints
+    gather: Ints
+    table_gather: Ints
+
+
+def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster) -> Exchanges:
+    """Of each layout of a table. A stage's C takes whole µs, no less than the parts of its layers, rounded down.
+
+    What first and last layer share is counted once on a rank that has both, with the earlier stage: the last stage of a V
+    may have nothing else. Of a sharded vocabulary, first and last layer leave no time and no parameters: a stage that has
+    nothing else ends with messages, which others wait for. Shards wait for the gradient of the embedding's output, which the
+    first stage's B gives.
+    """
+    first, block, head, shard = (
+        np.broadcast_to(exchange_pass(size / WEIGHT_BYTES, layout, cluster), np.shape(layout.pp))
+        for size in (costs.first.parameter_bytes, costs.block.parameter_bytes, costs.last.parameter_bytes, costs.shard_bytes)
+    )
+    whole, several = np.asarray(layout.vocabulary) == 0, np.asarray(layout.pp) > 1
+    table = np.floor(np.minimum(first, head))
+    alone = (np.asarray(costs.shared) > 0) & (np.asarray(layout.placement) == VEE) & several
+    last = np.where(whole, table, np.floor(shard))
+    least = np.minimum(np.floor(block), np.where(whole & alone, 0, last))
+    longest = blocks * np.ceil(block) + np.ceil(first) + np.ceil(head) + layout.pp * np.ceil(shard) + layout.stages
+    exchanged = (np.asarray(layout.dp) > 1) & (np.asarray(layout.zero) < 3)
+    by_stage = layout.gathers_by_stage  # an AG is as long as an RS
+    gathers = by_stage * np.floor(block), by_stage * whole * table
+    columns = np.floor(block), whole * table, least, last, exchanged * (1 + by_stage) * longest, *gathers
+    return Exchanges(*(np.atleast_1d(one).astype(np.int64) for one in columns))
+
+
+def replicas_of(layout: Layout) -> int:
+    """Pipelines that exchange gradients behind their backwards; 1: none do. layout: one."""
+    return int(layout.dp) if layout.zero < 3 and not layout.gathers_by_stage else 1
+
+
+def shards_of(layout: Layout) -> int:
+    """Replicas over which stages shard their parameters and gather them in passes; 1: none do. layout: one."""
+    return int(layout.dp) if layout.gathers_by_stage else 1
+
+
+def group_link(layout: Layout, cluster: Cluster) -> Link | None:
+    """The link with which a `Step` of so many replicas or shards gives a stage's C, or its AG and its RS each, what
+    `exchange_pass` says; None where there is no exchange. layout: one."""
+    replicas, shards = replicas_of(layout), shards_of(layout)
+    group, turns = max(replicas, shards), 1 if shards > 1 else 2
+    if group == 1:
+        return None
+    return Link(0.0, turns * (group - 1) / group * WEIGHT_BYTES / float(exchange_pass(1.0, layout, cluster)))

@@ -1,1 +1,0 @@
-"""The cost model held against measured steps: its constants fitted, steps predicted."""

@@ -1,1 +1,0 @@
-"""Models as the planner sees them: by shape, or as a profile measured them."""
