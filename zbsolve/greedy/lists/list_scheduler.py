@@ -17,8 +17,7 @@ from ...schedule import Schedule
 from ...timeline import Floats
 from ...util.errors import NotFound
 from ...util.kernels import inner_kernel, kernel
-from ..arrays.accounts import usual_ahead
-from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch, usual_ahead
 from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
 
