@@ -77,7 +77,7 @@ class Policy(NamedTuple):
 
 def deepest_first(problem: Problem) -> Policy:
     """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
-    on how far memory that is brought back is ahead of its use (see `returns`)."""
+    on how far memory that is brought back is ahead of its use (see `most_ahead`)."""
     a = arrays_of(problem)
     lanes = len(a.first_pass)
     return Policy(
