@@ -128,7 +128,7 @@ def _serial_order(g: MicrobatchGraph, target: Ints, order: Ints) -> bool:
 # that it is given. With this state in a tuple of arrays, decoding took four times as long.
 #
 # A lane: rank; duration, µs; taken and freed, bytes; sink, 0 or 1; before_sinks, 1 where nothing but sinks wait for the
-#   lane, so that a delay of it delays nobody else; next_pass (−1: none is left).
+#   lane, so that a delay of it delays no other pass; next_pass (−1: none is left).
 _LANE = record("rank duration taken freed sink before_sinks next_pass")
 # A pass (lane · microbatches + microbatch): following and previous, its neighbours in the rest of its rank's order (−1:
 #   none); place, in the order at first; ready, when what it waits for has arrived so far, µs; waiting, for how many passes.

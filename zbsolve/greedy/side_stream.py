@@ -187,8 +187,8 @@ def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: M
 
 
 def behind_collectives(problem: Problem) -> Ints:
-    """Rows of the passes on side streams that wait for a collective, hold nothing and keep nobody waiting: they come behind
-    all others, since collectives may come later than they would by themselves."""
+    """Rows of the passes on side streams that wait for a collective, hold nothing, and that no pass waits for. They come
+    behind all others, since collectives may come later than they would by themselves."""
     e, count = problem.edges, len(problem.passes)
     waited = np.bincount(e.before, minlength=count) > 0
     waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0

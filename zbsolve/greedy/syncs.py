@@ -207,8 +207,8 @@ def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs:
 
 class _Ranked(NamedTuple):
     """Passes of each rank in order of their starts, rows; streams: rows in order; on: which rank has passes on which stream,
-    shape (streams, ranks); before and after: who waits for whom, in compressed rows by the rank of who waits. row: starts
-    and ends."""
+    shape (streams, ranks); before and after: which pass waits for which, in compressed rows by the rank of the one that
+    waits. row: starts and ends."""
 
     first: Ints
     passes: Ints

@@ -39,7 +39,7 @@ class Cluster:
     launches and tails). traffic: bytes that elementwise work moves for each byte that the formula counts. host: µs a layer's
     forward takes at least, since the host launches it. constant: µs of a step beside all else. overlap: share of gradient
     exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
-    measured steps that the constants were fitted to or held against; None: nobody measured it. copies: latency of a copy
+    measured steps that the constants were fitted to or held against; None: not measured. copies: latency of a copy
     between a device and host memory, and bandwidth each way while both run; None: not known, and no layout offloads.
     host_memory: bytes of it for a device's activations; None: no limit. contention: how many times as long an exchange of
     gradients takes where stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
@@ -154,7 +154,7 @@ def _link(form: NetworkForm, where: str) -> Link:
 # --- By name, from data sheets and assumed shares of them: all of it estimated ---
 
 
-# Assumptions, not measurements: the priors of `constants.fit`, which replaces them by what measured steps say.
+# Assumptions, not measurements: the priors of `fitting.fit`, which replaces them by what measured steps say.
 EFFICIENCY = 0.75
 TRAFFIC = 1.4
 LAUNCH_US = 300.0  # some 30 kernels of a layer's forward, 10 µs each
@@ -272,7 +272,7 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     """The cluster with the links that the profile's all-reduces tell, of the largest group inside a node and the largest one
     beyond it; where there is none of a kind, the cluster keeps its own link.
 
-    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_times`).
+    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_formulas`).
     Where groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is
     between nodes. Raises BadInput naming `where` where no all-reduce was measured.
     """

@@ -56,7 +56,7 @@ class Target:
     whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
     has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
     needs_plan: whether it says nothing of a schedule alone. by_rank: whether a file of rounds is written a rank at a time.
-    rules: what it cannot have of a plan's layout; None: nobody plans for it. gradients: bytes of one of a 16-bit parameter.
+    rules: what it cannot have of a plan's layout; None: it takes no plans. gradients: bytes of one of a 16-bit parameter.
     """
 
     name: str

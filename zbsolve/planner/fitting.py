@@ -46,7 +46,7 @@ def order_time(forward: NDArray[np.float64], backward: NDArray[np.float64], rank
 
 @lru_cache(maxsize=KEPT_ORDERS)
 def _order(ranks: int, chunks: int, microbatches: int) -> tuple[Problem, Precedence]:
-    """The step with passes of one length, and who waits for whom."""
+    """The step with passes of one length, and which pass waits for which."""
     placement = tuple(range(ranks)) * chunks
     problem = pipeline([1] * len(placement), BW=[1] * len(placement), placement=placement, microbatches=microbatches)
     return problem, preset("1f1b" if chunks == 1 else "interleaved", problem).precedence()

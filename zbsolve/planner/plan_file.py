@@ -86,7 +86,7 @@ class Plan:
         return self.space.mfu(candidate.value)
 
     def tokens(self, candidate: Candidate) -> float:
-        """Tokens a second and device; sequences where nobody knows how long one is."""
+        """Tokens a second and device; sequences where a sequence's tokens are not known."""
         return self.space.tokens(candidate.value)
 
     @cached_property

@@ -12,7 +12,7 @@ from ..util.text import did_you_mean
 from .layout import FULL, NONE, SELECTIVE
 
 MAX_SIZE = 32  # sequences a microbatch
-MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_times`)
+MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_formulas`)
 FLOAT = 4  # bytes of a gradient: engines that sum in 32 bits hold the most, so plans for any engine count these
 SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
 

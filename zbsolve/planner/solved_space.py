@@ -79,7 +79,7 @@ class SolvedSpace:
         return None if flops is None else flops / (step / 1e6 * self.devices * self.cluster.peak)
 
     def tokens(self, step: float) -> float:
-        """Tokens a second and device with a step of so many µs; sequences where nobody knows how long one is."""
+        """Tokens a second and device with a step of so many µs; sequences where a sequence's tokens are not known."""
         return self.batch * (self.shape.sequence or 1) / (step / 1e6) / self.devices
 
 

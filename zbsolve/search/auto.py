@@ -78,11 +78,11 @@ def solve_auto(
     Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
     is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
     a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is 1, 2, 4,
-    … up to twice the ranks, of each kind, and from there as `slice_counts` has it; recompute "auto" is none, all, and from
+    … up to twice the ranks, of each kind, and from there as `climb.try_more` has it; recompute "auto" is none, all, and from
     there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches.
     Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and
     changed stages; the rest to those whose bound does not rule them out: half of it to the best so far, half of what is
-    left to the next, and so on; what nobody needs then goes to moves again. Further `options` go to `solve`; `workers`
+    left to the next, and so on; what is left then goes to moves again. Further `options` go to `solve`; `workers`
     (`zbsolve.solvers_on`) solve in place of this process; `progress` is called with a name too; `stop` is asked between two
     solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner
     alone.
@@ -128,7 +128,7 @@ def _check_known(profile: Profile, step: Step) -> None:
     if is_auto(step.offload):
         known_host(profile.host)
     if is_auto(step.vocabulary):
-        profile.without_vocabulary()  # which raises where nobody knows what shards cost
+        profile.without_vocabulary()  # which raises where the cost of shards is not known
     if is_auto(step.slices):
         check_attention(profile.layers)
 

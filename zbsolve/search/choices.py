@@ -101,7 +101,7 @@ def vocabularies(step: Step) -> list[Named]:
 
 def _slices(step: Step) -> list[Named]:
     """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
-    microbatch beside the one that it needs; `slice_counts` goes on from there."""
+    microbatch beside the one that it needs; `climb.try_more` goes on from there."""
     if not is_auto(step.slices):
         return [("", step)]
     counts = [2]

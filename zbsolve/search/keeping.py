@@ -165,8 +165,8 @@ class _Race:
                 clock.spend(part.get("effort", 0.0))
 
     def between(self) -> list[int]:
-        """Memory that others' schedules take and nobody looked at here, where more memory gives a shorter schedule: perhaps
-        that memory gives one too."""
+        """Memory that schedules of other limits take and that was not raced itself, where more memory gives a shorter
+        schedule. Perhaps that memory gives a shorter one too."""
         known = sorted({point.memory for point in self.found})
         return [at for at, above in pairwise(known) if self._value(at) > self._value(above) and at not in self.raced]
 

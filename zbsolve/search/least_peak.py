@@ -141,7 +141,7 @@ def _below(problem: Problem, level: Fraction) -> Problem:
 
 def _room_below(problem: Problem, level: Fraction) -> tuple[int, ...]:
     """Bytes of each rank below that level, and no more than the problem has."""
-    # What is held is a multiple of `part`: less than one of it serves nobody.
+    # What is held is a multiple of `part`: less than one of it is of no use.
     parts = zip(rooms(problem), _parts(problem), strict=True)
     room = [max(0, ceil(level * one) - 1) // part * part for one, part in parts]
     return tuple(room if problem.capacity is None else map(min, room, problem.capacity))

@@ -27,7 +27,7 @@ from .state import State
 from .task_runner import TaskRunner
 
 MAX_POINTS = 1000
-AMPLE = 1 << 50  # bytes; a limit nobody meets, from which a rank's fixed part is read off
+AMPLE = 1 << 50  # bytes; a limit that no schedule meets, from which a rank's fixed part is read off
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,12 @@ BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not star
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What one of many searches knows of the others. threads: how many it may use; None: all cores. rival: the value, µs,
-    that others have reached, read at any time; −∞ ends the search. interrupted: called where Ctrl-C ended it."""
+    """What one of many searches knows of the others.
+
+    threads: how many it may use; None: all cores.
+    rival: the value, µs, that others have reached, read at any time; −∞ ends the search.
+    interrupted: called where Ctrl-C ended it.
+    """
 
     threads: int | None = None
     rival: Callable[[], float] = lambda: math.inf
@@ -63,13 +67,13 @@ class Contest:
 
     @property
     def all_threads(self) -> int:
-        """Those that the search has."""
+        """Threads that the search may use."""
         return self.threads or cores()
 
     @property
     def exact_threads(self) -> int:
-        """Those that CP-SAT has while finders search beside it: half. Of a search that is told how many it has they are no
-        more than those with its finders."""
+        """Threads for CP-SAT while finders search beside it: half of the cores, or half of the threads that the search was
+        given."""
         return half_of_cores() if self.threads is None else max(1, self.threads // 2)
 
 
@@ -78,14 +82,16 @@ ALONE = Contest()
 
 @dataclass
 class State:
-    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule; `incumbent` is
-    the same for compiled searches, which read it while they run: one number, INFINITE before. enough: a value, µs; where it
-    is given, the search only asks whether any schedule has it or less.
+    """The best schedule and bound so far, and who found them.
 
-    lean: of the schedules in whose memory messages that wait fit, too (see `handover`), the one with the least value, and of
-    those the one with the least peak; `lean_value` and `lean_solver` are its own. patience: with less than this on the clock
-    the search ends where a shorter schedule than that was found. without: sources that have no time, to see what they
-    bring."""
+    value: µs; −1 before the first schedule.
+    incumbent: the value again, shape (1,), `INFINITE` before the first schedule. Compiled searches read it while they run.
+    enough: µs; where given, the search only asks whether any schedule takes so long or less.
+    lean: the best schedule in whose memory messages that wait fit, too (see `handover`): of the least value, and of those of
+      the least peak. lean_value, lean_solver: its own.
+    patience: with less time left than this, the search ends where it has a shorter schedule than `lean`.
+    without: sources that have no time, to see what they bring.
+    """
 
     problem: Problem
     clock: Clock

@@ -1,7 +1,7 @@
 """Many problems to solve, here or by workers.
 
 With time as the limit, answers count as they come, and what others have reached ends searches that cannot get below it.
-With effort, tasks are drawn in fixed rounds, each before any answer of its round counts: the same whoever computes.
+With effort, tasks are drawn in fixed rounds, each before any answer of its round counts: the same on all workers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TaskRunner:
                 yield task_text(task, workers.count)
 
         alarm = Timer(min(self.left() + LATE, TIMEOUT_MAX), lambda: workers.tell(self.rival()))
-        alarm.daemon = True  # nobody waits for it
+        alarm.daemon = True  # the process need not wait for it
         if not self.counted and math.isfinite(self.left()):
             alarm.start()
         try:

@@ -22,13 +22,13 @@ from .solver import solve
 from .state import State
 
 PIECES = 2  # a stage is cut into, where a rank has one alone
-UNITS = PIECES  # that a microbatch of a stage holds where nobody counted bytes: one a piece
+UNITS = PIECES  # that a microbatch of a stage holds where bytes were not counted: one a piece
 
 
 @dataclass(frozen=True)
 class Better:
-    """The best schedule found on one placement. cut: whether each stage was cut in two alike ones for it, which nobody
-    measured."""
+    """The best schedule found on one placement. cut: whether each stage was cut in two for it. Both halves count as
+    equal; they were not measured."""
 
     placement: str
     cut: bool

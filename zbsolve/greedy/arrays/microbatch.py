@@ -41,7 +41,7 @@ class MicrobatchGraph(NamedTuple):
     """Lanes in a topological order and the edges between them, the same in every microbatch.
 
     passes: shape (lanes, microbatches); pass (lane l, microbatch j) is row passes[l, j] of the problem's table.
-    One value a lane: duration, µs; rank; taken and freed, bytes; sink, 1 where nobody waits for the lane's passes (weight
+    One value a lane: duration, µs; rank; taken and freed, bytes; sink, 1 where no pass waits for the lane's (weight
       gradients, mostly) and else 0.
     One value an edge: before and after (lanes), lag in µs, bytes. The same edges in compressed rows: out_* by the lane
       before, in_* by the lane after.

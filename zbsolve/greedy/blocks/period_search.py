@@ -168,7 +168,8 @@ def annealing_seconds(lanes: int) -> float:
 
 
 def _orders(g: MicrobatchGraph) -> tuple[Ints, Ints]:
-    """Lanes in an order of their inputs: as they are, and where each that nobody waits for comes right behind its inputs."""
+    """Lanes in an order of their inputs: as they are, and where each that no pass waits for comes right behind its
+    inputs."""
     lanes = np.arange(len(g.duration))
     inputs = np.full(len(lanes), -1)
     np.maximum.at(inputs, g.after, g.before)

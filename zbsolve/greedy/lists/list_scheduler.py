@@ -17,8 +17,7 @@ from ...schedule import Schedule
 from ...timeline import Floats
 from ...util.errors import NotFound
 from ...util.kernels import inner_kernel, kernel
-from ..arrays.accounts import usual_ahead
-from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch
+from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch, usual_ahead
 from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
 
@@ -78,7 +77,7 @@ class Policy(NamedTuple):
 
 def deepest_first(problem: Problem) -> Policy:
     """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
-    on how far memory that is brought back is ahead of its use (see `returns`)."""
+    on how far memory that is brought back is ahead of its use (see `most_ahead`)."""
     a = arrays_of(problem)
     lanes = len(a.first_pass)
     return Policy(

@@ -15,8 +15,8 @@ import numpy as np
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.kernels import kernel
-from ..arrays.accounts import brings_back, most_ahead
-from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of
+from ..arrays.accounts import brings_back
+from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, most_ahead
 from .list_scheduler import Policy, deepest_first, list_schedule_fast
 
 SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for

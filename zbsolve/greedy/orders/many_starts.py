@@ -58,9 +58,9 @@ class OneStream:
         return Schedule.of(self.one, orders)
 
     def whole(self, schedule: Schedule) -> Schedule | None:
-        """A schedule of `one` as one of the step: parts of a collective come where it does, and passes that keep nobody
-        waiting behind all of them. Where memory does not hold so, side streams are ordered anew; None where that does not
-        hold either."""
+        """A schedule of `one` as one of the step: parts of a collective come where it does, and passes that no pass waits
+        for behind all of them. Where memory does not hold so, side streams are ordered anew; None where that does not hold
+        either."""
         computing = {stream: self.rows[rows] for stream, rows in schedule.sequences.items() if stream in self._computing}
         try:
             found = Schedule.of(self.problem, computing | self._beside(schedule))

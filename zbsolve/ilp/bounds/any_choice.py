@@ -1,5 +1,5 @@
 """Bounds over every choice: of what is copied (none, all, or any fraction of each copy that a problem has), and of how
-attention is exchanged between ranks (whatever is handed over, to whom, and in how many parts).
+attention is exchanged between ranks (whatever is sent, to which ranks, in how many parts).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def bound_over_choices(problem: Problem) -> Bound:
     Proof. A schedule of any of them, without its copies, is one of the step alone, which needs no more room on a device than
     there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
     room hold. They give heads and tails, and then a window must be long enough for the copies that memory asks for within it
-    (`copy_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass that
-    needs the bytes must start.
+    (see `copies`): on each stream between the first moment when a pass that takes has ended and the last one when a pass
+    that needs the bytes must start.
     """
     base, copies = without_copies(problem)
     step = with_more_room(problem, base, copies)

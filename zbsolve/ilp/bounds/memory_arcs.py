@@ -4,7 +4,7 @@ compute.
 Take a pool, a pass `t` that takes there and a pass `f` that frees. Suppose that t starts before f has ended. Then, once all
 that happens at t's start has happened, an edge holds its bytes if its first pass is t or comes before t, and if its second
 pass comes behind f (or is f), or comes behind t. Where those bytes exceed the pool's room, no schedule does that: t waits
-for f. Arcs found so say more about who comes before whom, so the search for them is repeated.
+for f. Arcs found so tell more of which pass comes before which, so the search for them is repeated.
 
 One rank alone, as bounds look at it, is its compute stream. Edges with an end on another stream are no part of that, and
 leaving their bytes out is a true relaxation; so is leaving out all bytes in pools beside the devices. Where such bytes of a

@@ -1,4 +1,5 @@
-"""Necessary arcs: who must wait for whom in every schedule whose lanes run in table order; longest paths along them.
+"""Necessary arcs: which pass must wait for which, in every schedule whose lanes run in table order; longest paths along
+them.
 
 There are three sources. The problem's edges. Each lane's chain, for its passes share a stream and run in order. And
 memory: where what the passes up to `b` have taken and what `a` and the passes after it free do not fit together, `b`
@@ -86,7 +87,7 @@ def _arcs(problem: Problem, clock: Clock, lanes: bool = True) -> NecessaryArcs |
     length = np.diff(a.lane_first)
     place = np.zeros(count, np.int64)
     place[a.lane_passes] = np.arange(count) - np.repeat(a.lane_first[:-1], length)
-    shift = _lanes_in_step(problem, place, length) if lanes else np.zeros((0, 0), np.int64)  # nobody has mates then
+    shift = _lanes_in_step(problem, place, length) if lanes else np.zeros((0, 0), np.int64)  # no pass has mates then
     clock.check()
     before, after = [edges.before], [edges.after]
     if lanes:
@@ -182,8 +183,8 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
 
 
 def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Arcs:
-    """What memory forces, again as long as that says more about who comes before whom; `shift` is closed over other lanes,
-    in place. Raises TimeUp."""
+    """Arcs that memory forces. They tell more of which pass comes before which, so the search for them is repeated while it
+    finds some. `shift` is closed over other lanes, in place. Raises TimeUp."""
     found: Arcs = {}
     for _ in range(ROUNDS):
         lower = add_memory_arcs(problem, place, shift, found)

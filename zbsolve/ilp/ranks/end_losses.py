@@ -28,9 +28,9 @@ are held at t₁, which are C at most.
 **Orders that are left out.** The search leaves out an order where another one is as good (`order_search._next_level`). Both
 fit then, and so it is here: the other one's loss up to its t₁ is no larger. The loss grows with time, and it falls where
 passes start earlier. That shows it where a partial order is nowhere later than another, or merged from several; where a pass
-moves to an earlier gap; and where a pass changes places with one before it that nobody waits for, as both have run by t₁, or
-the first pass of microbatch k is the one that moves, and comes sooner. Lanes that take turns with twins can lose more: tails
-that rise keep these.
+moves to an earlier gap; and where a pass changes places with one before it that no pass waits for, as both have run by t₁,
+or the first pass of microbatch k is the one that moves, and comes sooner. Lanes that take turns with twins can lose more:
+tails that rise keep these.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class BothEnds:
         return Bound(self.held + first + last + self.around, proof, BOTH_ENDS, (self.rank,))
 
     def raise_losses(self, states: int, allowed: int = INFINITE) -> int:
-        """Higher losses, by tries with so many partial orders each, `allowed` in all; how many were tried."""
+        """Search for higher losses, with `states` partial orders a try and `allowed` in all. Returns how many were tried."""
         tried, grain = 0, max(1, self.held // PARTS)
         for end, other in (self.ends, self.ends[::-1]):
             others = other.reached or self.microbatches // 2
@@ -177,7 +177,8 @@ class BothEnds:
 
 
 def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
-    """Those of the rank whose memory alone asks for most by closed forms, where it must be held for much of `least` µs."""
+    """The losses of one rank: the one whose memory alone gives the highest closed form. None where that rank's passes need
+    all its memory for only a small part (`HELD_SHARE`) of `least` µs."""
     forms = [one for one in all_closed_forms(problem) if one.kind == AREA and 0 < len(one.ranks) <= 2]
     fullest = max(forms, key=lambda one: one.value, default=None)
     found = None if fullest is None else both_ends(problem, fullest.ranks[-1])
@@ -185,7 +186,8 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
 
 
 def both_ends(problem: Problem, rank: int) -> BothEnds | None:
-    """What this rank's memory must hold and loses; None where its passes allow no search, or it has too few microbatches."""
+    """What this rank's memory must hold and loses at both ends; None where its passes allow no search, or where it has too
+    few microbatches."""
     lanes = lanes_of(problem, (rank,))
     if lanes is None or len(lanes.held) == 0 or lanes.capacity[0] <= 0 or lanes.head.shape[1] < 3:
         return None
@@ -194,7 +196,7 @@ def both_ends(problem: Problem, rank: int) -> BothEnds | None:
 
 
 def proven_again(problem: Problem, rank: int, value: int, states: int) -> Bound | None:
-    """The bound of this rank, of `value` µs or more, with so many partial orders; None where they do not prove it."""
+    """The bound of this rank, where a search with `states` partial orders proves `value` µs or more; else None."""
     found, each = both_ends(problem, rank), FIRST_STATES
     while found is not None and found.bound.value < value and each <= MAX_STATES and states > 0:
         states -= found.raise_losses(each, states)

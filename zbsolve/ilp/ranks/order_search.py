@@ -123,19 +123,19 @@ def _next_level(
     tables: Tables, further: TableWindows, states: States, window: int, most: int, swaps: bool
 ) -> tuple[int, int, States]:
     """The states with one pass more: how many there are (`TOO_MANY`: more than `most` were tried), how many were tried, and
-    they.
+    the states.
 
-    The rank that is free first goes on; another one only where a pass of the first waits for a pass that is not placed, so
-    every schedule can be built. Orders are left out where one as good remains:
-    * An order with idle time in which a pass fits that could start then: a pass that takes no memory, or one of its
-      rank's only lane that takes any, can be moved there, for all passes between take none.
-    * An order with a pass behind one that nobody waits for and that takes time, where the two could have changed places
-      with the memory of then. (They cannot where idle time is between them, whether that is counted as taken or not; see
-      `pruning`.) Only with `swaps`: tails that are too short would let too much be left out.
+    The rank that is free first goes on. Another one does only where a pass of the first waits for a pass that is not placed.
+    So every schedule can be built. Orders are left out where one as good remains:
+    * An order with idle time in which a pass fits that could start then. A pass that takes no memory can be moved there; so
+      can one of its rank's only lane that takes any, as all passes in between take none.
+    * An order in which two passes of a rank in a row could have changed places, where no pass waits for the first and it
+      takes time. (They cannot where idle time is between them, whether that is counted as taken or not; see `pruning`.) Only
+      with `swaps`: tails that are too short would let too much be left out.
     * An order with a pass of a lane while a twin's next pass could start then, and has as long a tail or a longer one (of
       equals the first lane's): see `_after_twin`. Only with `swaps`.
-    Each holds where what it says of times is so on every clock. Times that no path from a window's begin leads to are not
-    known there, and limit nothing, before and after an exchange.
+    Each rule needs its times to hold in every window. A time that no path from a window's begin leads to is not known there.
+    It limits nothing, before and after an exchange.
     """
     lanes, ranks, passes, pairs = tables.lanes, tables.ranks, tables.passes, tables.pairs
     position, free, last, arrivals, early = states
@@ -225,8 +225,9 @@ def _fits_before(starts: Ints, a: int, b: int, duration: int) -> bool:
 
 @kernel
 def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> bool:
-    """Whether, in every further window, the next pass of lane a could change places with that of lane w before it, of which
-    nothing but its own tail depends. What is not known of a is not known of w either: it ran before."""
+    """Whether the next pass of lane a and the last pass of lane w, right before it on the rank, could change places in every
+    further window. Only its own tail must then still fit, as no pass waits for it. A window that says nothing of a's start
+    says nothing of w's, as w ran before a."""
     tables, further, window, starts = clocks
     lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
     position, r = states.position[s], lanes[a].rank
@@ -245,8 +246,8 @@ def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> 
 
 @kernel
 def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: States, n: int) -> tuple[int, bool]:
-    """Fill in the times of new state n, which is state s with lane a's next pass, in further windows: in how many before
-    one is too short, and whether one is."""
+    """Fill in the times of new state n in further windows; n is state s with lane a's next pass. Returns in how many windows
+    before one is too short, and whether one is."""
     tables, further, window, starts = clocks
     lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
     position, one = states.position[s], lanes[a]
@@ -267,15 +268,17 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
 def _after_twin(
     tables: Tables, further: TableWindows, position: NDArray[np.int16], start: Ints, starts: Ints, a: int
 ) -> bool:
-    """Whether another order is as good as those that go on with lane a: one that takes the next pass of a twin first. start:
-    µs, of the next pass of each lane (−1: it waits for one that is not placed); starts: in further windows.
+    """Whether an order that takes the next pass of a twin of lane a first is as good as those that go on with lane a.
 
-    Twins (see `Tables`) take nothing, no pass waits for them, and they free as much and run as long. Where x, the next pass
-    of one, could run when y, that of the other, does, let x have y's place, y that of its lane's next pass, and so on, up to
-    the pass of y's lane before x's place, which gets that. Nothing else moves, and memory stays as it is. Passes of y's lane
-    run later, but the last of them ends where x ended, and its tail is y's at most, which is x's at most. Start times are
-    what they were, so this takes back none of the other exchanges; and the first place that changes has the longer tail, or
-    of equal ones the first lane, so it ends.
+    start: µs, of the next pass of each lane (−1: it waits for a pass that is not placed), shape (lanes,).
+    starts: the same in further windows, shape (windows, lanes).
+
+    Twins (see `Tables`) take no memory, free as much as each other and run as long, and no pass waits for them. Let y be
+    lane a's next pass, and x a twin's next pass that could run in y's place. Then x takes y's place, y the place of its
+    lane's next pass, and so on. The last pass of y's lane before x's old place takes that. No other pass moves, and memory
+    stays as it is. Passes of y's lane run later. The last of them ends where x ended, and its tail is no longer than y's,
+    which is no longer than x's. Start times stay, so this undoes no other exchange. The first place that changes gets the
+    longer tail, or of equal ones the first lane, so exchanges come to an end.
     """
     lanes, passes = tables.lanes, tables.passes
     own = passes[a, position[a]].tail
@@ -289,7 +292,8 @@ def _after_twin(
 
 @kernel
 def _twin_everywhere(further: TableWindows, position: NDArray[np.int16], starts: Ints, a: int, b: int) -> bool:
-    """Whether in every further window lane b's next pass could run when that of its twin a does, and has no shorter tail."""
+    """Whether lane b's next pass could run in the place of its twin a's, with a tail as long or longer, in every further
+    window."""
     for k in range(len(starts)):
         passes = further.passes[k]
         if starts[k, b] > starts[k, a] or passes[b, position[b]].tail < passes[a, position[a]].tail:

@@ -115,7 +115,7 @@ def ranks_to_extend(tables: Tables, position: NDArray[np.int16], free: NDArray[n
     left, or has a next pass that waits for nothing but passes of other ranks that are not placed.
     """
     lanes, waits, m = tables.lanes, tables.waits, tables.passes.shape[1]
-    turn[:] = True  # here: stands in nobody's way
+    turn[:] = True  # so far no rank keeps another one waiting
     for a in range(len(lanes)):
         if position[a] < m:
             turn[lanes[a].rank] = False

@@ -2,7 +2,7 @@
 
 A problem with updates is a piece of endless training. A *round* is what one update takes in: its microbatches and the
 update (one microbatch where there are no updates). Where an order is repeated for ever, its mean time a round is the
-largest mean weight of a cycle among who waits for whom (timed event graphs: Baccelli et al., *Synchronization and
+largest mean weight of a cycle of passes that wait for each other (timed event graphs: Baccelli et al., *Synchronization and
 Linearity*, 1992, theorem 3.112). That is exact and rational, whatever warm-up and end do.
 """
 
@@ -21,8 +21,8 @@ from ...util.errors import BadInput, Deadlock
 
 
 class RoundArcs(NamedTuple):
-    """Who waits for whom, one value an arc each: pass `after` of a round starts `lag` µs or more after the end of pass
-    `before` of the round `distance` rounds earlier. Passes are places in `Rounds.rows`."""
+    """Which pass waits for which, one value an arc each: pass `after` of a round starts `lag` µs or more after the end of
+    pass `before` of the round `distance` rounds earlier. Passes are places in `Rounds.rows`."""
 
     before: Ints
     after: Ints

@@ -76,7 +76,7 @@ def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = N
 
 
 def raising(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> Iterator[SpaceBounds]:
-    """The same part by part, the lowest bounds first: whoever ends it has what was raised so far."""
+    """The same part by part, the lowest bounds first. Each turn gives all that was raised so far."""
     order = np.argsort(bounds.step, kind="stable")
     rows = order[bounds.step[order] < below][:count]
     pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
