@@ -16,8 +16,8 @@ from benchmarks.gpu_splits import Sizes
 from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main
+from zbsolve.exec.device.copying import Launched, LaunchedCopies, timed_event
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.offload.copying import Launched, LaunchedCopies, timed_event
 from zbsolve.exec.offload.host_pool import HostPool
 from zbsolve.exec.offload.keeper import ALIGNED, Keeper, come_back_together, in_groups, packed, room_for
 from zbsolve.models.presets import mlp

@@ -12,7 +12,7 @@ from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
-from .torch_private import children_of
+from .base.torch_private import children_of
 from .unset import is_unset, mark_unset
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]
@@ -175,3 +175,8 @@ def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | 
     except AttributeError:
         raise BadInput(f"layer {number}: it has no parameter '{name}', which is tied") from None
     return parameter
+
+
+def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
+    """The numbers of the layers of `stages`. counts: how many each stage has."""
+    return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]

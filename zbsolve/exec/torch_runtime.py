@@ -13,7 +13,7 @@ from ..interchange.torch_csv import TorchOrder, torch_order
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
-from .torch_private import load_order, pipeline_runtime
+from .base.torch_private import load_order, pipeline_runtime
 from .torch_stages import check_wrappers, split_stage
 
 MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do

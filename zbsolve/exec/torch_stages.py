@@ -24,9 +24,9 @@ from ..models.auxiliary import auxiliary_losses
 from ..util.errors import BadInput
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
+from .base.dtensors import is_wrapped, wrapped_modules
+from .base.torch_private import compiles
 from .sharding.parameters import Parameter, parameters_of_module
-from .sharding.wrapped import is_wrapped, wrapped_modules
-from .torch_private import compiles
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 

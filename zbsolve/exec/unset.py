@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .dtensors import PLAIN_TYPES, local
+from .base.dtensors import PLAIN_TYPES, local
 
 BYTE = 0xA5  # every byte of whole numbers and booleans
 

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .handlers.table import HANDLERS
-from .program import Action, Message, Program
+from .base.program import Action, Message, Program
+from .handlers import HANDLERS
 from .wait_graph import WaitGraph
 
 Pair = tuple[int, int]

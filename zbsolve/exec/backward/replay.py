@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..torch_private import BatchNorm, buffers_of, version_of
+from ..base.torch_private import BatchNorm, buffers_of, version_of
 
 BufferPlace = tuple[nn.Module, str]
 

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...models.blocks.weights import BatchedLinear
-from ..dtensors import is_dtensor
-from ..sharding.wrapped import own_type
-from ..torch_private import output_padding, padding_around
+from ..base.dtensors import is_dtensor, own_type
+from ..base.torch_private import output_padding, padding_around
 from .batched import batched_linear
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
 from .distributed import add_linear

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...models.auxiliary import auxiliary_losses
-from ..torch_private import buffers_of, saving_hooked, without_modes
+from ..base.torch_private import buffers_of, saving_hooked, without_modes
 from .replay import Replay
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ..interpreter import Record
-from ..program import Action, Message
+from ..base.program import Action, Message
+from ..base.state import Record
 from ..transport.failure import LostRank
 from ..transport.peers import Peers
 from .marks import Marks

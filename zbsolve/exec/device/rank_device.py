@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..interpreter import Hooks, Record
-from ..program import Action
+from ..base.program import Action
+from ..base.state import Hooks, Record
 from ..transport.peers import Peers
 from .guard import Guard
 from .marks import Marks

@@ -11,8 +11,8 @@ from ...models.auxiliary import auxiliary_losses
 from ..backward.layer_split import run_layers
 from ..backward.stage import Split
 from ..backward.trying import as_written, undisturbed
-from ..backward.values import constant, detached, leaves_of
-from ..dtensors import is_dtensor, local
+from ..base.dtensors import is_dtensor, local
+from ..base.values import constant, detached, leaves_of
 from .joint import Untraceable
 
 

@@ -13,9 +13,8 @@ from ...util.text import format_bytes
 from ..backward.layer_split import LayerSplit, Loss
 from ..backward.split import defer, restore
 from ..backward.stage import Split
-from ..dtensors import is_dtensor
-from ..sharding.wrapped import own_type, wrapped_modules
-from ..torch_private import compiles, unwrapped
+from ..base.dtensors import is_dtensor, own_type, wrapped_modules
+from ..base.torch_private import compiles, unwrapped
 from .block_graphs import Graphs, graphs_of
 from .by_shape import ByShape, Choose, Cost, Decision
 from .joint import Untraceable

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..torch_private import MASK_POSITIONS, partition_joint
+from ..base.torch_private import MASK_POSITIONS, partition_joint
 from .joint import NOTHING, Joint, Role
 from .rewrites import stack_selections
 

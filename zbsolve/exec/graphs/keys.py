@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..backward.distributed import Layout
-from ..dtensors import is_dtensor
-from ..torch_private import buffers_of, children_of, module_hooks, parameters_of, tree_flatten, unwrapped
+from ..base.dtensors import is_dtensor
+from ..base.torch_private import buffers_of, children_of, module_hooks, parameters_of, tree_flatten, unwrapped
 
 PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
 CODE = (FunctionType, BuiltinFunctionType)

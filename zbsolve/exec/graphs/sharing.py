@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..backward.trying import undisturbed
+from ..base.torch_private import unwrapped
 from ..sharding.views import unsharded_view
-from ..torch_private import unwrapped
 from .agreement import check_forward
 from .block_graphs import Graphs, graphs_of
 from .graph_split import GraphSplit

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..backward.stage import Split
 from ..backward.trying import undisturbed
-from ..backward.values import copied, detached, tensors_of, trained
+from ..base.values import copied, detached, tensors_of, trained
 from ..memory import LiveBytes
 from .block_graphs import Zeros
 

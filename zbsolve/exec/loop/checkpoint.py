@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
-from ..dtensors import as_local_of, is_dtensor, local, spread_as
+from ..base.dtensors import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
 from .on_mesh import together_on_mesh
 from .on_rank import OnRank

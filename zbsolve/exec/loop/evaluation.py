@@ -12,9 +12,8 @@ from torch import nn
 
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
-from ..backward.values import joined
+from ..base.values import joined
 from ..feed import Batch, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
-from ..handlers.handler import Data
 from ..transport.peers import Peers, together
 from .forward_round import ForwardRound, handed_out
 from .on_mesh import beside
@@ -137,13 +136,9 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
             labels = {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {}
             parts, cutting = pipeline.cutting.parts(labels, "targets"), pipeline.cutting
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
-            data = Data(
-                cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs"),
-                parts,
-                step_seed(pipeline.seed, pipeline.steps) + start * cutting.count,
-                cutting.shares(parts, rows, pipeline.counting),
-                ignored=cutting.ignores(parts, pipeline.counting),
-            )
+            first = cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs")
+            seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
+            data = cutting.data(first, parts, seed, rows, pipeline.counting)
             one.run(pipeline, data)
             yield start, one
             one.clear()

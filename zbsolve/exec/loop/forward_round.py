@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from ..backward.forward_stage import ForwardStage
+from ..backward.stage import ForwardStage
+from ..base.program import Program
+from ..base.state import Data, Hooks, RankState, sum_of
 from ..device.rank_device import RankDevice
 from ..device.rows import DeviceRows
 from ..feed import ShapeNumbers
-from ..handlers.handler import Data, RankState, sum_of
-from ..interpreter import Hooks, Interpreter
+from ..interpreter import Interpreter
 from ..lowering import lower
-from ..program import Program
 from ..slices.cutting import Cutting
 from ..transport.format import Format
 from ..transport.mailbox import Mailbox
@@ -48,12 +48,12 @@ class ForwardRound:
             gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks)
         rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
         mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh, rows)
-        shard = pipeline.vocabulary_shard
         stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
         shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
-        state = RankState(stages, vocabulary=None if shard is None else shard.for_forwards())
+        parts_ = (part.for_forwards(stages) for part in pipeline.parts)
+        state = RankState(stages, [part for part in parts_ if part is not None])
         interpreter = Interpreter(program, state, mailbox, hooks)
         interpreter.marks = None if gpu is None else gpu.marks
         return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
@@ -79,8 +79,7 @@ class ForwardRound:
                 pass  # collectives that no pass here waits for
             if self.gpu is not None:
                 self.gpu.finish(record, self.gpu.marks)
-            if pipeline.sharding is not None:
-                pipeline.sharding.close()
+            interpreter.end()
 
     @property
     def loss(self) -> float:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..backward.stage import Stage
-from ..interpreter import Hooks
+from ..base.part import Part
+from ..base.state import Hooks
+from ..exchange.replicas import Replicas
+from ..exchange.shared import Shared
 from ..mesh.place import PipelineMesh
-from ..replicas import Replicas
-from ..sharding.rank import Sharding
-from ..shared import Shared
 from ..slices.counting import Counting
 from ..slices.cutting import Cutting
 from ..step_view import StepView
 from ..transport.peers import Peers
 from ..transport.wires import Wires
-from ..vocabulary.rank import VocabularyShard
+from ..updates import WeightVersions
 from ..vocabulary.whole import WholeVocabulary
-from ..weight_versions import WeightVersions
 
 
 class OnRank(Protocol):
@@ -46,13 +45,15 @@ class OnRank(Protocol):
     shared: Shared
     versions: Mapping[int, WeightVersions]
     vocabulary: WholeVocabulary | None
-    vocabulary_shard: VocabularyShard | None
     replicas: Replicas | None
-    sharding: Sharding | None
     place: int
     seed: int
     steps: int
     rounds: dict[Any, Any]
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What features have here."""
 
     def finish(self) -> None:
         """Wait until the optimizer's last step is final."""

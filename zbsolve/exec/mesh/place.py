@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
+from ..base.dtensors import is_dtensor, is_shard
 from ..devices import BACKENDS
-from ..dtensors import is_dtensor, is_shard
 from .sizes import DATA, PIPELINE, beside
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
 from ...util.own_code import raised
-from ..torch_private import children_of
+from ..base.torch_private import children_of
 from .place import PipelineMesh
 
 Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]

@@ -8,7 +8,7 @@ from torch import Tensor
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..torch_private import without_modes
+from ..base.torch_private import without_modes
 
 WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
 PAGE = 4096  # bytes

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...util.errors import BadInput
-from ..dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
-from ..torch_private import storage_key, tree_map
+from ..base.dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
+from ..base.torch_private import storage_key, tree_map
+from ..base.values import Away, opened
 
 ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
@@ -63,7 +64,7 @@ class Piece:
         return whole[: self.moved]
 
 
-class View:
+class View(Away):
     """A tensor as a part of a piece. layout: of a DTensor."""
 
     __slots__ = ("dtype", "layout", "offset", "piece", "requires_grad", "shape", "stride")
@@ -84,16 +85,6 @@ class View:
             made.set_(piece.storage, self.offset + piece.base // made.itemsize, self.shape, self.stride)
             whole = made if self.layout is None else self.layout.whole(made)
         return whole.requires_grad_() if self.requires_grad else whole
-
-
-def opened(value: Any) -> Any:
-    """The tensor of a view; anything else as it is."""
-    return value.tensor() if isinstance(value, View) else value
-
-
-def opened_all(value: Any) -> Any:
-    """A pytree with the tensors of its views."""
-    return tree_map(opened, value)
 
 
 class Keeper:
@@ -196,13 +187,6 @@ def come_back_together(group: Sequence[Piece]) -> Tensor:
     for one in group:
         one.storage, one.base = whole.untyped_storage(), one.place - begin
     return whole
-
-
-def release_memory(leaves: Iterable[Tensor]) -> None:
-    """Give up the memory of leaves that are there for their gradients alone. Where a layer needs its input, it is saved."""
-    for leaf in leaves:
-        part = local(leaf)
-        part.data = part.new_empty(()).expand(part.shape)
 
 
 def room_for(pieces: Iterable[Piece]) -> int:

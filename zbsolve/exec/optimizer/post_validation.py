@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from ...util.errors import BadInput
-from ..dtensors import local
+from ..ahead import Ahead, Cut
+from ..base.dtensors import local
+from ..base.torch_private import scale_all, version_of
 from ..loop.gradients import clip_factor, norm_power
 from ..pipeline import Pipeline
-from ..torch_private import scale_all, version_of
 from ..transport.failure import RunFailed
-from .ahead import Ahead, Cut
 from .norm_chain import NormChain
 from .snapshot import OptimizerSnapshot
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..torch_private import tree_leaves
+from ..base.torch_private import tree_leaves
 
 
 class OptimizerSnapshot:

@@ -23,10 +23,10 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
+from ..base.dtensors import is_dtensor
+from ..base.state import Hooks
 from ..devices import DEVICES, choose, described
-from ..dtensors import is_dtensor
 from ..emulate import Times
-from ..interpreter import Hooks
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite

@@ -110,8 +110,7 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
     """Raise BadInput where a rank at a time a file of rounds does not run, or where the options ask for what is known only
     with all its passes."""
     from ..emulate import OWN_TIMES
-    from ..lowering import check_runs
-    from ..step_view import check_by_rank
+    from ..lowering import check_by_rank, check_runs
     from ..untrained import forwards_alone
 
     check_runs(long.one, training=not forwards_alone(long.one))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..torch_private import children_of, fsdp_casts, fsdp_hooks, fsdp_mark, tree_map
-from .wrapped import is_wrapped, own_type, wrapped_modules
+from ..base.dtensors import is_wrapped, own_type, wrapped_modules
+from ..base.torch_private import children_of, fsdp_casts, fsdp_hooks, fsdp_mark, tree_map
 
 
 def unsharded_view(layer: nn.Module) -> nn.Module:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
-from ..backward.values import tensors_of
-from ..dtensors import PLAIN_TYPES, is_dtensor, local
-from ..torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+from ..base.dtensors import PLAIN_TYPES, is_dtensor, local
+from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
+from ..base.values import tensors_of
 from .layout import Layout
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there

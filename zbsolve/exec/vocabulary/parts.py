@@ -13,11 +13,10 @@ from ...build.vocabulary import barriers_of, model_stages
 from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
-from ..handlers.table import passes_where
+from .collectives import Homes
 from .cut import without_embedding, without_output
 from .lookup import EmbeddingShard
 from .loss import embedding_of, recognised
-from .rank import Homes
 from .shard import OutputShard, shard_rows
 
 NAME = "vocabulary"  # of a shard among a rank's modules
@@ -33,7 +32,7 @@ class Sharded(NamedTuple):
     def of(cls, problem: Problem) -> Sharded | None:
         """None where the vocabulary is whole."""
         barriers = barriers_of(problem)
-        return cls(barriers, bool(passes_where(problem, "does", "embedding").any())) if barriers else None
+        return cls(barriers, "VE" in problem.passes.kinds) if barriers else None
 
     def layers(self, count: int) -> list[int]:
         """The numbers of the layers, of `count`, that every rank has a shard of."""

@@ -5,15 +5,15 @@ Between passes tensors are detached, and still say whether they require a gradie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..dtensors import laid_out_as, local_bytes
-from ..torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from .dtensors import laid_out_as, local, local_bytes
+from .torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 CONSTANTS = (type(None), bool, int, float, str)
 
@@ -97,3 +97,30 @@ def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor]:
 def bytes_of(value: Any) -> int:
     """Bytes of all tensors of a pytree; of a DTensor those that are here."""
     return sum(local_bytes(tensor) for tensor in tensors_of(value))
+
+
+class Away:
+    """Stands for a tensor in the hands of a keeper (see `part.Keeper`)."""
+
+    __slots__ = ()
+
+    def tensor(self) -> Tensor:
+        """The tensor, without a graph. Raises BadInput where it is not there."""
+        raise NotImplementedError
+
+
+def opened(value: Any) -> Any:
+    """The tensor that a keeper has; anything else as it is."""
+    return value.tensor() if isinstance(value, Away) else value
+
+
+def opened_all(value: Any) -> Any:
+    """A pytree with the tensors that a keeper has."""
+    return tree_map(opened, value)
+
+
+def release_memory(leaves: Iterable[Tensor]) -> None:
+    """Give up the memory of leaves that are there for their gradients alone. Where a layer needs its input, it is saved."""
+    for leaf in leaves:
+        part = local(leaf)
+        part.data = part.new_empty(()).expand(part.shape)

@@ -8,7 +8,7 @@ their passes C in different orders.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.model import Place
-from .device.marks import Marks
-from .dtensors import as_local_of, laid_out_as, local
-from .layers import tie
-from .torch_private import own_backend
-from .transport.failure import LostRank
-from .transport.wires import Wires, abort, joined, receive_tensor, send_tensor
+from ...models.model import Place
+from ..base.dtensors import as_local_of, laid_out_as, local
+from ..base.part import Part, asked
+from ..base.torch_private import own_backend
+from ..connecting import Connecting
+from ..layers import tie
+from ..transport.failure import LostRank
+from ..transport.wires import Wires, abort, joined, receive_tensor, send_tensor
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
@@ -71,10 +72,12 @@ def buckets(
     return [found[key] for key in sorted(found)]
 
 
-class Shared:
+class Shared(Part):
     """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
-    with passes C on this rank. timeout: to wait for any sum. marks: of this rank's device, where that is a GPU. Raises
+    with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
     LostRank."""
+
+    name = "exchange"
 
     def __init__(
         self,
@@ -83,12 +86,12 @@ class Shared:
         exchanged: Collection[int],
         device: torch.device,
         timeout: timedelta,
-        marks: Marks | None = None,
+        behind: Iterable[Callable[[], None]] = (),
     ) -> None:
         self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
         self.exchanged = frozenset(exchanged)
         self._done: set[int] = set()
-        self._wires, self._timeout, self._device, self.marks = wires, timeout, device, marks
+        self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
         for bucket in found:
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 _same(wires, bucket.ranks, local(parameter.detach()), giver)
@@ -96,6 +99,14 @@ class Shared:
         token = wires.token()
         for bucket in self._buckets:
             bucket.backend = self._connected(f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}", bucket.ranks)
+
+    @classmethod
+    def of(cls, c: Connecting) -> Shared:
+        """The part of a rank. Gradients that an earlier part makes complete (those of shards) are summed behind that, at the
+        end of the step."""
+        stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
+        common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
+        return cls(c.wires, common, () if behind else c.exchanged, c.device, c.peers.timeout, behind)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""
@@ -105,7 +116,7 @@ class Shared:
         """The parameters here that an earlier rank holds too."""
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
-    def begin(self) -> None:
+    def begin_gradients(self) -> None:
         """A step begins. Only what it adds is to be summed, so older gradients are put aside."""
         self._done = set()
         for bucket in self._buckets:
@@ -115,6 +126,8 @@ class Shared:
 
     def exchange(self, stage: int) -> None:
         """The pass C of a stage: start the sums that are complete with it. Never waits."""
+        if stage not in self.exchanged:
+            return
         self._done.add(stage)
         for bucket in self._buckets:
             if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
@@ -127,10 +140,12 @@ class Shared:
                 parameter.grad = kept
             bucket.work, bucket.kept = None, []
 
-    def close(self) -> None:
-        """End the communicators."""
+    def break_off(self) -> None:
+        """On a GPU end the communicators."""
         if self._device.type == "cuda":
             abort(bucket.backend for bucket in self._buckets)
+
+    close = break_off
 
     def _connected(self, name: str, ranks: Sequence[int]) -> Any:
         """The backend of these ranks. A communicator of NCCL is made with its first sum, which holds the host until all
@@ -140,9 +155,11 @@ class Shared:
         self._wires.wait(made.allreduce([torch.zeros(1, device=self._device)]))
         return made
 
-    def finish(self) -> dict[int, Any]:
+    def sums(self) -> dict[int, Any]:
         """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns, or a mark of the device.
         Raises LostRank."""
+        for wait in self._behind if self._buckets else ():
+            wait()
         for bucket in self._buckets:
             if bucket.work is None:
                 _start(bucket)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from ...util.errors import BadInput
+from ..backward.layer_split import LayerSplit, Loss
+from ..backward.stage import Split
 from ..splits import SPLITS
-from .layer_split import LayerSplit, Loss
-from .stage import Split
 
 # (layers, number of the first, loss or None) → how they are split.
 Parts = Callable[[Sequence[nn.Module], int, Loss | None], Sequence[Split]]
@@ -29,8 +29,8 @@ def parts_by_name(name: str, *, tight: bool = False, alone: bool = True) -> Part
         raise BadInput(f"split: '{name}' is none of {', '.join(SPLITS)}")
     if name == "layers":
         return lambda layers, first, loss: [LayerSplit(layers, first, loss)]
-    from ..graphs.auto import MAKES, Auto, always, parts_by
-    from ..graphs.sharing import SharedGraphs
+    from .auto import MAKES, Auto, always, parts_by
+    from .sharing import SharedGraphs
 
     if name.startswith("auto"):
         return parts_by(Auto(tight, inductor=name == "auto:inductor", alone=alone).choose)

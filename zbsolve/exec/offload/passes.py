@@ -10,46 +10,30 @@ from typing import Any
 
 from ...tables import Ints, Pass
 from ...util.errors import BadInput
-from ..program import Action, Program
-from .graph import Graph
-from .handler import Handler, RankState
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState
+from .rank import Offload
 
 
 def _offload(state: RankState, action: Action, given: Any) -> Any:
-    assert state.offload is not None
-    state.offload.send_out(action)
+    state.part(Offload).send_out(action)
 
 
 def _reload(state: RankState, action: Action, given: Any) -> Any:
-    assert state.offload is not None
-    state.offload.bring_back(action)
-
-
-def buffers_of(program: Program) -> dict[int, int]:
-    """Stage → how many microbatches of it are in host memory at one time, where some are."""
-    most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
-    for action in program.actions:
-        for one in action.awaits:
-            if one.kind == "R" and one.sure:
-                now[stage_of[one.name]] -= 1
-        stage_of[action.name] = action.stage
-        if action.kind == "O":
-            now[action.stage] = now.get(action.stage, 0) + 1
-            most[action.stage] = max(most.get(action.stage, 0), now[action.stage])
-    return most
+    state.part(Offload).bring_back(action)
 
 
 def _settle(state: RankState, name: str, sure: bool) -> None:
-    assert state.offload is not None
-    state.offload.settle(name, sure)
+    state.part(Offload).settle(name, sure)
 
 
 def _ended(state: RankState, action: Action) -> Any:
     """On a GPU the event at its end."""
-    assert state.offload is not None
-    state.offload.settle(action.name)
-    events = state.offload.events(action.name)
-    return state.offload.ended(action.name) if events is None else events[1]
+    offload = state.part(Offload)
+    offload.settle(action.name)
+    events = offload.events(action.name)
+    return offload.ended(action.name) if events is None else events[1]
 
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
@@ -77,5 +61,7 @@ def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
         raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
 
 
-OFFLOAD = Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended, sliced=True)
-RELOAD = Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended, sliced=True)
+HANDLERS = {
+    "O": Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended, sliced=True),
+    "R": Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended, sliced=True),
+}

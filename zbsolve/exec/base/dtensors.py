@@ -99,3 +99,23 @@ def full(tensor: Any) -> Tensor:
     """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return found
+
+
+WRAPPER = "FSDPModule"
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Did `fully_shard` wrap it?"""
+    return any(kind.__name__ == WRAPPER for kind in type(module).__mro__)
+
+
+def own_type(module: nn.Module) -> type[nn.Module]:
+    """The class that a person gave it: `fully_shard` puts a class of its own in front."""
+    kinds = type(module).__mro__
+    at = next((i for i, kind in enumerate(kinds) if kind.__name__ == WRAPPER), -1)
+    return kinds[at + 1]
+
+
+def wrapped_modules(layer: nn.Module) -> list[nn.Module]:
+    """The modules of a layer that `fully_shard` wrapped, the outermost first."""
+    return [module for module in layer.modules() if is_wrapped(module)]

@@ -14,11 +14,11 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ..handlers.table import HANDLERS
-from ..interpreter import Interpreter
-from ..memory import LiveBytes
-from ..program import Action, Message, Program
-from ..transport.mailbox import Mailbox
+from .base.program import Action, Message, Program
+from .handlers import HANDLERS
+from .interpreter import Interpreter
+from .memory import LiveBytes
+from .transport.mailbox import Mailbox
 
 
 class Validating(Protocol):

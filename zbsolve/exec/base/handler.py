@@ -1,67 +1,65 @@
-"""What the executor knows of one kind of pass, as one record: a `Handler`.
+"""What the executor knows of one kind of pass, as one record: a `Handler`, and what it asks of a problem's graph.
 
 The interpreter and lowering read handlers and know no kind themselves. A new kind of pass is a row of `zbsolve.kinds`, which
-says all else that is known of it, a builder that puts it into a problem, and a handler in `table.HANDLERS`.
+says all else that is known of it, a builder that puts it into a problem, and a handler in `exec.handlers.HANDLERS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ...tables import Ints
-from ..backward.stage import Stage
-from ..offload.rank import Offload
-from ..program import Action
-from ..slices.exchange import AttentionPeers
-from ..vocabulary.rank import VocabularyShard
-from ..weight_versions import WeightVersions
-from .graph import Graph
+from ...problem import Problem
+from ...tables import Ints, Pass, pass_name
+from ...util.errors import BadInput
+from .program import Action
+from .state import RankState
 
 
-@dataclass(frozen=True)
-class Data:
-    """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
-    microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
-    (empty: all count alike). Where sequences run in slices, each part (see `slices.cutting`) is in place of a microbatch.
-    scale: losses are multiplied by it before their backward. ignored: some labels of slices do not count."""
+class Graph:
+    """A problem's passes, found by what they are, and which of them an edge orders. training: forwards need backwards."""
 
-    inputs: Mapping[int, Any]
-    targets: Mapping[int, Any]
-    seed: int = 0
-    shares: Mapping[int, float] = field(default_factory=dict)
-    scale: float = 1.0
-    ignored: bool = False
+    def __init__(self, problem: Problem, training: bool = True) -> None:
+        self.problem, self.training = problem, training
 
-    def share(self, microbatch: int) -> float:
-        """What a microbatch counts in the mean."""
-        return self.shares.get(microbatch, 1.0)
+    def one(self, row: int) -> Pass:
+        """The pass of a row."""
+        found: Pass = self.problem.passes[row]
+        return found
 
+    def row(self, kind: str, like: Pass) -> int | None:
+        """The row of the pass of this kind that has the stage, microbatch and slice of `like`; None where there is none."""
+        return self.problem.index.get(pass_name(kind, like.stage, like.microbatch, like.slice))
 
-def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
-    """The sum of losses, which may differ in type; None where there are none."""
-    return torch.stack([one.double() for one in losses]).sum() if losses else None
+    def beside(self, like: Pass, step: int) -> Pass | None:
+        """What `like` is for the next slice (step 1) or for the one before (−1); None where there is none. Raises BadInput
+        where its pass is missing."""
+        if not 0 <= like.slice + step < self.problem.slices:
+            return None
+        other = replace(like, slice=like.slice + step)
+        row = self.row(like.kind, other)
+        if row is None:
+            raise BadInput(f"pass {like.name}: there is no {other.name}")
+        return self.one(row)
 
+    def ordered(self, before: int, after: int) -> bool:
+        """Whether an edge goes from one row to the other."""
+        return (before, after) in self._pairs
 
-@dataclass(slots=True)
-class RankState:
-    """What the passes of one rank work on. stages, versions: by stage number (versions only where there are updates);
-    exchanges: start to sum a stage's gradients, over its ranks and over replicas; offload: what is in host memory, where
-    passes bring it there; vocabulary: this rank's shard, where the vocabulary is sharded; attention: where ranks make it for
-    each other; data, losses: of the step that runs."""
+    def need(self, kind: str, like: Pass) -> int:
+        """The row of the pass of this kind that `like` needs, of its stage, microbatch and slice. Raises BadInput where
+        there is none."""
+        row = self.row(kind, like)
+        if row is None:
+            raise BadInput(f"pass {like.name}: there is no {pass_name(kind, like.stage, like.microbatch, like.slice)}")
+        return row
 
-    stages: Mapping[int, Stage]
-    versions: Mapping[int, WeightVersions] = field(default_factory=dict)
-    exchanges: list[Callable[[int], None]] = field(default_factory=list)
-    offload: Offload | None = None
-    vocabulary: VocabularyShard | None = None
-    attention: AttentionPeers | None = None
-    data: Data = field(default_factory=lambda: Data({}, {}))
-    losses: list[Tensor] = field(default_factory=list)
+    @cached_property
+    def _pairs(self) -> frozenset[tuple[int, int]]:
+        edges = self.problem.edges
+        return frozenset(zip(edges.before.tolist(), edges.after.tolist(), strict=True))
 
 
 # (state, stage) → nothing; (state, name of a pass, surely?) → nothing; (state, pass) → monotonic ns or an event of a GPU; 0

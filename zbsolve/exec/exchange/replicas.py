@@ -13,24 +13,28 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..util.errors import BadInput
-from .dtensors import as_local_of, laid_out_as, local, local_bytes
-from .torch_private import backend_of
-from .transport.failure import LostRank
-from .transport.wires import abort, joined, passed, reason
+from ...util.errors import BadInput
+from ..base.dtensors import as_local_of, is_dtensor, laid_out_as, local, local_bytes
+from ..base.part import Part
+from ..base.torch_private import backend_of
+from ..connecting import Connecting
+from ..mesh.place import PipelineMesh, group_along, ranks_along
+from ..transport.failure import LostRank
+from ..transport.wires import abort, joined, passed, reason
+from .shared import Shared
 
 LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _OnWay:
     """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
     `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when the
     sums of `works` were there that are, monotonic ns, where somebody asks."""
@@ -44,14 +48,16 @@ class _Part:
     ended: list[int] = field(default_factory=list)
 
 
-class Replicas:
+class Replicas(Part):
     """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`.
 
     stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`.
     groups: over which ranks a parameter's gradient is averaged, where that is not `group`; None: somebody else does it.
-    timeout: on GPUs, to connect them; TimeoutError is raised then.
-    exchanged: stages with passes C here.
+    timeout: to connect them on GPUs, where TimeoutError is raised then, and to wait for sums. exchanged: stages with passes
+    C here.
     """
+
+    name = "replicas"
 
     def __init__(
         self,
@@ -64,7 +70,7 @@ class Replicas:
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
         _connect(group, stages, groups, timeout)
-        self.group, self._exchanged = group, frozenset(exchanged)
+        self.group, self.timeout, self._exchanged = group, timeout, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
@@ -73,8 +79,23 @@ class Replicas:
             for p in parameters:
                 self._missing[id(p)] += 1
         self._open = dict(self._missing)
-        self._parts: list[_Part] = []
+        self._parts: list[_OnWay] = []
         self._mine = set(self._missing)
+
+    @classmethod
+    def of(cls, c: Connecting) -> Replicas | None:
+        """The part of a rank; None where there is one pipeline. Stages give their gradients to the others when they are
+        done."""
+        if c.replicas is None:
+            return None
+        stages, shared = {s: stage.parameters() for s, stage in c.stages.items()}, c.part(Shared)
+        assert shared is not None
+        later = shared.parameters()
+        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
+            stages[number] = [p for _, p in named]
+            if number not in shared.exchanged:  # its collectives end with the step, but a pass C waits for them
+                later += stages[number]
+        return cls(c.replicas, stages, later, groups_of(c.given.mesh, c.replicas), c.peers.timeout, shared.exchanged)
 
     def done(self, stage: int) -> None:
         """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to, but
@@ -92,30 +113,18 @@ class Replicas:
             self._open[id(p)] -= 1
         self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
 
-    def done_before(self, other: Callable[[int], None] | None) -> Callable[[int], None]:
-        """A function that calls `done`, and `other` after it."""
-
-        def both(stage: int) -> None:
-            self.done(stage)
-            if other is not None:
-                other(stage)
-
-        return both
-
-    def rest(self) -> None:
-        """The step has ended, and gradients that the ranks of a pipeline share are added up: start the sums of those."""
+    def sums(self) -> dict[int, Any]:
+        """Gradients that the ranks of a pipeline share are added up: start the sums of those. Wait for the sums of stages
+        with passes C. Stage → when its last sum was there, monotonic ns, or a mark of the device. Raises LostRank."""
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
-
-    def ended(self, timeout: timedelta) -> dict[int, int]:
-        """Wait for the sums of stages with passes C. Stage → when its last sum was there, monotonic ns. Raises LostRank."""
-        found: dict[int, int] = {}
+        found: dict[int, Any] = {}
         for stage in self._exchanged:
             mine = {id(p) for p in self._stages.get(stage, ())}
             for part in self._parts:
                 if any(id(p) in mine for p in part.parameters):
-                    found[stage] = max(found.get(stage, 0), _ended(part, timeout))
-        return found
+                    found[stage] = max(found.get(stage, 0), _ended(part, self.timeout))
+        return found if self.marks is None else {stage: self.marks.mark() for stage in found}
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Does the optimizer update parameters whose gradients are on their way?"""
@@ -132,12 +141,12 @@ class Replicas:
         """The step breaks off."""
         self._parts, self._open = [], dict(self._missing)
 
-    def wait(self, timeout: timedelta) -> None:
+    def wait_gradients(self) -> None:
         """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
         none of them stays without. Raises LostRank."""
         parts, self._parts = self._parts, []
         for part in parts:
-            _wait(part, timeout)
+            _wait(part, self.timeout)
             self._end(part)
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -147,7 +156,7 @@ class Replicas:
         self._parts += [self._part(some, self._groups[id(some[0])]) for some in alike.values()]
 
     @torch.no_grad()
-    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _Part:
+    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _OnWay:
         small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
         large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
         there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
@@ -156,13 +165,13 @@ class Replicas:
                 there[i].zero_()
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
         works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
-        part = _Part(group, parameters, small, flat, large, works)
+        part = _OnWay(group, parameters, small, flat, large, works)
         for work in works if self._exchanged and not flat.is_cuda else ():
             work.get_future().add_done_callback(lambda _: part.ended.append(time.monotonic_ns()))
         return part
 
     @torch.no_grad()
-    def _end(self, part: _Part) -> None:
+    def _end(self, part: _OnWay) -> None:
         count = len(part.parameters)
         pieces, there = part.flat[:-count], part.flat[-count:]
         missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
@@ -195,7 +204,7 @@ def _connect(
             passed(device, timeout)
 
 
-def _wait(part: _Part, timeout: timedelta) -> None:
+def _wait(part: _OnWay, timeout: timedelta) -> None:
     try:
         for work in part.works:
             joined(work, timeout, part.flat.device)
@@ -203,26 +212,19 @@ def _wait(part: _Part, timeout: timedelta) -> None:
         raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
 
 
-def _ended(part: _Part, timeout: timedelta) -> int:
+def _ended(part: _OnWay, timeout: timedelta) -> int:
     """Wait for a part's sums. When the last one was there, monotonic ns."""
     _wait(part, timeout)
     return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
 
 
-class Concerning(Protocol):
-    """Gradients that are on their way."""
-
-    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Does the optimizer update parameters whose gradients are on their way?"""
-
-
-def optimizers_wait(gradients: Concerning, wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
-    """Let every optimizer of torch's call `wait` before it steps, if gradients of its parameters are on their way. Returns
-    the handle that undoes this. wait: ends with its owner."""
+def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
+    """Let every optimizer of torch's call `wait` before it steps, if that `concerns` it (see `Part.concerns`). Returns the
+    handle that undoes this. wait: ends with its owner."""
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         waiting = wait()
-        if waiting is not None and gradients.concerns(optimizer):
+        if waiting is not None and concerns(optimizer):
             waiting()
 
     return register_optimizer_step_pre_hook(before)
@@ -256,3 +258,31 @@ def _check_content(group: Any, device: torch.device, content: str) -> None:
     for place, other in enumerate(marks):
         if int(other) != int(marks[0]):
             raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
+
+
+def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:
+    """Parameter → the process group of the ranks over which its gradient is averaged; None where it is not.
+
+    mesh: None: `group` has all pipelines. A group over some of the data dimensions is made when the first parameter needs
+    it, so all ranks ask for the same parameters in one order.
+    """
+    if mesh is None:
+        everyone = set(dist.get_process_group_ranks(group))
+        return lambda p: None if everyone <= _own_ranks(p) else group
+    found: dict[tuple[str, ...], Any] = {mesh.data: group}
+    along = {name: set(ranks_along(mesh.whole, (name,))) for name in mesh.data}
+
+    def of(p: nn.Parameter) -> Any:
+        own = _own_ranks(p)
+        names = tuple(name for name in mesh.data if not (len(along[name]) > 1 and along[name] <= own))
+        if names not in found:
+            found[names] = group_along(mesh.whole, names)
+        return found[names]
+
+    return of
+
+
+def _own_ranks(p: nn.Parameter) -> set[int]:
+    """The ranks of the mesh that a DTensor is on; none for a plain tensor."""
+    mesh = p.device_mesh if is_dtensor(p) else None  # type: ignore[attr-defined]
+    return set() if mesh is None else set(mesh.mesh.reshape(-1).tolist())

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..torch_private import without_modes
+from ..base.torch_private import without_modes
 
 
 class Copy:

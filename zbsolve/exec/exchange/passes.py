@@ -10,15 +10,18 @@ from typing import Any
 from ...kinds import kinds_that
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..program import Action
-from .graph import Graph
-from .handler import Handler, RankState
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState
+from .replicas import Replicas
+from .shared import Shared
 
 
 def _exchange(state: RankState, action: Action, given: Any) -> Any:
     """Begin the sums. The end of the step waits for them."""
-    for begin in state.exchanges:
-        begin(action.stage)
+    for part in (state.find(Shared), state.find(Replicas)):
+        if part is not None:
+            part.exchange(action.stage)
 
 
 def _check(graph: Graph, rows: Ints) -> None:
@@ -36,4 +39,4 @@ def _check(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")
 
 
-EXCHANGE = Handler(_exchange, _check, ends_with_step=True, sliced=True)
+HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, sliced=True)}

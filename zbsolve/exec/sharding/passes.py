@@ -10,32 +10,39 @@ from typing import Any
 
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..program import Action
-from .graph import Graph
-from .handler import Handler, RankState
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState
+from .rank import Sharding
+from .stage import ShardedStage
+
+
+def _stage(state: RankState, number: int) -> ShardedStage | None:
+    sharding = state.find(Sharding)
+    return None if sharding is None else sharding.stages.get(number)
 
 
 def _gather(state: RankState, action: Action, given: Any) -> Any:
-    sharding = state.stages[action.stage].sharding
-    if sharding is not None:
-        sharding.gather(action.name)
+    stage = _stage(state, action.stage)
+    if stage is not None:
+        stage.gather(action.name)
 
 
 def _release(state: RankState, stage: int) -> None:
-    sharding = state.stages[stage].sharding
-    if sharding is not None:
-        sharding.release()
+    sharded = _stage(state, stage)
+    if sharded is not None:
+        sharded.release()
 
 
 def _reduce(state: RankState, action: Action, given: Any) -> Any:
-    sharding = state.stages[action.stage].sharding
-    if sharding is not None:
-        sharding.reduce(action.name)
+    stage = _stage(state, action.stage)
+    if stage is not None:
+        stage.reduce(action.name)
 
 
 def _ended(state: RankState, action: Action) -> int:
-    sharding = state.stages[action.stage].sharding
-    return 0 if sharding is None else sharding.ended(action.name)
+    stage = _stage(state, action.stage)
+    return 0 if stage is None else stage.ended(action.name)
 
 
 def _check_gather(graph: Graph, rows: Ints) -> None:
@@ -65,5 +72,5 @@ def _check_reduce(graph: Graph, rows: Ints) -> None:
                 raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
 
 
-GATHER = Handler(_gather, _check_gather, does="gather", release=_release, ended=_ended)
-REDUCE = Handler(_reduce, _check_reduce, does="reduce", ended=_ended)
+_GATHER = Handler(_gather, _check_gather, does="gather", release=_release, ended=_ended)
+HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": Handler(_reduce, _check_reduce, does="reduce", ended=_ended)}

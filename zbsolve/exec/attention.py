@@ -15,25 +15,37 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...build.attention_order import HandedOver, handed_over
-from ...problem import Problem
-from ..transport.failure import LostRank, RunFailed, one_line
-from ..transport.format import Format
-from ..transport.peers import Peers
-from ..transport.wires import CPU, reason
-from .partial import Part, Scores, partial_attention, partial_gradients, scale_of
+from ..build.attention_order import HandedOver, handed_over
+from ..problem import Problem
+from ..tables import Ints, pass_name
+from ..util.errors import BadInput
+from .base.handler import Graph, Handler
+from .base.part import Part, Run
+from .base.program import Action
+from .base.state import RankState
+from .connecting import Connecting
+from .slices.partial import Attended, Scores, partial_attention, partial_gradients, scale_of
+from .slices.rank import Slices
+from .transport.failure import LostRank, RunFailed, one_line
+from .transport.format import Format
+from .transport.peers import Peers
+from .transport.wires import CPU, reason
 
+HELPERS = {"F": "FH", "B": "BH", "BW": "BH"}  # kind of pass → of its helper
 KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
 MOST_TENSORS, MOST_DIMENSIONS = 8, 4
 HEAD = 1 + MOST_TENSORS * (2 + MOST_DIMENSIONS)  # numbers: how many tensors come; of each its kind, dimensions, and sizes
 FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
-class AttentionPeers:
+class AttentionPeers(Part):
     """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
+
+    name = "attention exchange"
 
     def __init__(self, peers: Peers, problem: Problem) -> None:
         self.peers, self.wires, self.timeout = peers, peers.wires, peers.timeout
@@ -41,6 +53,29 @@ class AttentionPeers:
         self._tags = {at: FIRST_TAG + 2 * i for i, at in enumerate(self.handed)}
         self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each that is asked
         self._begun: dict[str, Future[None]] = {}
+
+    @classmethod
+    def of(cls, c: Connecting) -> AttentionPeers | None:
+        """The part of a rank; None where no rank helps another. Raises BadInput where it does not run."""
+        if not {"FH", "BH"} & set(c.problem.passes.kinds):
+            return None
+        if c.device.type != "cpu":
+            raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is the device {c.device}")
+        return cls(c.peers, c.problem)
+
+    def around(self, kind: str, run: Run) -> Run:
+        """While a pass runs that has a helper, its slices ask that one for a part of their attention."""
+        helper = HELPERS.get(kind)
+        if helper is None:
+            return run
+
+        def helped(state: RankState, action: Action, given: Any) -> Any:
+            if helper not in action.companions:
+                return run(state, action, given)
+            with state.part(Slices).stages[action.stage].helped(self.helping(action.stage, action.part, helper == "BH")):
+                return run(state, action, given)
+
+        return helped
 
     @contextmanager
     def helping(self, stage: int, part: int, backward: bool) -> Iterator[Helping]:
@@ -146,11 +181,55 @@ def _scores(scale: Tensor, mask: Sequence[Tensor]) -> Scores:
     return Scores(float(scale), False, mask[0] if mask else None)
 
 
-def _attention(given: Sequence[Tensor]) -> Part:
+def _attention(given: Sequence[Tensor]) -> Attended:
     scale, query, key, value, *mask = given
     return partial_attention(query, key, value, _scores(scale, mask))
 
 
 def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     scale, query, key, value, gradient, out, lse, *mask = given
-    return partial_gradients(gradient, Part(out, lse), query, key, value, _scores(scale, mask))
+    return partial_gradients(gradient, Attended(out, lse), query, key, value, _scores(scale, mask))
+
+
+def _part(state: RankState, action: Action, given: Any) -> Any:
+    """F or B, which comes behind, does it."""
+    return None
+
+
+def _help(state: RankState, action: Action, given: Any) -> Any:
+    at = action.stage, action.part, action.kind == "BH"
+    if action.goes_on:
+        state.part(AttentionPeers).begin_serving(action.name, *at)
+    else:
+        state.part(AttentionPeers).serve(*at)
+    return None
+
+
+def _ended(state: RankState, action: Action) -> int:
+    """Its rank spent no time on what it served while other passes ran there."""
+    state.part(AttentionPeers).ended(action.name)
+    return 0
+
+
+def _check_help(graph: Graph, rows: Ints) -> None:
+    """It has the parts that it helps."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        for kind in ("Q", "A"):
+            graph.need(one.kind[0] + kind, one)
+
+
+def helped_passes(problem: Problem) -> Ints:
+    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
+    found, rows = [], problem.rows("FH", "BH") if {"FH", "BH"} & set(problem.passes.kinds) else np.zeros(0, np.int64)
+    for row in rows.tolist():
+        one = problem.passes[row]
+        kinds = ("F",) if one.kind == "FH" else ("B", "BW")
+        names = (pass_name(kind, one.stage, one.microbatch, one.slice) for kind in kinds)
+        found.append((row, next(problem.index[name] for name in names if name in problem.index)))
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+_PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)
+_HELP = Handler(_help, _check_help, sliced=True, helps=True, ended=_ended)
+HANDLERS = {**dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART), **dict.fromkeys(("FH", "BH"), _HELP)}

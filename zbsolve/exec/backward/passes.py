@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...build.untrained import untrained_stages
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
-from ..backward.forward_stage import ForwardStage
-from ..backward.values import tensors_of
-from ..program import Action
-from ..slices.loss import Uncounted
-from ..slices.sequence import share_of_loss
-from .graph import Graph
-from .handler import Handler, RankState
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState, share_of_loss
+from .stage import ForwardStage, Stage
 
 
 def _forward(state: RankState, action: Action, given: Any) -> Any:
-    """Nobody takes the last stage's output, which is the loss, or hidden states for the shards of the vocabulary."""
-    m, data, stage, companions = action.part, state.data, state.stages[action.stage], action.companions
-    shard = state.vocabulary
-    x = data.inputs[m] if given is None else given
-    if shard is not None and shard.embeds(action.stage):
-        x = x, shard.embedded(m)
-    split, recompute, trained = "B" in companions, "X" in companions, not companions.isdisjoint(("B", "BW"))
-    keeper = None
-    if "O" in companions and state.offload is not None:
-        keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
-    share, target = data.share(m), data.targets.get(m)
-    if stage.slices is not None:
-        stage.slices.ignored, target = data.ignored, target if share else Uncounted()
-    with _helped(state, action, backward=False):
-        if trained or isinstance(stage, ForwardStage):
-            y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
-        else:
-            y = stage.alone(m, x, target, seed=data.seed + m)
+    """Nobody takes the last stage's output where that is the loss."""
+    stage: Stage = state.stages[action.stage]
+    m, data, companions, keeper = action.part, state.data, action.companions, None
+    x, share, target = data.inputs[m] if given is None else given, data.share(m), data.targets.get(m)
+    if not share and data.uncounted is not None:
+        target = data.uncounted
+    for keeps in state.keepers:
+        keeper = keeps(action, data) or keeper
+    if not companions.isdisjoint(("B", "BW")) or isinstance(stage, ForwardStage):
+        split, recompute = "B" in companions, "X" in companions
+        y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
+    else:
+        y = stage.alone(m, x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
         state.losses.append(stage.auxiliary * share)
-    if shard is not None and shard.ends(action.stage):
-        shard.give(m, y)
-        return None
     if stage.loss is None:
         return y
     # Alone: some losses leave their mean in a storage as large as the output.
@@ -49,22 +37,8 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _backward(state: RankState, action: Action, given: Any) -> Any:
-    m, data, shard = action.part, state.data, state.vocabulary
-    if shard is not None and shard.ends(action.stage):
-        given = shard.gradient(m)
-    with _helped(state, action, backward=True):
-        found = state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
-    if shard is not None and shard.embeds(action.stage):
-        shard.give_gradient(m, found)
-    return found
-
-
-def _helped(state: RankState, action: Action, backward: bool) -> AbstractContextManager[None]:
-    """What a pass runs in: another rank may make a part of its attention."""
-    slices, helper = state.stages[action.stage].slices, "BH" if backward else "FH"
-    if slices is None or state.attention is None or helper not in action.companions:
-        return nullcontext()
-    return slices.helped(state.attention.helping(action.stage, action.part, backward))
+    m, data = action.part, state.data
+    return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
 
 
 def _weights(state: RankState, action: Action, given: Any) -> Any:
@@ -129,16 +103,7 @@ def _named(kind: str, like: Pass) -> str:
     return pass_name(kind, like.stage, like.microbatch, like.slice)
 
 
-FORWARD = Handler(
-    _forward,
-    _check_forward,
-    takes="activation",
-    makes="its activation",
-    uses_weights=True,
-    repeatable=True,
-    sliced=True,
-)
-BACKWARD = Handler(
+_BACKWARD = Handler(
     _backward,
     _check_backward,
     takes="gradient",
@@ -147,5 +112,18 @@ BACKWARD = Handler(
     uses_weights=True,
     sliced=True,
 )
-WEIGHTS = Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True)
-RECOMPUTE = Handler(_recompute, _check_recompute, uses_weights=True, sliced=True)
+HANDLERS = {
+    "F": Handler(
+        _forward,
+        _check_forward,
+        takes="activation",
+        makes="its activation",
+        uses_weights=True,
+        repeatable=True,
+        sliced=True,
+    ),
+    "B": _BACKWARD,
+    "W": Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True),
+    "BW": _BACKWARD,
+    "X": Handler(_recompute, _check_recompute, uses_weights=True, sliced=True),
+}

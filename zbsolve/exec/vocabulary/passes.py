@@ -1,7 +1,7 @@
 """Handlers of a sharded vocabulary: VB, VR, VG, VE and VS begin collectives, S and T compute with this rank's shard.
 
-What a microbatch needs lies in `RankState.vocabulary`. The last stage's F leaves its hidden states there, and its backward
-takes their gradient from there; so do the first stage's, where the input embedding is sharded too.
+What a microbatch needs lies in the rank's `VocabularyShard`. The last stage's F leaves its hidden states there, and its
+backward takes their gradient from there; so do the first stage's, where the input embedding is sharded too.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from typing import Any
 
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..program import Action
-from ..slices.sequence import share_of_loss
-from ..vocabulary.lookup import tokens_of
-from ..vocabulary.rank import VocabularyShard
-from .graph import Graph
-from .handler import Handler, RankState
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState, share_of_loss
+from .lookup import tokens_of
+from .rank import VocabularyShard
 
 
 def _shard(state: RankState) -> VocabularyShard:
-    if state.vocabulary is None:
-        raise BadInput("this rank has no shard of the vocabulary")
-    return state.vocabulary
+    return state.part(VocabularyShard)
 
 
 def _broadcast(state: RankState, action: Action, given: Any) -> Any:
@@ -88,10 +85,12 @@ def _collective(run: Any, check: Any, does: str, reads: str = "") -> Handler:
     return Handler(run, check, joins=True, reads=reads, does=does, settle=_settle, ended=_ended, sliced=True)
 
 
-BROADCAST = _collective(_broadcast, _check(), "broadcast", reads="targets")
-SCORES = Handler(_scores, _check("VB"), reads="targets", makes="its scores", sliced=True)
-MERGE = _collective(_merge, _check("S"), "merge")
-SHARD_WEIGHTS = Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True, sliced=True)
-INPUT_GRADIENT = _collective(_input_gradient, _check("T"), "sum")
-EMBEDDED = _collective(_embedded, _check(), "embedding", reads="inputs")
-EMBEDDING_GRADIENT = _collective(_embedding_gradient, _check(), "embedding", reads="inputs")
+HANDLERS = {
+    "VB": _collective(_broadcast, _check(), "broadcast", reads="targets"),
+    "S": Handler(_scores, _check("VB"), reads="targets", makes="its scores", sliced=True),
+    "VR": _collective(_merge, _check("S"), "merge"),
+    "T": Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True, sliced=True),
+    "VG": _collective(_input_gradient, _check("T"), "sum"),
+    "VE": _collective(_embedded, _check(), "embedding", reads="inputs"),
+    "VS": _collective(_embedding_gradient, _check(), "embedding", reads="inputs"),
+}
