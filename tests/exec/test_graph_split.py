@@ -18,8 +18,7 @@ from zbsolve.exec.graphs import Untraceable
 from zbsolve.exec.graphs.auto import always, parts_by
 from zbsolve.exec.graphs.block_graphs import graphs_of
 from zbsolve.exec.graphs.by_name import parts_by_name
-from zbsolve.exec.graphs.keys import block_key
-from zbsolve.exec.graphs.sharing import SharedGraphs
+from zbsolve.exec.graphs.sharing import SharedGraphs, block_key
 from zbsolve.exec.memory import LiveBytes
 
 from ..support.split_blocks import WIDTH, Block, Product, assert_same, hidden, run

@@ -10,10 +10,9 @@ from .device.rank_device import RankDevice
 from .device.rows import DeviceRows
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
-from .handlers import HANDLERS
+from .handlers import HANDLERS, connect_parts
 from .interpreter import Interpreter
 from .own import own_stages
-from .parts import connect_parts
 from .rank import RankRunner
 from .reports import Reports
 from .transport.clocks import clock_lead

@@ -16,8 +16,7 @@ from .backward.stage import Stage
 from .base.part import Part
 from .base.program import Program
 from .layers import Layers, layer_numbers
-from .mesh.place import PipelineMesh
-from .mesh.stage_module import Parallelize
+from .mesh.place import Parallelize, PipelineMesh
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import Wires

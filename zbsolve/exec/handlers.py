@@ -1,5 +1,7 @@
-"""One handler a kind of pass: everything that the executor knows of it. `HANDLERS` is the table, put together of those that
-features have; a kind without a row does not run.
+"""What the executor knows of features, as two tables that are put together of what each feature's own folder has.
+
+`HANDLERS`: one handler a kind of pass; a kind without a row does not run. `PARTS`: what makes a rank's parts, in the order
+in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients.
 
 All-to-alls of expert parallelism are here: AF behind F, AB behind the backward. All experts of this model are on the rank
 that needs them. So there is nothing to send around, and an all-to-all hands on what it is given; only its time is emulated.
@@ -7,22 +9,33 @@ that needs them. So there is nothing to send around, and an all-to-all hands on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from . import attention, updates
+from .attention import AttentionPeers
 from .backward import passes as backward
 from .base.handler import Check, Graph
 from .base.handler import Handler as Handler
+from .base.part import Part as Part
 from .base.program import Action
 from .base.state import Data as Data
 from .base.state import RankState as RankState
-from .exchange import passes as exchange
+from .connecting import Connecting
+from .exchange import replicas as exchange
+from .exchange.replicas import Replicas
+from .exchange.shared import Shared
 from .offload import passes as offload
+from .offload.rank import Offload
 from .sharding import passes as sharding
+from .sharding.rank import Sharding
+from .slices.rank import Slices
+from .updates import Updates
 from .vocabulary import passes as vocabulary
+from .vocabulary.rank import VocabularyShard
 
 
 def _hand_on(state: RankState, action: Action, given: Any) -> Any:
@@ -58,3 +71,24 @@ HANDLERS: dict[str, Handler] = {
 def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
     """Which passes have a handler whose `field` is `value`, shape (passes,)."""
     return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))
+
+
+PARTS: list[Callable[[Connecting], Part | None]] = [
+    Updates.of,
+    Offload.of,
+    VocabularyShard.of,
+    AttentionPeers.of,
+    lambda c: Slices.of(c.problem, c.stages),
+    Sharding.of,
+    Shared.of,
+    Replicas.of,
+]
+
+
+def connect_parts(c: Connecting) -> list[Part]:
+    """The parts of a rank. All ranks call this. Raises BadInput and LostRank."""
+    for make in PARTS:
+        if (part := make(c)) is not None:
+            c.parts.append(part)
+            c.peers.beside.append(part.break_off)
+    return c.parts

@@ -17,14 +17,13 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .connecting import Given, Own
 from .graphs.by_name import Parts, parts_by_name
-from .layers import build, layer_counts, layer_numbers, listed, materialise
+from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
-from .mesh.stage_module import parallelized
+from .mesh.place import parallelized
 from .sharding.rank import ShardedParameters
 from .slices.rank import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
-from .untrained import check_untrained, forwards_alone
 from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
 from .waits import circle
 

@@ -33,11 +33,10 @@ from .exchange.replicas import Replicas, begin_alike, optimizers_wait
 from .exchange.shared import Shared
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
-from .layers import Layers
+from .layers import Layers, check_untrained
 from .loop import checkpoint, evaluation, gradients
 from .memory import Memory
-from .mesh.place import pipeline_mesh
-from .mesh.stage_module import Parallelize
+from .mesh.place import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import MeasuredStep, gathered, put_together, trace_of
@@ -48,7 +47,6 @@ from .splits import merged
 from .step_view import StepView
 from .transport.peers import Peers, agreed, together
 from .transport.wires import Wires
-from .untrained import check_untrained
 from .updates import Updates, check_updates
 from .vocabulary.parts import Shard
 from .vocabulary.whole import WholeVocabulary

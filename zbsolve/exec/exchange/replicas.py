@@ -20,9 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...kinds import kinds_that
+from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.dtensors import as_local_of, is_dtensor, laid_out_as, local, local_bytes
+from ..base.handler import Graph, Handler
 from ..base.part import Part
+from ..base.program import Action
+from ..base.state import RankState
 from ..base.torch_private import backend_of
 from ..connecting import Connecting
 from ..mesh.place import PipelineMesh, group_along, ranks_along
@@ -286,3 +291,28 @@ def _own_ranks(p: nn.Parameter) -> set[int]:
     """The ranks of the mesh that a DTensor is on; none for a plain tensor."""
     mesh = p.device_mesh if is_dtensor(p) else None  # type: ignore[attr-defined]
     return set() if mesh is None else set(mesh.mesh.reshape(-1).tolist())
+
+
+def _exchange(state: RankState, action: Action, given: Any) -> Any:
+    """Begin the sums. The end of the step waits for them."""
+    for part in (state.find(Shared), state.find(Replicas)):
+        if part is not None:
+            part.exchange(action.stage)
+
+
+def _check(graph: Graph, rows: Ints) -> None:
+    """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
+    problem, found = graph.problem, dict[int, list[int]]()
+    for row in rows.tolist():
+        one = graph.one(row)
+        found.setdefault(one.stage, []).append(one.rank)
+        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
+            if not graph.ordered(gradient, row):
+                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+    for stage, ranks in found.items():
+        homes = problem.stage_ranks[stage]
+        if sorted(ranks) != list(homes):
+            raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")
+
+
+HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, sliced=True)}

@@ -12,7 +12,7 @@ from ..backward.stage import Split, Stage
 from ..base.part import Keeper
 from ..splits import Row, merged
 from .graph_split import Saved
-from .keys import inputs_key
+from .sharing import inputs_key
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,6 @@ from ..base.state import RankState
 from .rank import Offload
 
 
-def _offload(state: RankState, action: Action, given: Any) -> Any:
-    state.part(Offload).send_out(action)
-
-
-def _reload(state: RankState, action: Action, given: Any) -> Any:
-    state.part(Offload).bring_back(action)
-
-
 def _settle(state: RankState, name: str, sure: bool) -> None:
     state.part(Offload).settle(name, sure)
 
@@ -61,7 +53,8 @@ def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
         raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
 
 
+_WAITS: dict[str, Any] = {"settle": _settle, "ended": _ended, "sliced": True}
 HANDLERS = {
-    "O": Handler(_offload, _check_offload, does="offload", settle=_settle, ended=_ended, sliced=True),
-    "R": Handler(_reload, _check_reload, does="reload", settle=_settle, ended=_ended, sliced=True),
+    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, does="offload", **_WAITS),
+    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, does="reload", **_WAITS),
 }

@@ -18,8 +18,7 @@ from ..base.values import tensors_of
 from ..connecting import Connecting
 from ..device.copying import Copy, CopyStreams, Launched, LaunchedCopies, timed_event
 from ..transport.cells import Signals, shared_cells
-from .host_pool import HostPool
-from .keeper import ALIGNED, TOGETHER, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
+from .keeper import ALIGNED, TOGETHER, HostPool, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 
 Spot = tuple[int, int]  # stage, microbatch
 

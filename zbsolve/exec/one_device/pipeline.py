@@ -30,7 +30,7 @@ from ..graphs import decisions_of
 from ..graphs.by_name import parts_by_name
 from ..handlers import passes_where
 from ..interpreter import Interpreter
-from ..layers import build, layer_counts, layer_numbers
+from ..layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..own import stages_of
@@ -40,7 +40,6 @@ from ..slices.rank import Slices, check_sliced, sliced_loss
 from ..splits import Row
 from ..step_view import StepView
 from ..transport.wires import CPU
-from ..untrained import check_untrained, forwards_alone
 from .streams import Turns
 
 

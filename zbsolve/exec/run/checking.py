@@ -13,15 +13,15 @@ from ...models.by_name import load
 from ...models.model import Model
 from ...util.errors import BadInput
 from .. import check
-from ..backward.trying import as_written
+from ..backward.replay import as_written
 from ..base.state import Data
 from ..base.values import cast
 from ..connecting import Update
 from ..feed import moved, step_seed
+from ..layers import forwards_alone
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
-from ..untrained import forwards_alone
 from ..verdict import Others, compare
 
 Verdict = dict[str, Any]

@@ -32,7 +32,6 @@ from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite
 from ..one_device.pipeline import OneDevice
 from ..one_device.streams import Turns
-from ..optimizer.by_name import OPTIMIZERS
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
@@ -322,3 +321,6 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})
     return facts
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..backward.trying import as_written, undisturbed
+from ..backward.replay import as_written, undisturbed
 from ..base.torch_private import tree_map
 from ..base.values import tensors_of
 from .comparing import compare_new

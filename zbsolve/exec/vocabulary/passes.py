@@ -43,10 +43,6 @@ def _weights(state: RankState, action: Action, given: Any) -> Any:
     _shard(state).weights(action.part)
 
 
-def _input_gradient(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).input_gradient(action)
-
-
 def _embedded(state: RankState, action: Action, given: Any) -> Any:
     _shard(state).look_up(action, tokens_of(state.data.inputs[action.part]))
 
@@ -90,7 +86,7 @@ HANDLERS = {
     "S": Handler(_scores, _check("VB"), reads="targets", makes="its scores", sliced=True),
     "VR": _collective(_merge, _check("S"), "merge"),
     "T": Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True, sliced=True),
-    "VG": _collective(_input_gradient, _check("T"), "sum"),
+    "VG": _collective(lambda state, action, _: _shard(state).input_gradient(action), _check("T"), "sum"),
     "VE": _collective(_embedded, _check(), "embedding", reads="inputs"),
     "VS": _collective(_embedding_gradient, _check(), "embedding", reads="inputs"),
 }
