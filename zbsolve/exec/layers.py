@@ -19,6 +19,7 @@ from .base.torch_private import children_of
 Builder = Callable[[list[int]], Sequence[nn.Module]]
 Init = Callable[[int, nn.Module], None]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Builder
+BYTE = 0xA5  # every byte of whole numbers and booleans
 
 
 def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
@@ -181,9 +182,6 @@ def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | 
 def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
     """The numbers of the layers of `stages`. counts: how many each stage has."""
     return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]
-
-
-BYTE = 0xA5  # every byte of whole numbers and booleans
 
 
 def mark_unset(tensor: Tensor) -> None:

@@ -61,7 +61,7 @@ class Pipeline:
     a mean, one number; needed on ranks of the last stage. group: the process group with one process a rank of the schedule
     (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where `layers` is a
     list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own timeout holds).
-    hooks: see `interpreter.Hooks`. watch: look for NaN and inf in all that passes make, and name the first. emulate: times
+    hooks: see `base.state.Hooks`. watch: look for NaN and inf in all that passes make, and name the first. emulate: times
     that passes and messages take in place of this machine's (see `emulate`). replicas: for data parallelism, the process
     group of the ranks with the same stages in all pipelines, in one order everywhere (`group` is this pipeline's own):
     `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; call `wait_gradients` before
@@ -69,7 +69,7 @@ class Pipeline:
     torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
     is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
     layer, which splits any operation, as it is or compiled by "inductor"; "auto" measures both at a block's first forward
-    (see `by_name.parts_by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
+    (see `graphs.by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
     such tensors and there is one, else the CPU. capture: on a GPU, each rank's step is captured as one CUDA graph from the
     second of its shape on (see `captured`, docs/gpu.md). mesh: a DeviceMesh with a dimension "pp", in place
     of group and replicas: each of its other coordinates runs the same schedule. data: the dimensions along which the batch
@@ -126,17 +126,17 @@ class Pipeline:
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize)
-        part = self._own_part(given, group, replicas)
-        self.programs, self.program, self.counts = part.programs, part.program, part.counts
-        self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
-        shard = part.made.get(Shard)
-        self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
-        self.inputs, self.targets = part.program.inputs, part.program.targets
+        own = self._own_part(given, group, replicas)
+        self.programs, self.program, self.counts = own.programs, own.program, own.counts
+        self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
+        shard = own.made.get(Shard)
+        self.vocabulary = None if shard is None else WholeVocabulary(shard, own.names, group, self.device)
+        self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
         homes = self.view.step.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
-        self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
-        self._connect(part, given, group, replicas, emulate)
+        self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
+        self._connect(own, given, group, replicas, emulate)
         if capture:
             self._runner.capture()
         beside = self.replicas or self.sharding
@@ -146,27 +146,27 @@ class Pipeline:
     def _own_part(self, given: Given, group: Any, replicas: Any) -> Own:
         """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
         with agreed(self.wires, "schedule", self.view.content):
-            part = own_part(self.view, self.wires, given)
-            check_updates(self.view.step, given.update, part.tied, replicas)
+            own = own_part(self.view, self.wires, given)
+            check_updates(self.view.step, given.update, own.tied, replicas)
             ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-            part = with_sharded(part, replace(given, parallelize=None), replicas, ranks)
+            own = with_sharded(own, replace(given, parallelize=None), replicas, ranks)
         if replicas is not None:
             with self.peers.telling("building"):
-                begin_alike(replicas, part.module, self.view.content)
+                begin_alike(replicas, own.module, self.view.content)
         if given.parallelize is not None:
             with together(self.peers, "parallelize"):
-                part = with_sharded(parallel_part(part, given), given, replicas, ranks)
-        return part
+                own = with_sharded(parallel_part(own, given), given, replicas, ranks)
+        return own
 
-    def _connect(self, part: Own, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
+    def _connect(self, own: Own, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
         """Wires to the other ranks, and what runs this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
-            self.peers.wires = self.wires.paired(part.view.messages)
+            self.peers.wires = self.wires.paired(own.view.messages)
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(part, given, (group, replicas), self.wires, self.peers, self.hooks, emulate)
+            self._runner = connected(own, given, (group, replicas), self.wires, self.peers, self.hooks, emulate)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             self.mailbox.trained = trained_by_name(self.module)
             self.stages: Mapping[int, Stage] = state.stages

@@ -70,6 +70,9 @@ class RankRunner:
     captures: Captures | None = None
     last: StepReport | None = None
 
+    def __post_init__(self) -> None:
+        self._waits = asked(self.parts, "wait_gradients")
+
     @property
     def parts(self) -> Sequence[Part]:
         """What features have here."""
@@ -173,7 +176,7 @@ class RankRunner:
     def wait_gradients(self) -> None:
         """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
         RunFailed."""
-        for wait in asked(self.parts, "wait_gradients"):
+        for wait in self._waits:
             with self.peers.telling("mean of gradients"):
                 wait()
 
@@ -193,7 +196,7 @@ class RankRunner:
             if not isinstance(done, int):
                 record.later[i] = done
         sums, actions = self._sums(), self.interpreter.program.actions
-        for wait in asked(self.parts, "wait_gradients") if self.captures is not None else ():
+        for wait in self._waits if self.captures is not None else ():
             wait()  # what a graph began it must end
         record.later |= {
             i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums

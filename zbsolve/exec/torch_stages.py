@@ -34,6 +34,8 @@ from .base.torch_private import compiles, load_order, pipeline_runtime
 from .sharding.parameters import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
+MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
 
 
 def split_stage(stage: Any) -> Any:
@@ -145,10 +147,6 @@ class _Passes:
 
 def _nothing() -> None:
     """What is left for W after a whole B."""
-
-
-MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
-MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
 
 
 def torch_schedule(

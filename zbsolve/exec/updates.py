@@ -24,6 +24,8 @@ from .base.state import RankState
 from .base.torch_private import tree_leaves
 from .connecting import Connecting, Update
 
+Spot = tuple[int, int]  # (stage, microbatch)
+
 
 class Updates(Part):
     """The versions of the weights of a rank's stages, by number, where passes U update them inside a step."""
@@ -138,9 +140,6 @@ class WeightVersions:
         if self._shown is not None:
             self._gradients[self._shown[1]] = [p.grad for p in self.parameters]
             self._shown = None
-
-
-Spot = tuple[int, int]  # (stage, microbatch)
 
 
 def check_groups(problem: Problem) -> None:

@@ -32,6 +32,13 @@ from .products import add_product
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Row = TypeVar("Row")
+# What a subclass may have of its own while calling it still does what the layer does.
+HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "__module__", "__qualname__", "__doc__"}
+HARMLESS |= {"__annotations__", "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+HARMLESS |= {"__init_subclass__", "_apply"}  # asked when a class is made, and by `to` and `to_empty` (torchtitan's layers)
 
 
 def _trained(bias: Tensor | None) -> bool:
@@ -132,8 +139,6 @@ CONVOLUTION = Op(
     gradients=_convolution_gradients,
     low=True,
 )
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def _convolution(layer: Convolution, deferral: Deferral, x: Tensor) -> Tensor:
@@ -300,14 +305,6 @@ def restore(module: nn.Module) -> None:
 
 class _Forward(partial[Any]):
     """A replaced forward, of a type of its own so that `defer` and `restore` know it. A partial is copied with its layer."""
-
-
-Row = TypeVar("Row")
-
-# What a subclass may have of its own while calling it still does what the layer does.
-HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "__module__", "__qualname__", "__doc__"}
-HARMLESS |= {"__annotations__", "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
-HARMLESS |= {"__init_subclass__", "_apply"}  # asked when a class is made, and by `to` and `to_empty` (torchtitan's layers)
 
 
 def row_of(kind: type, table: Mapping[type, Row]) -> Row | None:

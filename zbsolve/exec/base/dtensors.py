@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .torch_private import awaited
 
 PLAIN_TYPES = (Tensor, nn.Parameter)
+WRAPPER = "FSDPModule"
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -99,9 +100,6 @@ def full(tensor: Any) -> Tensor:
     """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return found
-
-
-WRAPPER = "FSDPModule"
 
 
 def is_wrapped(module: nn.Module) -> bool:

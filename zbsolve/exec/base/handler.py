@@ -87,7 +87,7 @@ class Handler:
     makes: what its output is called when a number in it is not finite.
     adds_gradients: it adds to the gradients of its stage's parameters.
     uses_weights: it uses the weights of its stage, so it has a version of them where there are updates.
-    repeatable: it leaves nothing that stays, so it can run once more (see `optimizer.ahead`).
+    repeatable: it leaves nothing that stays, so it can run once more (see `exec.ahead`).
     only_time: nothing runs; an emulated device gives it a time.
     joins: it begins a collective of all ranks, which ends nowhere before each rank has begun it. So edges between ranks to
     and from it carry nothing. On an emulated device it takes its time from when it has really ended.

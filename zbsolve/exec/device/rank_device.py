@@ -17,6 +17,9 @@ from ..transport.failure import LostRank
 from ..transport.peers import Peers
 from .marks import Marks
 
+LOOK_SECONDS = 0.2
+SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at the device
+
 
 class RankDevice:
     """The GPU of one rank. actions: of its program; hooks: around them. peak: the most bytes that the last step took
@@ -90,10 +93,6 @@ def read_marks(record: Record, marks: Marks) -> None:
 def missing_bytes(parameters: Any) -> int:
     """Bytes of the gradients that trained parameters do not have yet."""
     return sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
-
-
-LOOK_SECONDS = 0.2
-SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at the device
 
 
 class Guard:

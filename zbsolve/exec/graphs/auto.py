@@ -32,6 +32,8 @@ MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
     "inductor": partial(graphs_of, inductor=True),
     "inductor:least": partial(graphs_of, inductor=True, least=True),
 }
+MIN_ROUNDS, MAX_ROUNDS = 3, 15
+SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
 
 
 def parts_by(choose: Choose) -> Callable[[Sequence[nn.Module], int, Loss | None], list[Split]]:
@@ -62,7 +64,7 @@ class Auto:
     """A layer's split is the one that was measured to take the least time for F, B and W of a microbatch; equal layers share
     that, for inputs of one shape. tight: none may hold more bytes after F or after B than the split of the layers. inductor:
     graphs that inductor compiles are tried for every block, and not only for blocks that are compiled. alone: see
-    `by_name.parts_by_name`."""
+    `graphs.by_name`."""
 
     def __init__(self, tight: bool = False, inductor: bool = False, alone: bool = True) -> None:
         self.tight = tight
@@ -145,10 +147,6 @@ def _more(sizes: tuple[int, int], limits: tuple[int, int]) -> bool:
 
 def _name(layer: nn.Module) -> str:
     return own_type(unwrapped(layer)).__name__
-
-
-MIN_ROUNDS, MAX_ROUNDS = 3, 15
-SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
 
 
 def timed(layer: nn.Module, parts: Mapping[str, Split], x: Any, seed: int) -> dict[str, tuple[float, float, float]]:

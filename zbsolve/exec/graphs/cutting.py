@@ -19,6 +19,7 @@ from ..base.torch_private import MASK_POSITIONS, partition_joint
 from .joint import NOTHING, Joint, Role
 
 MATRIX_PRODUCT = torch.ops.aten.mm.default
+ADD, PICK = torch.ops.aten.add.Tensor, torch.ops.aten.select_backward.default
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,9 +229,6 @@ def _piece(
     graph.lint()
     made = fx.GraphModule(source, graph)
     return Piece(made, tuple(names[node.name] for node in inputs), tuple(role for _, role in gives))
-
-
-ADD, PICK = torch.ops.aten.add.Tensor, torch.ops.aten.select_backward.default
 
 
 def stack_selections(graph: fx.Graph) -> None:

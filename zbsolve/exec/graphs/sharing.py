@@ -34,6 +34,12 @@ from .block_graphs import Graphs, graphs_of
 from .graph_split import GraphSplit
 from .joint import Untraceable
 
+PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
+CODE = (FunctionType, BuiltinFunctionType)
+# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own), and
+# its compiled call, which a trace goes through.
+BOOKKEEPING = {name for name in (*vars(nn.Module()), "_compiled_call_impl") if name != "training"}
+
 
 class SharedGraphs:
     """Graphs by block and inputs, each made when it is first asked for. make(block, x): traces one."""
@@ -96,13 +102,6 @@ def _alike(a: Any, b: Any) -> bool:
     largest = b.abs().nan_to_num(posinf=0.0).max()
     limit = torch.finfo(b.dtype).eps ** 0.5
     return torch.allclose(a, b, rtol=0.0, atol=float(largest) * limit, equal_nan=True)
-
-
-PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
-CODE = (FunctionType, BuiltinFunctionType)
-# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own), and
-# its compiled call, which a trace goes through.
-BOOKKEEPING = {name for name in (*vars(nn.Module()), "_compiled_call_impl") if name != "training"}
 
 
 class _Unknown(Exception):

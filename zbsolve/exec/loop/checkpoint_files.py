@@ -46,6 +46,8 @@ INDEX_NAMES = {
         "_MEM_FORMAT_ENCODING",
     },
 }
+Names = Mapping[nn.Parameter, list[str]]  # a parameter that is tied has several
+Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -159,10 +161,6 @@ def _cause(error: CheckpointException) -> tuple[int, str]:
     """The first rank that failed, and why."""
     rank, (cause, _) = min(error.failures.items(), key=lambda one: one[0])
     return rank, one_line(cause)
-
-
-Names = Mapping[nn.Parameter, list[str]]  # a parameter that is tied has several
-Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
 
 
 def kinds_of(state_holder: Any) -> list[str]:

@@ -26,6 +26,8 @@ from ..transport.wires import Wires, reason
 from ..updates import WeightVersions
 from ..vocabulary.whole import WholeVocabulary
 
+SAID_BYTES = 512  # of what did not work on a rank
+
 
 class OnRank(Protocol):
     """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
@@ -64,9 +66,6 @@ class OnRank(Protocol):
 
     def wait_gradients(self) -> None:
         """Wait until `.grad` is the mean over all replicas."""
-
-
-SAID_BYTES = 512  # of what did not work on a rank
 
 
 def beside(pipeline: OnRank, numbers: Sequence[float], what: str) -> Tensor:

@@ -20,6 +20,8 @@ from ..base.torch_private import children_of
 from ..devices import BACKENDS
 from .sizes import DATA, PIPELINE, beside
 
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
+
 
 @dataclass(frozen=True, eq=False)
 class PipelineMesh:
@@ -166,9 +168,6 @@ def _checked(mesh: DeviceMesh) -> tuple[str, ...]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "it has no names"
-
-
-Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 
 
 class StageModule(nn.Module):

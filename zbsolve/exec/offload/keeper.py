@@ -26,6 +26,8 @@ ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
 PACKED = 1 << 20  # bytes: a copy of fewer does not reach two thirds of a link's rate
 TOGETHER = 1 << 24  # bytes: a copy of so many does
+WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
+PAGE = 4096  # bytes
 
 
 class Piece:
@@ -199,10 +201,6 @@ def room_for(pieces: Iterable[Piece]) -> int:
 def _bytes(storage: Any, device: torch.device) -> Tensor:
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (int(storage.nbytes()),), (1,))
-
-
-WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
-PAGE = 4096  # bytes
 
 
 class HostPool:

@@ -86,7 +86,7 @@ class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them.
 
     model: builds layers by their numbers; every rank gets its own. streams: one a rank. hooks: one a rank (see
-    `interpreter.Hooks`).
+    `base.state.Hooks`).
     split: see `Pipeline`; what is traced and measured is shared by all ranks.
     Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
     """

@@ -46,6 +46,7 @@ from .stopping import goes_on
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is
 INTERRUPTED = "interrupted before the first step that is timed"
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)
@@ -321,6 +322,3 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})
     return facts
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}

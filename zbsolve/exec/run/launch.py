@@ -40,6 +40,7 @@ HEAR_SECONDS = 0.2  # between looks at what ranks print: each takes a call a ran
 STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
 NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
+MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
 
 
 @overload
@@ -231,9 +232,6 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.wait(KILL_SECONDS)
         if child.stdin is not None:
             child.stdin.close()
-
-
-MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
 
 
 class Said:

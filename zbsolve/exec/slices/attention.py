@@ -26,7 +26,7 @@ ALL = slice(None)
 
 
 class Helper(Protocol):
-    """Another rank that makes a part of the attention (see `exchange.Helping`). handed: its rank, and the share of the
+    """Another rank that makes a part of the attention (see `exec.attention.Helping`). handed: its rank, and the share of the
     tokens before the slice whose keys go there."""
 
     handed: Any
