@@ -217,9 +217,8 @@ class ForwardRound:
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
         shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
-        parts_ = (part.for_forwards(stages) for part in pipeline.parts)
-        state = RankState(stages, [part for part in parts_ if part is not None])
-        interpreter = Interpreter(program, state, mailbox, hooks)
+        features = [part for one in pipeline.parts if (part := one.for_forwards(stages)) is not None]
+        interpreter = Interpreter(program, RankState(stages, features), mailbox, hooks)
         interpreter.marks = None if gpu is None else gpu.marks
         return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
 
