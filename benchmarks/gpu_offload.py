@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +26,10 @@ from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.device.marks import Marks
 from zbsolve.exec.handlers import HANDLERS, Data, RankState
-from zbsolve.exec.handlers.offload import buffers_of
 from zbsolve.exec.interpreter import Interpreter
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.offload.rank import Offload
+from zbsolve.exec.offload.rank import Offload, buffers_of
 
 from .gpu_splits import Sizes, blocks, difference
 
@@ -124,7 +124,9 @@ class OneStage:
         stage = Stage(self.layers, 0, _loss, 1 / microbatches)
         buffers = buffers_of(program)
         self.offload = Offload(self.device, buffers, 60.0) if buffers else None
-        self.interpreter = Interpreter(program, RankState({0: stage}, offload=self.offload), _NoTransport())
+        self.interpreter = Interpreter(
+            program, RankState({0: stage}, () if self.offload is None else (self.offload,)), _NoTransport()
+        )
         torch.manual_seed(0)
         x = torch.randn((microbatches, sizes.batch, sizes.length, sizes.width), **how)
         self.data = Data(dict(enumerate(x)), dict(enumerate(x.flip(0))))
@@ -225,11 +227,11 @@ def _external_events(offload: Offload | None) -> Iterator[None]:
         yield
         return
     event: Any = torch.cuda.Event
-    before, offload.timed_event = offload.timed_event, partial(event, enable_timing=True, external=True)
+    offload.marks = SimpleNamespace(event=partial(event, enable_timing=True, external=True))
     try:
         yield
     finally:
-        offload.timed_event = before
+        offload.marks = None
 
 
 class _NoTransport:

@@ -28,12 +28,11 @@ from torch import Tensor, nn
 
 from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
+from zbsolve.exec.base.state import Data, Hooks
 from zbsolve.exec.check import reference
 from zbsolve.exec.device.rows import DeviceRows
 from zbsolve.exec.devices import BACKENDS, device_of
 from zbsolve.exec.feed import step_seed
-from zbsolve.exec.handlers.handler import Data
-from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.run.sharing import at_once, take_environment, together
 from zbsolve.models.model import seeded
 from zbsolve.models.presets import Block

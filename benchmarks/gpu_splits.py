@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zbsolve.exec.backward.by_name import parts_by_name
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.graphs.by_name import parts_by_name
 from zbsolve.models.model import seeded
 from zbsolve.models.presets import Block
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from zbsolve.exec.program import Message
+from zbsolve.exec.base.program import Message
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.wires import CPU, Wires

@@ -29,7 +29,7 @@ from torch.distributed.pipelining import PipelineStage
 from zbsolve import Schedule, Trace, pipeline
 from zbsolve.cli import main
 from zbsolve.exec import split_stage
-from zbsolve.exec.torch_private import load_order, pipeline_runtime
+from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
 from zbsolve.interchange import export
 from zbsolve.systems import preset
 from zbsolve.util.text import aligned

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from zbsolve.exec.backward.layer_split import LayerSplit
+from zbsolve.exec.base.torch_private import gradient_edge, run_backward
 from zbsolve.exec.graphs.auto import MAKES
 from zbsolve.exec.graphs.graph_split import GraphSplit
-from zbsolve.exec.torch_private import gradient_edge, run_backward
 from zbsolve.models.blocks import BlockSizes, Decoder
 from zbsolve.models.presets import Block
 

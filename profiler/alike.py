@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zbsolve.exec.torch_private import buffers_of, parameters_of
+from zbsolve.exec.base.torch_private import buffers_of, parameters_of
 
 PLAIN_DATA = (int, float, bool, str, bytes, complex, type(None))
 NUMBERING = {"layer_idx", "layer_id"}  # Hugging Face numbers its layers; training computes nothing from that

@@ -11,7 +11,7 @@ from torch import nn
 
 from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.backward.values import trained
+from zbsolve.exec.base.values import trained
 from zbsolve.exec.transport.failure import is_out_of_memory, one_line
 
 from .stage_rounds import SAMPLED, TURNS, Feed

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve.exec.backward.trying import as_written
-from zbsolve.exec.backward.values import CONSTANTS, checked, constant, detached, trained
-from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
+from zbsolve.exec.backward.replay import as_written
+from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
+from zbsolve.exec.base.values import CONSTANTS, checked, constant, detached, trained
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied

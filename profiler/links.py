@@ -26,10 +26,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from zbsolve.exec.base.program import Message
 from zbsolve.exec.device.marks import Marks
 from zbsolve.exec.device.rows import DeviceRows
 from zbsolve.exec.devices import BACKENDS, device_of
-from zbsolve.exec.program import Message
 from zbsolve.exec.run.sharing import device_environment, together
 from zbsolve.exec.run.worker import end_with_parent, local_network
 from zbsolve.exec.transport.clocks import clock_lead

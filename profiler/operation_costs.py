@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from zbsolve.exec.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
+from zbsolve.exec.base.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
 
 # These read and write nothing: they give new memory, or another look at old memory.
 FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}

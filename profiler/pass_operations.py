@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.backward.values import trained
+from zbsolve.exec.base.values import trained
 
 from .dataflow import Flow, example
 from .operation_costs import Op, Work

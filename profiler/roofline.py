@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbsolve.exec.torch_private import FAKE_REFUSALS, FakeTensorMode
+from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensorMode
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.features.cuts import SEQUENCE
 from zbsolve.features.vocabulary import VocabularyCosts

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.backward.values import leaves_of, trained
+from zbsolve.exec.base.values import leaves_of, trained
 from zbsolve.exec.feed import moved
 from zbsolve.exec.slices.check import check_stage
 from zbsolve.exec.slices.cutting import Cutting
@@ -176,8 +176,8 @@ def _rounds(
     stages = [stage for one in sets[:MAX_COPIES] for stage in one]
     feeds = {i: alone(model, i, through.inputs[i], bench.device) for i in kinds}
     for stage in stages:
-        stage.slices = StageSlices(cutting)
-        stage.slices.looked |= {LAYERS, LOSS, IGNORED}
+        stage.around = slices = StageSlices(cutting)
+        slices.looked |= {LAYERS, LOSS, IGNORED}
     timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0

@@ -13,12 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.base.dtensors import local_bytes
 from zbsolve.exec.devices import BACKENDS
-from zbsolve.exec.dtensors import local_bytes
 from zbsolve.exec.layers import tie
-from zbsolve.exec.mesh.place import PipelineMesh, group_along
+from zbsolve.exec.mesh.place import PipelineMesh, group_along, parallelized
 from zbsolve.exec.mesh.sizes import PIPELINE, made_mesh, named_sizes
-from zbsolve.exec.mesh.stage_module import parallelized
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.wires import reason

@@ -17,7 +17,7 @@ from benchmarks.harness import RESULTS  # noqa: E402
 from benchmarks.parts import Part, failures, longest, results_of  # noqa: E402
 from zbsolve import BadInput  # noqa: E402
 from zbsolve.cli.app import parser  # noqa: E402
-from zbsolve.exec.backward.by_name import parts_by_name  # noqa: E402
+from zbsolve.exec.graphs.by_name import parts_by_name  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
 HERE = "tests.benchmarks.test_gpu"

@@ -10,8 +10,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from zbsolve import BadInput
-from zbsolve.exec.loop.checkpoint_files import Reader
-from zbsolve.exec.loop.optimizer_state import kinds_of, related
+from zbsolve.exec.loop.checkpoint_files import Reader, kinds_of, related
 
 
 @pytest.fixture

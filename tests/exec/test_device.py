@@ -13,20 +13,23 @@ import pytest
 
 from zbsolve import BadInput, preset, problem_for
 from zbsolve.cli import main
-from zbsolve.exec.interpreter import Record
+from zbsolve.exec.base.program import Message
+from zbsolve.exec.base.state import Record
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.program import Message
 from zbsolve.exec.transport.failure import LostRank
 
 from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
+from zbsolve.exec.base.state import Data  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
-from zbsolve.exec.device.guard import Guard  # noqa: E402
 from zbsolve.exec.device.marks import Marks  # noqa: E402
-from zbsolve.exec.device.rank_device import RankDevice, read_marks  # noqa: E402
-from zbsolve.exec.handlers.handler import Data  # noqa: E402
+from zbsolve.exec.device.rank_device import (  # noqa: E402
+    Guard,
+    RankDevice,
+    read_marks,
+)
 from zbsolve.exec.run import sharing  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402

@@ -14,12 +14,12 @@ from zbsolve import BadInput, Trace, pipeline, solve
 from zbsolve.build import AttentionExchange, with_exchange
 from zbsolve.cli import main
 from zbsolve.exec import emulate
+from zbsolve.exec.base.program import Message
+from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
-from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.one_device.pipeline import OneDevice
 from zbsolve.exec.one_device.streams import Turns
-from zbsolve.exec.program import Message
 from zbsolve.interchange.importing import import_schedule
 from zbsolve.interchange.reading import read_order
 from zbsolve.models.by_name import load

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zbsolve import BadInput
-from zbsolve.exec.backward.by_name import parts_by_name
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.base.torch_private import tree_leaves
 from zbsolve.exec.graphs import Untraceable
 from zbsolve.exec.graphs.auto import always, parts_by
 from zbsolve.exec.graphs.block_graphs import graphs_of
-from zbsolve.exec.graphs.keys import block_key
-from zbsolve.exec.graphs.sharing import SharedGraphs
+from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.sharing import SharedGraphs, block_key
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.torch_private import tree_leaves
 
 from ..support.split_blocks import WIDTH, Block, Product, assert_same, hidden, run
 

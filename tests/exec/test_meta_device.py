@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from zbsolve.exec.layers import materialise
-from zbsolve.exec.unset import is_unset, mark_unset
+from zbsolve.exec.layers import is_unset, mark_unset, materialise
 from zbsolve.util.errors import BadInput
 
 from ..support.exec_ranks import on_ranks

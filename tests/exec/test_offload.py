@@ -16,10 +16,9 @@ from benchmarks.gpu_splits import Sizes
 from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main
+from zbsolve.exec.device.copying import Launched, LaunchedCopies, timed_event
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.offload.copying import Launched, LaunchedCopies, timed_event
-from zbsolve.exec.offload.host_pool import HostPool
-from zbsolve.exec.offload.keeper import ALIGNED, Keeper, come_back_together, in_groups, packed, room_for
+from zbsolve.exec.offload.keeper import ALIGNED, HostPool, Keeper, come_back_together, in_groups, packed, room_for
 from zbsolve.models.presets import mlp
 from zbsolve.problem import Edge, Pass
 
@@ -127,7 +126,7 @@ def test_host_buffers_are_used_again_and_a_lack_of_memory_is_one_line(monkeypatc
     pool.give_back(first)
     assert len(pool.take(4000)) == 4000  # the other shape's buffer goes
     assert pool.free == []
-    monkeypatch.setattr("zbsolve.exec.offload.host_pool.free_memory", lambda: 5 << 20)
+    monkeypatch.setattr("zbsolve.exec.offload.keeper.free_memory", lambda: 5 << 20)
     with pytest.raises(BadInput, match=r"3 host buffers of 2.00 MiB need 6.00 MiB, but this machine has 5.00 MiB free"):
         pool.make(3, 2 << 20)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import zbsolve.exec
-from zbsolve.exec.backward.by_name import parts_by_name
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.graphs.by_name import parts_by_name
 from zbsolve.models.blocks.weights import BatchedLinear
 
 ROWS, WIDTH, MICROBATCHES = 2048, 128, 8

@@ -15,9 +15,9 @@ import pytest
 
 from zbsolve import BadInput
 from zbsolve.cli.app import main
+from zbsolve.exec.base.program import Message, Program
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import predicted
-from zbsolve.exec.program import Message, Program
 from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.run.numbers import RunNumbers
 from zbsolve.exec.step_view import StepView

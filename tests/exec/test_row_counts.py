@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.cli.run import _of_rows
+from zbsolve.exec.base.state import Data
 from zbsolve.exec.check import RowCounts, row_counts
-from zbsolve.exec.handlers.handler import Data
 from zbsolve.exec.run.job import Options, run_on_one_device
 
 from ..support.exec_tools import a_problem, random_schedule

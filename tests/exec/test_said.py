@@ -12,7 +12,7 @@ import pytest
 from zbsolve import Trace
 from zbsolve.cli import main
 from zbsolve.exec.run import job
-from zbsolve.exec.run.said import Said, path_of
+from zbsolve.exec.run.launch import Said, path_of
 from zbsolve.util.machine import child_environment
 
 from ..support.exec_tools import a_problem, random_schedule

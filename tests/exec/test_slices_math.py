@@ -14,18 +14,19 @@ from torch.nn import functional
 
 from zbsolve.build.attention_order import HandedOver
 from zbsolve.exec import auxiliary_loss
+from zbsolve.exec.attention import _attention, _gradients, asked
 from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.base.state import share_of_loss
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.slices.check import check_layers, check_stage
 from zbsolve.exec.slices.counting import Counting
 from zbsolve.exec.slices.cutting import Cutting
-from zbsolve.exec.slices.exchange import _attention, _gradients, asked
 from zbsolve.exec.slices.inputs import SeenInputs
 from zbsolve.exec.slices.labels import SeenTargets
 from zbsolve.exec.slices.loss import check_loss
 from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
-from zbsolve.exec.slices.sequence import cut_sequence, offsets, share_of_loss, slice_shares
+from zbsolve.exec.slices.sequence import cut_sequence, offsets, slice_shares
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
@@ -702,7 +703,7 @@ class Shifted(nn.Module):
 def test_layers_are_looked_at_again_in_training_and_in_longer_sequences(only_training: bool) -> None:
     layer, slices = Shifted(only_training), StageSlices(Cutting(2))
     stage, looked = Stage([layer], first=3), list[bool]()
-    stage.slices = slices
+    stage.around = slices
     layer.train(not only_training)
     for length in (4, 3, 4) if not only_training else (16, 4, 16):
         for part in range(2):

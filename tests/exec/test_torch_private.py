@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import profiler
 import zbsolve.exec
-from zbsolve.exec import torch_private as private
+from zbsolve.exec.base import torch_private as private
 
 from ..support.exec_ranks import on_ranks
 

@@ -12,9 +12,9 @@ import pytest
 from zbsolve import BadInput, Schedule, pipeline, solve, verify
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec.awaits import begins_and_ends
-from zbsolve.exec.handlers.table import HANDLERS, passes_where
+from zbsolve.exec.base.program import Action, Message, Program
+from zbsolve.exec.handlers import HANDLERS, passes_where
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.program import Action, Message, Program
 from zbsolve.kinds import kinds_that
 
 from ..support.exec_jobs_vocabulary import CASES

@@ -12,8 +12,8 @@ import networkx
 import pytest
 
 from zbsolve import Schedule, preset
+from zbsolve.exec.base.program import Message, Program
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.program import Message, Program
 from zbsolve.exec.waits import EXECUTOR, Rules, circle, graph_of
 from zbsolve.systems import problem_for
 

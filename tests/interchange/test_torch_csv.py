@@ -16,7 +16,7 @@ from torch import nn
 
 from zbsolve import BadInput, Deadlock, Edge, Pass, Problem, Schedule, pipeline
 from zbsolve.cli import main
-from zbsolve.exec.torch_runtime import check_version, torch_schedule
+from zbsolve.exec.torch_stages import check_version, torch_schedule
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems import preset
 

@@ -12,7 +12,7 @@ from profiler.memory import AllocatedBytes, LayerMemory, Living, _metered, held,
 from profiler.stage_rounds import PassTimer, alone, rotated, rounds, stages_of
 from zbsolve import HostLink, Profile, Step, pipeline, solve
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.backward.values import tensors_of
+from zbsolve.exec.base.values import tensors_of
 from zbsolve.exec.run.launch import run_local
 from zbsolve.handover import lacking, most_waiting
 from zbsolve.layer import Layer, Link

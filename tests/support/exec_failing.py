@@ -89,7 +89,7 @@ class Ranks:
 def main() -> None:
     """Read jobs, a line each; fork the ranks of one; say what they said."""
     # Once for all ranks: FSDP imports torch._dynamo with its first module, which takes longer than all that a rank does.
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "zbsolve.exec.backward.by_name", "zbsolve.exec.pipeline"):
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "zbsolve.exec.graphs.by_name", "zbsolve.exec.pipeline"):
         importlib.import_module(name)
 
     from zbsolve.exec.run.worker import local_network
@@ -155,7 +155,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     from torch import nn
 
     from zbsolve.exec import Pipeline, RunFailed
-    from zbsolve.exec.interpreter import Hooks
+    from zbsolve.exec.base.state import Hooks
 
     from .exec_tools import random_schedule
 

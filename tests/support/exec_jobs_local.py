@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec import Pipeline
-from zbsolve.exec.program import Message
+from zbsolve.exec.base.program import Message
 from zbsolve.exec.transport import shared_memory as local
 from zbsolve.exec.transport.format import PLAIN as DTYPES
 from zbsolve.exec.transport.mailbox import Mailbox

@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec.base.dtensors import full
 from zbsolve.exec.check import difference
-from zbsolve.exec.dtensors import full
 
 from .tensor_parallel import WORDS, loss, model, parallel
 

@@ -17,13 +17,14 @@ from zbsolve import Problem, Schedule
 from zbsolve.build import Host, with_offload
 from zbsolve.exec import Pipeline, PostValidated, RunFailed
 from zbsolve.exec.awaits import crossings
+from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
-from zbsolve.exec.interpreter import Hooks
 from zbsolve.exec.memory import Memory
 from zbsolve.exec.offload import rank as offload_rank
+from zbsolve.exec.offload.rank import Offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
@@ -92,7 +93,7 @@ def gradients(rank: int, _: None) -> list[dict[str, Any]]:
         runner = pipeline_of(random_schedule(problem, number), split=split)
         for step in range(2):
             runner.step(*batch(step))
-        pool = runner._runner.interpreter.state.offload.pool  # type: ignore[union-attr]
+        pool = runner._runner.interpreter.state.part(Offload).pool
         result.append({"worst": worst(runner, whole), "left": pool.held, "buffers": len(pool.free)})
     return result
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -97,11 +95,6 @@ def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
     return torch.equal(both[0], both[1])
 
 
-def _both(first: Callable[[int], None], second: Any, stage: int) -> None:
-    first(stage)
-    second(stage)
-
-
 def problems() -> list[Problem]:
     """Placements with the tied parameter on both ranks, on one, and stages of one layer each; and with passes C, which begin
     sums: the same, a fused backward, offload, two directions, where a stage is on two ranks of each pipeline, and a sharded
@@ -120,7 +113,7 @@ def gradients(rank: int, _: None) -> list[dict[str, Any]]:
     for problem in problems():
         runner = runner_of(random_schedule(problem, 2), groups, seed=5)
         ended: list[int] = []
-        runner.hooks.done = partial(_both, ended.append, runner.hooks.done)
+        runner.hooks.done = ended.append
         for step in range(2):
             times = runner.step(*part(runner, step)).timeline
         runner.wait_gradients()

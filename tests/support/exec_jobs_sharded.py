@@ -16,7 +16,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from zbsolve import BadInput, Problem, Schedule
 from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec import torch_private as private
+from zbsolve.exec.base import torch_private as private
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed

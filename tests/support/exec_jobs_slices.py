@@ -28,12 +28,13 @@ from zbsolve.build import (
 from zbsolve.build.attention_balance import one_forward_one_backward
 from zbsolve.build.attention_order import with_parts, without_exchange
 from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec.ahead import Cut
+from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.optimizer.ahead import Cut
 from zbsolve.exec.slices import check
-from zbsolve.exec.slices.exchange import FIRST_TAG
+from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
@@ -201,16 +202,21 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int
             worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
             pipe.module.zero_grad()
         for stage in pipe.stages.values():
-            assert stage.slices is not None
-            assert stage.slices.store.bytes == 0
+            assert isinstance(stage.around, StageSlices)
+            assert stage.around.store.bytes == 0
             assert not stage.live
     return max(worst), answered
+
+
+def exchange_of(pipe: Pipeline) -> AttentionPeers | None:
+    """The rank's exchange of attention, where it has one."""
+    return next((one for one in pipe.parts if isinstance(one, AttentionPeers)), None)
 
 
 def counted(pipe: Pipeline) -> list[int]:
     """Gets the rank for every attention that this one makes for another; some of the answers are gradients."""
     found: list[int] = []
-    if (attention := pipe.attention) is None:
+    if (attention := exchange_of(pipe)) is None:
         return found
     send = attention.send
 
@@ -228,7 +234,7 @@ def broken_helper(case: Case, group: dict[str, Any]) -> str:
     orders = (random_schedule(problem_of(case), seed) for seed in range(9))
     schedule = next(one for one in orders if any(action.goes_on for action in lower(one)[0].actions))
     pipe, (x, y) = pipeline_of(case, schedule=schedule, **group), batch(case)
-    attention = pipe.attention
+    attention = exchange_of(pipe)
     assert attention is not None
     serve = attention.serve
 

@@ -20,10 +20,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from zbsolve.exec import split_stage
+from zbsolve.exec.base.dtensors import full
+from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
 from zbsolve.exec.check import difference
-from zbsolve.exec.dtensors import full
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.torch_private import load_order, pipeline_runtime
 
 WIDTH, INNER, ROWS, BLOCKS = 8, 64, 16, 4
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.addmm_.default}

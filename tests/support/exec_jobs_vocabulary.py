@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from zbsolve import BadInput, Problem
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec.base.dtensors import full
 from zbsolve.exec.check import Value, difference, reference, values
-from zbsolve.exec.dtensors import full
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from zbsolve.exec.run.said import path_of
+from zbsolve.exec.run.launch import path_of
 from zbsolve.util.machine import child_environment
 
 # What ranks need, imported once for all: torch takes seconds, its optimizers import torch._dynamo at their first step, and

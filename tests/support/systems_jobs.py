@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from zbsolve import BadInput, Schedule, pipeline, updates
 from zbsolve.exec import Pipeline
+from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
-from zbsolve.exec.interpreter import Hooks
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
 from zbsolve.systems.problems import problem_for

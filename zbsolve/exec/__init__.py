@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
-    from .torch_runtime import torch_schedule as torch_schedule
     from .torch_stages import split_stage as split_stage
+    from .torch_stages import torch_schedule as torch_schedule
     from .transport.failure import RunFailed as RunFailed
 
 # Torch is imported with the first use: the command line reads parts of this package without it.
@@ -33,7 +33,6 @@ __getattr__, __dir__ = handing_on(
         "rank": "StepResult",
         "optimizer.post_validation": "PostValidated",
         "transport.failure": "RunFailed",
-        "torch_runtime": "torch_schedule",
-        "torch_stages": "split_stage",
+        "torch_stages": "split_stage torch_schedule",
     },
 )

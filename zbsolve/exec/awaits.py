@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .handlers.table import HANDLERS, passes_where
+from .base.program import Await
+from .handlers import HANDLERS, passes_where
 from .meeting import together
-from .program import Await
 
 Times = NDArray[Any]
 

@@ -16,13 +16,13 @@ from ..models.losses import without_metrics
 from ..models.model import Place
 from ..problem import Problem
 from .backward.layer_split import run_layers
-from .backward.values import joined, tensors_of
-from .dtensors import full
-from .handlers.handler import Data
-from .torch_private import tree_map
+from .base.dtensors import full
+from .base.state import Data
+from .base.torch_private import tree_map
+from .base.values import joined, tensors_of
+from .connecting import Update
 from .transport.format import Format
-from .update_groups import groups_of, versions_of
-from .weight_versions import Update
+from .updates import groups_of, versions_of
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 COUNT_ROUNDING = 1e-3  # by which gradients of a row may differ otherwise

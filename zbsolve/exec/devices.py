@@ -72,7 +72,7 @@ def group_device(mesh: Any, group: Any) -> torch.device:
     import torch
     import torch.distributed as dist
 
-    from .torch_private import backend_of, default_group
+    from .base.torch_private import backend_of, default_group
 
     if not torch.cuda.is_available() or not dist.is_initialized() or (mesh is not None and mesh.device_type != "cuda"):
         return torch.device("cpu")

@@ -41,9 +41,9 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .awaits import crossings
-from .handlers.table import passes_where
-from .program import Message
-from .transport.cells import shared_cells
+from .base.program import Message
+from .handlers import passes_where
+from .transport.cells import Signals, shared_cells
 from .transport.failure import LostRank
 from .transport.wires import Wires
 
@@ -215,6 +215,7 @@ class EmulatedDevice:
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
+        self.signals: Signals | None = None  # where passes of several ranks tell each other that they have ended
         self._parts_length = 0  # of the parts right before a pass
 
     def begin(self) -> None:

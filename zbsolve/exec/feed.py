@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .backward.values import leaves_of, tensors_of
-from .dtensors import PLAIN_TYPES
-from .torch_private import tree_flatten, tree_map, tree_unflatten
+from .base.dtensors import PLAIN_TYPES
+from .base.torch_private import tree_flatten, tree_map, tree_unflatten
+from .base.values import leaves_of, tensors_of
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from ..util.errors import BadInput
-from .backward.values import bytes_of
+from .base.handler import Handler
+from .base.part import Run, asked
+from .base.program import Action, Message, Program
+from .base.state import Data, Hooks, RankState, Record
+from .base.torch_private import profiler_enabled
+from .base.values import bytes_of
 from .device.marks import Marks
 from .emulate import EmulatedDevice
-from .handlers.handler import Data, Handler, RankState
-from .handlers.table import HANDLERS
+from .handlers import HANDLERS
 from .memory import LiveBytes
 from .not_finite import look_for_nonfinite
-from .program import Action, Message, Program
-from .torch_private import profiler_enabled
 from .transport.failure import LostRank, RunFailed, one_line
 
 
@@ -42,52 +42,6 @@ class Transport(Protocol):
         """By the schedule it has gone; never waits."""
 
 
-@dataclass(slots=True)
-class Record:
-    """One step of one rank. Times are monotonic ns.
-
-    began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
-    there (0: it takes none), how long this rank waited for that message, its start and its end. losses: parts of the losses
-    of microbatches that are made here: by the last stage, and by layers themselves. held, host: bytes after each pass on
-    the device and in host memory, where a meter counts them. marks: on a GPU, the marks around each pass; until they are
-    read, when the step is over, times are those of launching, and those in `arrived` are marks. later: number of a pass that
-    only began work → the mark behind that. launched: how long launching each pass took the host.
-    """
-
-    began: int
-    arrived: list[Any] = field(default_factory=list)
-    waited: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    host: list[int] = field(default_factory=list)
-    marks: list[tuple[Any, Any]] = field(default_factory=list)
-    later: dict[int, Any] = field(default_factory=dict)
-    launched: list[int] = field(default_factory=list)
-
-    def columns(self) -> tuple[list[Any], ...]:
-        """All that grows with the passes."""
-        rows = self.arrived, self.waited, self.start, self.end, self.losses, self.held, self.host, self.marks, self.launched
-        return rows
-
-
-@dataclass(slots=True)
-class Hooks:
-    """What else happens around passes.
-
-    announce: called with each pass's name before it. emulated: the device whose times passes and messages take. done: called
-    with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in all that passes make. limit:
-    bytes of activations that the device has; a pass that needs more fails, in every step, which are slower for it.
-    """
-
-    announce: Callable[[str], None] | None = None
-    emulated: EmulatedDevice | None = None
-    done: Callable[[int], None] | None = None
-    watch: bool = False
-    limit: int | None = None
-
-
 class Interpreter:
     """Runs one rank's program. record: of the step that runs, or ran last. handed_bytes: pass → bytes that another pass of
     this rank handed to it, in the last step that a meter counted."""
@@ -103,17 +57,25 @@ class Interpreter:
         self.counting = False  # bytes, so that memory goes when it is predicted to
         self._looked = 0  # losses of this step that were looked at
         self.marks: Marks | None = None  # of the device, where that is a GPU
+        self._work = {kind: self._around(kind) for kind in {action.kind for action in program.actions}}
+        methods = ("begin", "done", "held_bytes", "host_bytes", "no_activations", "end")
+        begin, done, held, host, ignored, end = (asked(state.parts, method) for method in methods)
+        self._begin, self._done, self._held, self._host, self._ignored, self._end = begin, done, held, host, ignored, end
+
+    def _around(self, kind: str) -> tuple[Handler, Run]:
+        """The handler of a kind, and what runs its passes: the handler's work, and around it what parts do."""
+        handler = HANDLERS[kind]
+        run: Run = handler.run
+        for around in asked(self.state.parts, "around"):
+            run = around(kind, run)
+        return handler, run
 
     def begin(self, data: Data) -> Record:
         """A step begins. Returns its record, which is empty."""
         if self.hooks.emulated is not None:
             self.hooks.emulated.begin()
-        for versions in self.state.versions.values():
-            versions.begin()
-        if self.state.offload is not None:
-            self.state.offload.begin()
-        if self.state.vocabulary is not None:
-            self.state.vocabulary.begin()
+        for begin in self._begin:
+            begin(data)
         self._looked, self.record = 0, Record(time.monotonic_ns())
         self.state.data, self.state.losses = data, self.record.losses
         return self.record
@@ -125,6 +87,11 @@ class Interpreter:
             self.run(action)
             if meter is not None:
                 self.weigh(meter)
+
+    def end(self) -> None:
+        """The step has ended."""
+        for end in self._end:
+            end()
 
     def ended(self) -> Iterator[tuple[int, Action, Any]]:
         """The passes that only began work: each one's number, itself, and when that was done, monotonic ns or a mark. Waits
@@ -146,32 +113,23 @@ class Interpreter:
         record.later.clear()
 
     def weigh(self, meter: LiveBytes) -> None:
-        """Note what is held after a pass: with versions of weights and with what passes gather, without gradients of
-        parameters unless passes reduce them."""
+        """Note what is held after a pass: with what parts count, without gradients of parameters unless a part counts
+        them."""
         self.ignore_weights(meter)
-        versions = self.state.versions.values()
-        sharded = [stage.sharding for stage in self.state.stages.values() if stage.sharding is not None]
         self.handed_bytes |= {name: bytes_of(value) for name, value in self._handed.items()}
-        kept = sum(one.kept_bytes for one in versions) + sum(stage.held_bytes for stage in sharded)
-        self.record.held.append(meter.now + kept)
-        if self.state.offload is not None:
-            self.record.host.append(self.state.offload.pool.held)
+        self.record.held.append(meter.now + sum(held() for held in self._held))
+        if self._host:
+            self.record.host.append(sum(host() for host in self._host))
 
     def ignore_weights(self, meter: LiveBytes) -> None:
         """Parameters, what makes them, and their gradients are no activations."""
-        for one in self.state.versions.values():
-            meter.ignore(one.tensors())
-        stages = self.state.stages.values()
-        meter.ignore(p.grad for s in stages for p in s.parameters() if p.grad is not None)
-        if self.state.vocabulary is not None:
-            meter.ignore(p.grad for p in self.state.vocabulary.parameters() if p.grad is not None)
-        for stage in stages:
-            if stage.sharding is not None:
-                meter.ignore(stage.sharding.tensors())
+        meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
+        for ignored in self._ignored:
+            meter.ignore(tensor for tensor in ignored() if tensor is not None)
 
     def run(self, action: Action) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
-        hooks, record, handler = self.hooks, self.record, HANDLERS[action.kind]
+        hooks, record, (handler, work) = self.hooks, self.record, self._work[action.kind]
         given, arrived, waited = None, 0, 0
         if hooks.announce is not None:
             hooks.announce(action.name)
@@ -188,10 +146,7 @@ class Interpreter:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
             begun = None if self.marks is None else self.marks.mark()
-            if action.use is None and not profiler_enabled():
-                output = handler.run(self.state, action, given)
-            else:
-                output = self._labelled(handler, action, given)
+            output = self._labelled(work, action, given) if profiler_enabled() else work(self.state, action, given)
             if begun is not None:
                 record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
             end = time.monotonic_ns()
@@ -209,8 +164,11 @@ class Interpreter:
                 raise BadInput("it made nothing, but other passes take what it makes")
             for kind, stage in action.releases:
                 HANDLERS[kind].release(self.state, stage)  # type: ignore[misc]
-            if action.done and hooks.done is not None:
-                hooks.done(action.stage)
+            if action.done:
+                for done in self._done:
+                    done(action.stage)
+                if hooks.done is not None:
+                    hooks.done(action.stage)
         except LostRank as error:
             raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}", error.peer) from None
         except Exception as error:
@@ -222,7 +180,7 @@ class Interpreter:
 
     def _emulated(self, device: EmulatedDevice, action: Action, start: int) -> tuple[int, int]:
         """When the pass, whose real work is done, started and ended on its device."""
-        signals = None if self.state.offload is None else self.state.offload.signals
+        signals = device.signals
         if signals is None:
             return device.finish(action.name, start)
         for name in action.hears:
@@ -248,24 +206,10 @@ class Interpreter:
             arrived = emulated.ready(action.name, arrived)
         return given, arrived, max(0, arrived - asked) if asked and self.marks is None else 0
 
-    def _labelled(self, handler: Handler, action: Action, given: Any) -> Any:
-        """The handler's work, with the pass's name in torch's profiler (which would read a bare 2F0 as a mangled C++
-        name)."""
-        if not profiler_enabled():
-            return self._with_version(handler, action, given)
+    def _labelled(self, work: Run, action: Action, given: Any) -> Any:
+        """A pass's work, with its name in torch's profiler (which would read a bare 2F0 as a mangled C++ name)."""
         with torch.profiler.record_function(f"zbsolve:{action.name}"):
-            return self._with_version(handler, action, given)
-
-    def _with_version(self, handler: Handler, action: Action, given: Any) -> Any:
-        """The handler's work, while the layers show the version of the weights that the pass uses."""
-        use = action.use
-        if use is None or not handler.uses_weights:
-            return handler.run(self.state, action, given)
-        versions = self.state.versions[action.stage]
-        versions.show(use)
-        output = handler.run(self.state, action, given)
-        versions.done(use)
-        return output
+            return work(self.state, action, given)
 
     def _look(self, handler: Handler, action: Action, output: Any) -> None:
         losses, read = self.record.losses[self._looked :], None
@@ -277,5 +221,6 @@ class Interpreter:
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
         """The trained parameters of the pass's stage, with what they are called."""
         if action.stage in self.state.stages:
-            return self.state.stages[action.stage].named_parameters()
-        return [] if self.state.vocabulary is None else self.state.vocabulary.named_parameters()
+            named: list[tuple[str, torch.nn.Parameter]] = self.state.stages[action.stage].named_parameters()
+            return named
+        return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]

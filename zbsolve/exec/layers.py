@@ -8,16 +8,18 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..build.untrained import untrained_stages
 from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
-from .torch_private import children_of
-from .unset import is_unset, mark_unset
+from .base.dtensors import PLAIN_TYPES, local
+from .base.torch_private import children_of
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]
 Init = Callable[[int, nn.Module], None]
 Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module] | Builder
+BYTE = 0xA5  # every byte of whole numbers and booleans
 
 
 def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
@@ -175,3 +177,58 @@ def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | 
     except AttributeError:
         raise BadInput(f"layer {number}: it has no parameter '{name}', which is tied") from None
     return parameter
+
+
+def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
+    """The numbers of the layers of `stages`. counts: how many each stage has."""
+    return [i for s in stages for i in range(sum(counts[:s]), sum(counts[: s + 1]))]
+
+
+def mark_unset(tensor: Tensor) -> None:
+    """Fill a tensor with what `is_unset` recognises. A tensor of a type of its own (not a DTensor) stays as it is."""
+    here = local(tensor.detach())
+    if type(here) not in PLAIN_TYPES:
+        return
+    if here.dtype is torch.bool:
+        here.view(torch.uint8).fill_(BYTE)
+    elif here.is_floating_point() or here.is_complex():
+        here.fill_(float("nan"))
+    else:
+        here.fill_(_whole(here.dtype))
+
+
+def is_unset(tensor: Tensor) -> bool:
+    """Whether a number of the tensor is still what `mark_unset` wrote. Whole numbers of one byte may be so by chance: there
+    all of them must be."""
+    here = local(tensor.detach())
+    if type(here) not in PLAIN_TYPES or here.is_meta or not here.numel():
+        return False
+    if here.dtype is torch.bool:
+        return bool((here.view(torch.uint8) == BYTE).any())
+    if here.is_floating_point() or here.is_complex():
+        here = here.to(torch.float32) if here.dtype.itemsize == 1 else here
+        return bool(here.isnan().any())
+    same = here == _whole(here.dtype)
+    return bool(same.all() if here.dtype.itemsize == 1 else same.any())
+
+
+def _whole(dtype: torch.dtype) -> int:
+    return int.from_bytes(bytes([BYTE] * dtype.itemsize), "little", signed=torch.iinfo(dtype).min < 0)
+
+
+def forwards_alone(problem: Problem) -> bool:
+    """Whether the step has no backward at all: then it trains nothing, whatever the model, and is lowered as such."""
+    return untrained_stages(problem) == problem.stages
+
+
+def check_untrained(problem: Problem, counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module]) -> None:
+    """Raise BadInput naming a parameter that is trained on one of these stages, though the schedule has no backward there.
+    counts: layers of every stage; layers: those of these stages, by number."""
+    front = 0 if forwards_alone(problem) else untrained_stages(problem)
+    for i in (i for s in stages if s < front for i in range(sum(counts[:s]), sum(counts[: s + 1]))):
+        for name, parameter in layers[i].named_parameters():
+            if parameter.requires_grad:
+                raise BadInput(
+                    f"layer {i}.{name}: is trained, but the schedule has no backward of its stage: it was made for layers "
+                    f"that train nothing there (requires_grad_(False), or solve again)"
+                )

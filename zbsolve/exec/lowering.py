@@ -29,14 +29,16 @@ from ..schedule import Schedule
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, shares
-from .handlers.graph import Graph
-from .handlers.table import HANDLERS, passes_where
+from .base.handler import Graph
+from .base.program import Action, Message, Program, VersionUse
+from .handlers import HANDLERS, passes_where
 from .meeting import received
-from .program import Action, Message, Program, VersionUse
 from .step_view import StepView
-from .update_groups import uses_of
+from .updates import uses_of
 
 CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry → what it is to the pass that takes it
+# Fields of handlers whose passes are lowered with an eye on ranks that no message links them to.
+FAR = ("joins", "helps", "before_its_pass", "ends_with_step", "settle", "release", "does")
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
@@ -45,10 +47,20 @@ def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, .
     backward. Raises BadInput for a schedule that does not hold, or that the executor cannot run."""
     view = StepView.of(given) if isinstance(given, Schedule) else given
     view.check()
+    if view.part is not None:
+        check_by_rank(view.step)
     check_runs(view.step, training)
     lowering = _Lowering(view)
     _check_collectives(lowering.problem, lowering.orders)
     return tuple(lowering.program(rank) for rank in view.ranks)
+
+
+def check_by_rank(one: Problem) -> None:
+    """Raise BadInput where steps of microbatches that are like `one` cannot be lowered a rank at a time."""
+    far = [kind for kind in one.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
+    if far:
+        name = one.names[one.rows(*far)[0]]
+        raise BadInput(f"pass {name}: run knows no passes of its kind in a file of rounds: it concerns other ranks too")
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:

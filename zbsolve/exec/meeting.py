@@ -20,8 +20,8 @@ from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..tables import Bools
-from .handlers.attention import helped_passes
-from .handlers.table import passes_where
+from .attention import helped_passes
+from .handlers import passes_where
 
 Times = NDArray[Any]
 

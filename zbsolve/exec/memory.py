@@ -19,10 +19,10 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.text import exact_bytes
 from .awaits import begins_and_ends
-from .dtensors import local
-from .handlers.table import HANDLERS
-from .program import Message, Program
-from .torch_private import TorchDispatchMode, storage_key, tree_leaves
+from .base.dtensors import local
+from .base.program import Message, Program
+from .base.torch_private import TorchDispatchMode, storage_key, tree_leaves
+from .handlers import HANDLERS
 from .transport.failure import RunFailed
 
 

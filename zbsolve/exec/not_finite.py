@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backward.values import tensors_of
-from .handlers.handler import Handler
+from .base.handler import Handler
+from .base.values import tensors_of
 from .transport.failure import RunFailed
 
 Named = Sequence[tuple[str, nn.Parameter]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,35 +19,37 @@ from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput
-from .assembly import Given, Part, check_updates, connected, own_part, parallel_part, sharded_part
+from .ahead import Ahead
+from .assembly import connected
 from .backward.layer_split import Loss
+from .backward.stage import Stage
+from .base.part import Part, asked
+from .base.state import Hooks
+from .base.torch_private import default_group
+from .connecting import Given, Own, Update
 from .devices import group_device, with_number
 from .emulate import Times
+from .exchange.replicas import Replicas, begin_alike, optimizers_wait
+from .exchange.shared import Shared
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
-from .handlers.handler import Data
-from .handlers.table import passes_where
-from .interpreter import Hooks
-from .layers import Layers
+from .handlers import passes_where
+from .layers import Layers, check_untrained
 from .loop import checkpoint, evaluation, gradients
 from .memory import Memory
-from .mesh.averaging import groups_of
-from .mesh.place import pipeline_mesh
-from .mesh.stage_module import Parallelize
-from .optimizer.ahead import Ahead
+from .mesh.place import Parallelize, pipeline_mesh
+from .own import own_part, parallel_part
 from .rank import StepResult
-from .replicas import Replicas, begin_alike, optimizers_wait
 from .reports import MeasuredStep, gathered, put_together, trace_of
-from .sharding.rank import Sharding
+from .sharding.rank import Sharding, with_sharded
 from .slices.counting import Counting
 from .slices.cutting import Cutting
 from .splits import merged
 from .step_view import StepView
-from .torch_private import default_group
 from .transport.peers import Peers, agreed, together
 from .transport.wires import Wires
-from .untrained import check_untrained
+from .updates import Updates, check_updates
+from .vocabulary.parts import Shard
 from .vocabulary.whole import WholeVocabulary
-from .weight_versions import Update
 
 
 class Pipeline:
@@ -59,7 +61,7 @@ class Pipeline:
     a mean, one number; needed on ranks of the last stage. group: the process group with one process a rank of the schedule
     (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where `layers` is a
     list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own timeout holds).
-    hooks: see `interpreter.Hooks`. watch: look for NaN and inf in all that passes make, and name the first. emulate: times
+    hooks: see `base.state.Hooks`. watch: look for NaN and inf in all that passes make, and name the first. emulate: times
     that passes and messages take in place of this machine's (see `emulate`). replicas: for data parallelism, the process
     group of the ranks with the same stages in all pipelines, in one order everywhere (`group` is this pipeline's own):
     `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; call `wait_gradients` before
@@ -67,7 +69,7 @@ class Pipeline:
     torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
     is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
     layer, which splits any operation, as it is or compiled by "inductor"; "auto" measures both at a block's first forward
-    (see `by_name.parts_by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
+    (see `graphs.by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
     such tensors and there is one, else the CPU. capture: on a GPU, each rank's step is captured as one CUDA graph from the
     second of its shape on (see `captured`, docs/gpu.md). mesh: a DeviceMesh with a dimension "pp", in place
     of group and replicas: each of its other coordinates runs the same schedule. data: the dimensions along which the batch
@@ -124,86 +126,61 @@ class Pipeline:
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize)
-        part = self._own_part(given, group, replicas)
-        self.programs, self.program, self.counts = part.programs, part.program, part.counts
-        self.layers, self.module, self.stage_modules = part.layers, part.module, part.stage_modules
-        shard = part.vocabulary
-        self.vocabulary = None if shard is None else WholeVocabulary(shard, part.names, group, self.device)
-        self.inputs, self.targets = part.program.inputs, part.program.targets
+        own = self._own_part(given, group, replicas)
+        self.programs, self.program, self.counts = own.programs, own.program, own.counts
+        self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
+        shard = own.made.get(Shard)
+        self.vocabulary = None if shard is None else WholeVocabulary(shard, own.names, group, self.device)
+        self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
         homes = self.view.step.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
-        self.owners = [ranks for ranks, n in zip(homes, part.counts, strict=False) for _ in range(n)]
-        self._connect(part, given, group, replicas, emulate)
+        self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
+        self._connect(own, given, group, replicas, emulate)
         if capture:
             self._runner.capture()
-        self.replicas, self.sharding = self._runner.replicas, self._runner.sharding
         beside = self.replicas or self.sharding
         self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ParameterWatch(self.wires.rank)
         self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
 
-    def _own_part(self, given: Given, group: Any, replicas: Any) -> Part:
+    def _own_part(self, given: Given, group: Any, replicas: Any) -> Own:
         """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
         with agreed(self.wires, "schedule", self.view.content):
-            part = own_part(self.view, self.wires, given)
-            check_updates(self.view.step, given.update, part.tied, replicas)
+            own = own_part(self.view, self.wires, given)
+            check_updates(self.view.step, given.update, own.tied, replicas)
             ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-            part = sharded_part(part, replace(given, parallelize=None), replicas, ranks)
+            own = with_sharded(own, replace(given, parallelize=None), replicas, ranks)
         if replicas is not None:
             with self.peers.telling("building"):
-                begin_alike(replicas, part.module, self.view.content)
+                begin_alike(replicas, own.module, self.view.content)
         if given.parallelize is not None:
             with together(self.peers, "parallelize"):
-                part = sharded_part(parallel_part(part, given), given, replicas, ranks)
-        return part
+                own = with_sharded(parallel_part(own, given), given, replicas, ranks)
+        return own
 
-    def _connect(self, part: Part, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
+    def _connect(self, own: Own, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
         """Wires to the other ranks, and what runs this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
-            self.peers.wires = self.wires.paired(part.view.messages)
+            self.peers.wires = self.wires.paired(own.view.messages)
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(part, given, group, self.wires, self.peers, self.hooks, emulate)
-            self.mailbox, self.shared = self._runner.mailbox, self._runner.shared
+            self._runner = connected(own, given, (group, replicas), self.wires, self.peers, self.hooks, emulate)
+            self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             self.mailbox.trained = trained_by_name(self.module)
-            weakref.finalize(self, self.shared.close)
-            self.stages = self._runner.interpreter.state.stages
-            self.versions = self._runner.interpreter.state.versions
-            self.vocabulary_shard = self._runner.interpreter.state.vocabulary
-            self.attention = self._runner.interpreter.state.attention
-            if replicas is not None:
-                self._replicate(replicas)
+            self.stages: Mapping[int, Stage] = state.stages
+            self.shared, self.replicas, self.sharding = state.part(Shared), state.find(Replicas), state.find(Sharding)
+            updates = state.find(Updates)
+            self.versions = {} if updates is None else updates.stages
+            for close in asked(state.parts, "close"):
+                weakref.finalize(self, close)
         with together(self.peers, "sharding"):
-            if self._runner.sharding is not None:
-                self._shard(self._runner.sharding)
-
-    def _replicate(self, group: Any) -> None:
-        """From now on stages give their gradients to the other pipelines when they are done, and optimizers wait for
-        them."""
-        stages = {s: stage.parameters() for s, stage in self.stages.items()}
-        later, shard = self.shared.parameters(), self.vocabulary_shard
-        exchanges = self._runner.interpreter.state.exchanges
-        exchanged = self.shared.exchanged if exchanges else ()
-        if shard is not None:
-            number = shard.homes.stages + self.rank
-            stages[number] = shard.parameters()
-            if number not in exchanged:  # its collectives end with the step, but a pass C waits for them
-                later += shard.parameters()
-        replicas = Replicas(group, stages, later, groups_of(self.mesh, group), self.peers.timeout, exchanged)
-        exchanges.append(replicas.exchange)
-        self.peers.beside.append(replicas.break_off)
-        self.hooks.done = replicas.done_before(self.hooks.done)
-        self._runner.replicas = replicas
-        weakref.finalize(self, optimizers_wait(replicas, weakref.WeakMethod(self.wait_gradients)).remove)
-
-    def _shard(self, sharding: Sharding) -> None:
-        """From now on sharded stages reduce their gradients when they are done, and optimizers wait for them."""
-        self.peers.beside.append(sharding.break_off)
-        sharding.check_alike(self.view.content)
-        self.hooks.done = sharding.done_before(self.hooks.done)
-        weakref.finalize(self, optimizers_wait(sharding, weakref.WeakMethod(self.wait_gradients)).remove)
+            for check in asked(state.parts, "check_alike"):
+                check(self.view.content)
+        wait = weakref.WeakMethod(self.wait_gradients)
+        for concerns in asked(state.parts, "concerns"):
+            weakref.finalize(self, optimizers_wait(concerns, wait).remove)
 
     @property
     def captured(self) -> list[str]:
@@ -214,6 +191,11 @@ class Pipeline:
         """Until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
         RunFailed."""
         self._runner.wait_gradients()
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What the step's features have here (see `Part`)."""
+        return self._runner.parts
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's parameters, each once: for the optimizer."""
@@ -226,16 +208,13 @@ class Pipeline:
 
     def run_ahead(self, ahead: Ahead) -> None:
         """From now on begin steps before the optimizer's last one is validated (see `PostValidated`)."""
-        if self.versions:
-            raise BadInput("PostValidated: the schedule has passes U, which update by themselves")
-        if self.sharding is not None:
-            raise BadInput("PostValidated: parameters are sharded by FSDP: what a step gathers would be validated too late")
+        for part in self.parts:
+            if part.no_ahead:
+                raise BadInput(f"PostValidated: {part.no_ahead}")
         if self.device.type == "cuda":
             raise BadInput(
                 "PostValidated: a GPU's host would wait for the norm of the gradients: use a plain optimizer there"
             )
-        if self.vocabulary is not None:
-            raise BadInput("PostValidated: the vocabulary is sharded: forwards alone would wait for its collectives")
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
 
@@ -276,14 +255,8 @@ class Pipeline:
                 for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
             )
             scale = 1.0 if scaler is None else gradients.loss_scale(self, scaler)
-        data = Data(
-            first,
-            last,
-            step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
-            self.cutting.shares(last, self._shares(targets) if uneven else {}, self.counting),
-            scale,
-            self.cutting.ignores(last, self.counting),
-        )
+        seed = step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count
+        data = self.cutting.data(first, last, seed, self._shares(targets) if uneven else {}, self.counting, scale)
         self.wait_gradients()
         reads = self._runner.shapes.compared and (self.inputs or self.targets)
         given = checksum(inputs, len(self.microbatches)) if reads else 0

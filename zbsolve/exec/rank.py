@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,23 +15,21 @@ from torch import nn
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..util.errors import BadInput
+from .ahead import Ahead
 from .backward.replay import torch_random_kept
-from .backward.values import tensors_of
+from .base.part import Part, asked
+from .base.program import Message
+from .base.state import Data, Record, sum_of
+from .base.values import tensors_of
 from .device.capture import Captures
 from .device.marks import Marks
 from .device.rank_device import RankDevice, missing_bytes
 from .emulate import sleep_until
 from .feed import REFUSED, ShapeNumbers
-from .handlers.handler import Data, sum_of
-from .handlers.table import HANDLERS
-from .interpreter import Interpreter, Record
+from .handlers import HANDLERS
+from .interpreter import Interpreter
 from .memory import LiveBytes, Memory, predicted, predicted_host
-from .optimizer.ahead import Ahead
-from .program import Message
-from .replicas import Replicas
 from .reports import Reports, StepReport
-from .sharding.rank import Sharding
-from .shared import Shared
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 
@@ -56,24 +54,29 @@ class StepResult:
 
 @dataclass(eq=False)
 class RankRunner:
-    """Runs the steps of one rank. replicas: the other pipelines, where there are some. sharding: its sharded stages. ahead:
-    begins steps before the optimizer's last one is validated, where somebody asks for that. gpu: the device, where that is
-    one; captures: its graphs, where steps are captured. last: what all ranks saw of the last step."""
+    """Runs the steps of one rank. ahead: begins steps before the optimizer's last one is validated, where somebody asks for
+    that. gpu: the device, where that is one; captures: its graphs, where steps are captured. last: what all ranks saw of the
+    last step."""
 
     schedule: Schedule
     module: nn.Module
     peers: Peers
     mailbox: Mailbox
-    shared: Shared
     interpreter: Interpreter
     reports: Reports
     shapes: ShapeNumbers
-    replicas: Replicas | None = None
-    sharding: Sharding | None = None
     ahead: Ahead | None = None
     gpu: RankDevice | None = None
     captures: Captures | None = None
     last: StepReport | None = None
+
+    def __post_init__(self) -> None:
+        self._waits = asked(self.parts, "wait_gradients")
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """What features have here."""
+        return self.interpreter.state.parts
 
     def run(self, data: Data, device: torch.device, memory: bool, given: int = 0) -> StepResult:
         """One step. memory: count bytes. given: the `checksum` of this rank's inputs, where they are compared. Raises
@@ -133,19 +136,11 @@ class RankRunner:
     def capture(self) -> None:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
-        refusal, offload = "", self.interpreter.state.offload
+        refusal = next((part.no_capture for part in self.parts if part.no_capture), "")
         if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
             refusal = f"torch {torch.__version__} has no graphs with random numbers"
-        elif self.interpreter.state.versions:
-            refusal = "passes U update weights inside a step, each time in other memory"
-        elif self.sharding is not None:
-            refusal = "FSDP gathers parameters on the host's word"
         elif self.interpreter.hooks.watch:
-            refusal = "each pass is looked at for a NaN"
-        elif any(stage.slices is not None for stage in self.interpreter.state.stages.values()):
-            refusal = "what is new in a slice is looked at on the host"
-        elif offload is not None and not offload.launches:
-            refusal = "copies wait for those of other ranks on the host"
+            refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:
@@ -158,22 +153,17 @@ class RankRunner:
     def _mark_with(self, marks: Marks) -> None:
         """The events of what comes next are these, on the stream that is the current one."""
         marks.stream = torch.cuda.current_stream(marks.device)
-        self.interpreter.marks = self.shared.marks = marks
+        self.interpreter.marks = marks
         self.mailbox.mark_with(marks)
-        if self.interpreter.state.offload is not None:
-            self.interpreter.state.offload.timed_event = marks.event
-        if self.interpreter.state.vocabulary is not None:
-            self.interpreter.state.vocabulary.collectives.timed_event = marks.event
+        for part in self.parts:
+            part.marks = marks
 
     def reset(self) -> None:
         """Drop what launching a step has left that broke off."""
         self.interpreter.forget()
         self.mailbox.restart()
-        self.shared.forget()
-        if self.interpreter.state.offload is not None:
-            self.interpreter.state.offload.forget()
-        if self.replicas is not None:
-            self.replicas.forget()
+        for part in self.parts:
+            part.forget()
 
     def refuse(self, error: BadInput, device: torch.device) -> None:
         """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs
@@ -186,12 +176,9 @@ class RankRunner:
     def wait_gradients(self) -> None:
         """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
         RunFailed."""
-        if self.replicas is not None:
+        for wait in self._waits:
             with self.peers.telling("mean of gradients"):
-                self.replicas.wait(self.peers.timeout)
-        if self.sharding is not None:
-            with self.peers.telling("mean of gradients"):
-                self.sharding.wait()
+                wait()
 
     def _end(self, record: Record) -> None:
         """The passes have run: wait for what they began, and put everything in order for the next step."""
@@ -200,8 +187,7 @@ class RankRunner:
             self._hear_last()
         self._end_begun(record)
         self._end_sums(record, self._sums())
-        for versions in self.interpreter.state.versions.values():
-            versions.end()
+        self.interpreter.end()
 
     def _end_launching(self, record: Record) -> None:
         """On a device: what comes next there is behind all that the passes began."""
@@ -210,13 +196,12 @@ class RankRunner:
             if not isinstance(done, int):
                 record.later[i] = done
         sums, actions = self._sums(), self.interpreter.program.actions
-        if self.replicas is not None and self.captures is not None:
-            self.replicas.wait(self.peers.timeout)  # what a graph began it must end
+        for wait in self._waits if self.captures is not None else ():
+            wait()  # what a graph began it must end
         record.later |= {
             i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
         }
-        for versions in self.interpreter.state.versions.values():
-            versions.end()
+        self.interpreter.end()
 
     def _end_begun(self, record: Record) -> None:
         """Passes that only began work end when that is done, on an emulated device after its time."""
@@ -230,15 +215,11 @@ class RankRunner:
             emulated.drain()
 
     def _sums(self) -> Mapping[int, Any]:
-        """Add up the gradients that ranks of the pipeline share, of shards when these are there, and begin the last sums
-        over replicas. Stage → when the sums that its passes C began were there, monotonic ns or a mark."""
-        if self.sharding is not None and self.shared.parameters():
-            self.sharding.wait()
-        ended = self.shared.finish()
-        if self.replicas is not None:
-            self.replicas.rest()
-            others = self.replicas.ended(self.peers.timeout)  # behind those within the pipeline
-            ended |= others if self.gpu is None else {stage: self.interpreter.marks.mark() for stage in others}  # type: ignore[union-attr]
+        """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
+        ns or a mark."""
+        ended: dict[int, Any] = {}
+        for part in self.parts:
+            ended |= part.sums()
         return ended
 
     def _passes(self, data: Data, meter: LiveBytes | None = None, begin: Callable[[Record], None] | None = None) -> Record:
@@ -248,9 +229,8 @@ class RankRunner:
         if self.ahead is not None:
             done = self.ahead.run(self.interpreter, self.mailbox, meter)
             self._hear_last()
-        if self.sharding is not None:
-            self.sharding.begin()
-        self.shared.begin()  # not before: the last step's gradients may have been needed once more
+        for part in self.parts:
+            part.begin_gradients()  # not before: the last step's gradients may have been needed once more
         self.interpreter.run_all(self.interpreter.program.actions[done:], meter)
         return record
 

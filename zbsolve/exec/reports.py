@@ -15,10 +15,10 @@ from ..tables import Bools, Ints
 from ..timeline import Floats, Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
-from .handlers.table import passes_where
-from .interpreter import Record
+from .base.program import Program
+from .base.state import Record
+from .handlers import passes_where
 from .memory import Memory
-from .program import Program
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import Wires, receive_bytes, send_bytes

@@ -19,10 +19,6 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..util.errors import BadInput
 from ..verifier import verify
-from .handlers.table import HANDLERS
-
-# Fields of handlers whose passes are lowered with an eye on ranks that no message links them to.
-FAR = ("joins", "helps", "before_its_pass", "ends_with_step", "settle", "release", "does")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,18 +98,6 @@ class StepView:
         return StepView(schedule.timed(known), forwards_only(self.step, 1), self.part)
 
     def check(self) -> None:
-        """Raise BadInput where the schedule does not hold (a rank's part is of one that does), or where a rank's part is not
-        enough to lower it."""
-        if self.part is None:
-            if found := verify(self.step, self.schedule):
-                raise BadInput(f"schedule: {found[0]}")
-        else:
-            check_by_rank(self.step)
-
-
-def check_by_rank(one: Problem) -> None:
-    """Raise BadInput where steps of microbatches that are like `one` cannot be lowered a rank at a time."""
-    far = [kind for kind in one.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
-    if far:
-        name = one.names[one.rows(*far)[0]]
-        raise BadInput(f"pass {name}: run knows no passes of its kind in a file of rounds: it concerns other ranks too")
+        """Raise BadInput where the schedule does not hold; a rank's part is of one that does."""
+        if self.part is None and (found := verify(self.step, self.schedule)):
+            raise BadInput(f"schedule: {found[0]}")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..dtensors import is_dtensor
-from ..torch_private import FakeTensor, applied, functorch_active, hooked
+from ..base.dtensors import is_dtensor
+from ..base.torch_private import FakeTensor, applied, functorch_active, hooked
 from .distributed import add
 
 Task = Callable[[], None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..dtensors import is_dtensor, local
+from ..base.dtensors import is_dtensor, local
 from .products import add_product
 
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ...models.auxiliary import auxiliary_loss, auxiliary_losses
 from ...models.losses import without_metrics
 from ...util.errors import BadInput
-from ..offload.keeper import Keeper, release_memory
-from ..torch_private import gradient_edge, run_backward
+from ..base.part import Keeper
+from ..base.torch_private import gradient_edge, run_backward
+from ..base.values import checked, detached, gradients_of, release_memory, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
 from .split import defer
-from .values import checked, detached, gradients_of, trained
 
 Loss = Callable[[Any, Any], Tensor]
 MAX_SEED = 2**63 - 1

@@ -13,26 +13,32 @@ that to others: see `sharding`. Its modules are of a class of its own, in front 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from inspect import getattr_static
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...models.blocks.weights import BatchedLinear
-from ..dtensors import is_dtensor
-from ..sharding.wrapped import own_type
-from ..torch_private import output_padding, padding_around
+from ..base.dtensors import is_dtensor, own_type
+from ..base.torch_private import output_padding, padding_around
 from .batched import batched_linear
 from .deferral import Deferral, Gradients, Op, accumulate, call, splits
 from .distributed import add_linear
 from .products import add_product
-from .subclasses import row_of
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Row = TypeVar("Row")
+# What a subclass may have of its own while calling it still does what the layer does.
+HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "__module__", "__qualname__", "__doc__"}
+HARMLESS |= {"__annotations__", "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+HARMLESS |= {"__init_subclass__", "_apply"}  # asked when a class is made, and by `to` and `to_empty` (torchtitan's layers)
 
 
 def _trained(bias: Tensor | None) -> bool:
@@ -133,8 +139,6 @@ CONVOLUTION = Op(
     gradients=_convolution_gradients,
     low=True,
 )
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def _convolution(layer: Convolution, deferral: Deferral, x: Tensor) -> Tensor:
@@ -301,3 +305,12 @@ def restore(module: nn.Module) -> None:
 
 class _Forward(partial[Any]):
     """A replaced forward, of a type of its own so that `defer` and `restore` know it. A partial is copied with its layer."""
+
+
+def row_of(kind: type, table: Mapping[type, Row]) -> Row | None:
+    """The table's row of a class, or of the class from which it inherits all that counts when it is called; else None."""
+    base = next((one for one in kind.__mro__ if one in table), None)
+    if base is None or kind is base:
+        return None if base is None else table[base]
+    changed = {name for name in dir(base) if getattr_static(kind, name) is not getattr_static(base, name)}
+    return table[base] if changed <= HARMLESS and not any(hasattr(kind, name) for name in ("weight", "bias")) else None

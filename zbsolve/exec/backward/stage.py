@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,15 +13,11 @@ from torch import Tensor, nn
 
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
-from ..offload.keeper import Keeper, opened_all
-from ..sharding.stage import ShardedStage
-from ..slices.check import check_stage
-from ..slices.loss import Uncounted
-from ..slices.stage import StageSlices
-from ..torch_private import version_of
+from ..base.part import Around, Keeper
+from ..base.torch_private import version_of
+from ..base.values import constant, opened_all, tensors_of
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
-from .values import constant, tensors_of
 
 
 class Split(Protocol):
@@ -70,14 +66,12 @@ class Stage:
     loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). norms: defer
     norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. auxiliary: what layers added to
     the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
-    clears it. sharding: gathers the parameters, where they are sharded. embedded: the first stage's input has vectors of an
-    embedding that is not the stage's own, and they get a gradient. slices: where microbatches are slices of sequences, what
-    these leave for each other; numbers of microbatches are then those of parts (see `slices.cutting`).
+    clears it. around: what a feature does around its passes. Where sequences are cut into slices, numbers of microbatches
+    are those of parts (see `slices.cutting`). takes_batch: the first stage's input is the batch, which gets no gradient.
     """
 
-    sharding: ShardedStage | None = None
-    embedded: bool = False
-    slices: StageSlices | None = None
+    around: Around = Around()
+    takes_batch: bool = True
 
     def __init__(
         self,
@@ -115,38 +109,22 @@ class Stage:
         pass must come before the backward. keeper: gets what is kept, but for the parameters. Raises BadInput for outputs
         that cannot be handed on.
         """
-        self._gathered()
-        with self._slice(microbatch, x, target):
+        self.around.weights()
+        with self.around.forward(self, microbatch, x, target):
             return self._forward(microbatch, x, target, split, seed, recompute, keeper)
 
     def alone(self, microbatch: int, x: Any, target: Any, seed: int) -> Any:
         """An F that no backward follows: as `forward`, and nothing is kept."""
-        self._gathered()
-        with torch.no_grad(), auxiliary_losses() as extra, self._slice(microbatch, x, target):
+        self.around.weights()
+        with torch.no_grad(), auxiliary_losses() as extra, self.around.forward(self, microbatch, x, target):
             y = self.output(constant(x), target, seed)
         self.auxiliary = extra.total
         return y
 
-    def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
-        the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole
-        numbers and labels that come for the first time. Raises BadInput."""
-        if self.slices is None:
-            return nullcontext()
-        counts = self.loss is not None and not isinstance(target, Uncounted)
-        looks = self.slices.looks(microbatch, x, self.layers, counts)
-        if looks:
-            made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.length, looks)
-            self.slices.saw(looks, x, self.layers, made)
-        self.slices.check_inputs(self.layers, self.first, x)
-        if self.loss is not None and counts:
-            self.slices.check_labels(self.loss, target)
-        return self.slices.forward(microbatch, x)
-
     def _forward(
         self, microbatch: int, x: Any, target: Any, split: bool, seed: int, recompute: bool, keeper: Keeper | None
     ) -> Any:
-        if self.first == 0 and not self.embedded:
+        if self.first == 0 and self.takes_batch:
             x = constant(x)
         if keeper is not None:
             keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
@@ -195,15 +173,14 @@ class Stage:
 
         Raises BadInput where F did not drop them, or where the stage changes its input in place.
         """
-        self._gathered()
+        self.around.weights()
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
             raise BadInput("F kept its activations: there is nothing to recompute")
         x = opened_all(dropped.input)
         if dropped.versions:
             _check_unchanged(x, dropped.versions)
-        within = nullcontext() if self.slices is None else self.slices.again(microbatch)
-        with self.replay.again(dropped.moment), within:
+        with self.replay.again(dropped.moment), self.around.again(microbatch):
             _, self.live[microbatch] = self._run(x, dropped.target, dropped.split, dropped.seed)
 
     def backward(
@@ -214,19 +191,19 @@ class Stage:
         gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Graphs are
         freed, and weight gradients that a W is to add stay. Raises BadInput where the activations were not recomputed.
         """
-        self._gathered()
+        self.around.weights()
         live = self.live[microbatch]
         if not isinstance(live, Live):
             raise BadInput("F dropped its activations: an X pass must come before")
         given: Sequence[Tensor | None] = [self._unit(weight)] if gradients is None else gradients
-        with nullcontext() if self.slices is None else self.slices.backward(microbatch):
+        with self.around.backward(microbatch):
             for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
                 given = part.backward(kept, given, self.share * weight)
                 if not live.split:
                     part.weights(kept)
         if not live.split:
             del self.live[microbatch]
-        self._added()
+        self.around.added()
         return tuple(given)  # type: ignore[arg-type]
 
     def _unit(self, weight: float) -> Tensor:
@@ -234,28 +211,17 @@ class Stage:
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B left out."""
-        self._gathered()
+        self.around.weights()
         live = self.live.pop(microbatch)
         assert isinstance(live, Live)
         for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
             part.weights(kept)
-        self._added()
-
-    def _gathered(self) -> None:
-        """A pass begins that uses the weights."""
-        if self.sharding is not None:
-            self.sharding.wait()
-
-    def _added(self) -> None:
-        """A pass ends that added to gradients."""
-        if self.sharding is not None:
-            self.sharding.settle()
+        self.around.added()
 
     def forget(self) -> None:
         """Drop all that microbatches keep: their step begins anew."""
         self.live.clear()
-        if self.slices is not None:
-            self.slices.clear()
+        self.around.clear()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter that is trained, as "layer 3 weight"."""
@@ -266,6 +232,34 @@ class Stage:
         """Every parameter that is trained, once."""
         found = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
         return list(found.values())
+
+
+class ForwardStage(Stage):
+    """The layers of `stage`, run without a graph: an F leaves no activations, and no backward can follow. with_loss: the
+    last stage makes the loss; else it keeps its `outputs`, by microbatch."""
+
+    def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
+        self.layers, self.first, self.live = stage.layers, stage.first, {}
+        self.loss = stage.loss if with_loss else None
+        self.outputs: dict[int, Any] = {}
+        self._keeps = last and not with_loss
+
+    def forward(
+        self,
+        microbatch: int,
+        x: Any,
+        target: Any,
+        *,
+        split: bool,
+        seed: int = 0,
+        recompute: bool = False,
+        keeper: Keeper | None = None,
+    ) -> Any:
+        """The F pass: see `Stage.forward`. Nothing is kept."""
+        y = self.alone(microbatch, x, target, seed)
+        if self._keeps:
+            self.outputs[microbatch] = y
+        return y
 
 
 def _versions(value: Any) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program import Message
+from ..base.program import Message
 from ..transport.wires import Wires
 from .marks import Marks
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..backward.distributed import Layout
-from ..backward.values import leaves_of
-from ..dtensors import is_dtensor, local
-from ..torch_private import LOCAL_PART, boxed, compiled, simplify_joint
+from ..base.dtensors import is_dtensor, local
+from ..base.torch_private import LOCAL_PART, boxed, compiled, simplify_joint
+from ..base.values import leaves_of
 from .cutting import Cut, cut
 from .joint import Role, trace
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..backward.stage import Split, Stage
-from ..offload.keeper import Keeper
+from ..base.part import Keeper
 from ..splits import Row, merged
 from .graph_split import Saved
-from .keys import inputs_key
+from .sharing import inputs_key
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from ..backward.deferral import accumulate
 from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
 from ..backward.products import add_product
-from ..backward.values import constant, leaves_of
-from ..dtensors import is_dtensor, local
-from ..offload.keeper import Keeper, opened
-from ..torch_private import LOCAL_PART, buffers_of, parameters_of, storage_key, tree_unflatten
+from ..base.dtensors import is_dtensor, local
+from ..base.part import Keeper
+from ..base.torch_private import LOCAL_PART, buffers_of, parameters_of, storage_key, tree_unflatten
+from ..base.values import constant, leaves_of, opened
 from .block_graphs import Graphs
 from .cutting import Piece
 from .joint import Role

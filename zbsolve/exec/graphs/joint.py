@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ..backward.distributed import Layout
-from ..dtensors import is_dtensor
-from ..torch_private import (
+from ..base.dtensors import is_dtensor
+from ..base.torch_private import (
     LOCAL_PART,
     NoOperations,
     capture_block,

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from ..backward.trying import undisturbed
-from ..sharding.views import unsharded_view
-from ..torch_private import unwrapped
-from .agreement import check_forward
+from ...models.auxiliary import auxiliary_losses
+from ..backward.distributed import Layout
+from ..backward.layer_split import run_layers
+from ..backward.replay import as_written, undisturbed
+from ..backward.stage import Split
+from ..base.dtensors import is_dtensor, is_wrapped, local, own_type, wrapped_modules
+from ..base.torch_private import (
+    buffers_of,
+    children_of,
+    fsdp_casts,
+    fsdp_hooks,
+    fsdp_mark,
+    module_hooks,
+    parameters_of,
+    tree_flatten,
+    tree_map,
+    unwrapped,
+)
+from ..base.values import constant, detached, leaves_of
 from .block_graphs import Graphs, graphs_of
 from .graph_split import GraphSplit
-from .keys import block_key, inputs_key
+from .joint import Untraceable
+
+PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
+CODE = (FunctionType, BuiltinFunctionType)
+# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own), and
+# its compiled call, which a trace goes through.
+BOOKKEEPING = {name for name in (*vars(nn.Module()), "_compiled_call_impl") if name != "training"}
 
 
 class SharedGraphs:
@@ -42,3 +67,168 @@ def shared_key(layer: nn.Module, x: Any) -> Any:
     """Equal for layers that may share graphs for inputs like `x`."""
     key = block_key(unsharded_view(layer))
     return id(layer) if key is None else key, inputs_key(x)
+
+
+def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:
+    """Raise Untraceable where `part` gives other outputs than `layer`, or leaves other buffers: a trace may have taken for
+    fixed what is not."""
+    with undisturbed(layer), as_written(), auxiliary_losses() as extra:
+        right = _outcome(layer, (run_layers([layer], detached(x), number, seed), extra.total))
+    with undisturbed(layer), auxiliary_losses() as extra:
+        found = _outcome(layer, (part.forward(x, None, split=True, seed=seed)[0], extra.total))
+    for what in ("output", "buffer"):
+        pairs = zip(found[what].items(), right[what].items(), strict=True)
+        for (name, one), (_, other) in pairs:
+            if not _alike(one, other):
+                raise Untraceable(f"{type(layer).__name__}'s graph gives another {what} {name} than eager mode")
+
+
+def _outcome(layer: nn.Module, y: Any) -> dict[str, dict[Any, Any]]:
+    return {"output": dict(enumerate(leaves_of(constant(y)))), "buffer": dict(layer.named_buffers())}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal up to rounding: half of a type's digits of the largest number."""
+    if not isinstance(b, Tensor) or not isinstance(a, Tensor):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype or is_dtensor(a) != is_dtensor(b):
+        return False
+    if is_dtensor(a):
+        a, b = local(a), local(b)
+    if not (b.is_floating_point() or b.is_complex()):
+        return torch.equal(a, b)
+    if not b.numel():
+        return True
+    largest = b.abs().nan_to_num(posinf=0.0).max()
+    limit = torch.finfo(b.dtype).eps ** 0.5
+    return torch.allclose(a, b, rtol=0.0, atol=float(largest) * limit, equal_nan=True)
+
+
+class _Unknown(Exception):
+    """An attribute that cannot be compared."""
+
+
+def block_key(block: nn.Module) -> Any:
+    """Blocks with equal keys have equal graphs for equal inputs: the same classes, plain attributes, shapes, types and
+    gradients wanted, in the same places. None: it has attributes that cannot be compared, so it shares with nobody."""
+    seen: dict[int, int] = {}
+    try:
+        return _module_key(block, seen)
+    except _Unknown:
+        return None
+
+
+def inputs_key(x: Any) -> Any:
+    """What a trace reads of inputs, a pytree: their structure, shapes, types, which of them require a gradient; and
+    autocast, which it finds as it is now."""
+    leaves, spec = ([x], "") if isinstance(x, Tensor) else tree_flatten(x)
+    kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind))
+    return str(spec), tuple(_leaf_key(leaf) for leaf in leaves), casts
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return _tensor_key(leaf)
+    return type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)
+
+
+def _tensor_key(tensor: Tensor) -> Any:
+    layout = Layout.of(tensor) if is_dtensor(tensor) else None
+    return layout, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
+    if unwrapped(module) is not module:
+        return "compiled", _module_key(unwrapped(module), seen)
+    if id(module) in seen:
+        return "again", seen[id(module)]
+    seen[id(module)] = len(seen)
+    own = {name: value for name, value in vars(module).items() if name not in BOOKKEEPING}
+    held = {**parameters_of(module), **buffers_of(module)}
+    return (
+        type(module),
+        tuple((name, _held_key(tensor, seen)) for name, tensor in held.items()),
+        tuple((name, None if child is None else _module_key(child, seen)) for name, child in children_of(module).items()),
+        tuple((name, _plain_key(value)) for name, value in sorted(own.items())),
+        tuple(_hook_key(hook) for hook in module_hooks(module)),
+    )
+
+
+def _held_key(tensor: Tensor | None, seen: dict[int, int]) -> Any:
+    if tensor is None:
+        return None
+    place = seen.setdefault(id(tensor), len(seen))  # tied inside the block, or not
+    return place, _tensor_key(tensor)
+
+
+def _plain_key(value: Any) -> Any:
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_plain_key(one) for one in value)
+    if isinstance(value, Mapping):
+        return type(value), tuple((name, _plain_key(one)) for name, one in value.items())
+    if isinstance(value, CODE) and not getattr(value, "__closure__", None):
+        return value
+    if isinstance(value, partial):
+        return partial, value.func, _plain_key(value.args), _plain_key(value.keywords)
+    if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
+        return value if _compares(value) else (type(value), _plain_key(vars(value)))
+    raise _Unknown
+
+
+def _compares(value: Any) -> bool:
+    """Does it say what is equal to it?"""
+    return getattr(type(value), "__eq__", None) is not object.__eq__
+
+
+def _hook_key(hook: Any) -> Any:
+    """The code of a hook and what it was made with."""
+    cells = getattr(hook, "__closure__", None) or ()
+    return getattr(hook, "__code__", None) or _plain_key(hook), tuple(_plain_key(cell.cell_contents) for cell in cells)
+
+
+def unsharded_view(layer: nn.Module) -> nn.Module:
+    """The view; the layer itself where FSDP has wrapped nothing of it."""
+    return _view(layer, {}) if wrapped_modules(layer) else layer
+
+
+def _view(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in seen:
+        return seen[id(module)]
+    kind, wrapped = own_type(module), is_wrapped(module)
+    kind = _casting(kind, *fsdp_casts(module)) if wrapped else kind  # type: ignore[arg-type]
+    made = seen[id(module)] = kind.__new__(kind)
+    held = {name: value for name, value in vars(module).items() if not fsdp_mark(name)}
+    if wrapped:
+        ours = fsdp_hooks(module)
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            held[name] = type(held[name])((i, hook) for i, hook in held[name].items() if i not in ours)
+    held["_modules"] = {name: child and _view(child, seen) for name, child in children_of(module).items()}
+    vars(made).update(held)
+    return made
+
+
+@cache
+def _casting(kind: type[nn.Module], given: torch.dtype | None, made: torch.dtype | None) -> type[nn.Module]:
+    """The class, with a forward that casts floating-point inputs to the type `given` and outputs to the type `made`."""
+    if given is None and made is None:
+        return kind
+
+    class Casting(kind):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return _cast(kind.forward(self, *_cast(args, given), **_cast(kwargs, given)), made)
+
+    Casting.__name__ = Casting.__qualname__ = kind.__name__
+    return Casting
+
+
+def _cast(value: Any, kind: torch.dtype | None) -> Any:
+    if kind is None:
+        return value
+
+    def one(leaf: Any) -> Any:
+        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(one, value)

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
-from ..dtensors import as_local_of, is_dtensor, local, spread_as
+from ..backward.replay import random_state, set_random_state
+from ..base.dtensors import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
-from .on_mesh import together_on_mesh
-from .on_rank import OnRank
-from .optimizer_state import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
-from .random_numbers import random_state, set_random_state
+from .checkpoint_files import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
+from .on_rank import OnRank, together_on_mesh
 
 if TYPE_CHECKING:
     from .checkpoint_files import Reader

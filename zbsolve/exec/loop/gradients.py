@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..dtensors import is_dtensor, laid_out_as, local
-from ..torch_private import default_group, norms_of, scale_all
+from ..base.dtensors import is_dtensor, laid_out_as, local
+from ..base.torch_private import default_group, norms_of, scale_all
 from ..transport.failure import RunFailed
-from .on_mesh import beside
-from .on_rank import OnRank
+from .on_rank import OnRank, beside
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
 OURS = "torch's clip_grad_norm_ sees this rank's gradients alone, so every rank clips by another norm: call {}"

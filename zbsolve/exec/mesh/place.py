@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
+from ...util.own_code import raised
+from ..base.dtensors import is_dtensor, is_shard
+from ..base.torch_private import children_of
 from ..devices import BACKENDS
-from ..dtensors import is_dtensor, is_shard
 from .sizes import DATA, PIPELINE, beside
+
+Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,3 +168,51 @@ def _checked(mesh: DeviceMesh) -> tuple[str, ...]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "it has no names"
+
+
+class StageModule(nn.Module):
+    """A stage: its layers under their names in the whole model. Calling it runs them in turn."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        for layer in children_of(self).values():
+            assert layer is not None
+            x = layer(x)
+        return x
+
+
+def parallelized(
+    stages: Mapping[int, Sequence[int]],
+    layers: Mapping[int, nn.Module],
+    names: Mapping[int, str],
+    mesh: PipelineMesh,
+    parallelize: Parallelize,
+) -> tuple[dict[int, nn.Module], dict[int, nn.Module]]:
+    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves.
+
+    stages: stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the
+    function raises, or gives a module without the stage's layers.
+    """
+    found, modules = dict(layers), dict[int, nn.Module]()
+    for stage, numbers in stages.items():
+        module: nn.Module = StageModule({names[i]: found[i] for i in numbers})
+        where = f"stage {stage}{mesh.coordinate and f' ({mesh.coordinate})'}"
+        try:
+            answer = parallelize(module, mesh.whole)
+        except Exception as error:
+            raise BadInput(f"{where}: parallelize raised {raised(error)}") from error
+        if answer is not None and not isinstance(answer, nn.Module):
+            raise BadInput(f"{where}: parallelize returned a {type(answer).__name__}: it must be a module, or None")
+        modules[stage] = module if answer is None else answer
+        children = children_of(modules[stage])
+        for i in numbers:
+            layer = children.get(names[i])
+            if layer is None:
+                kind = type(modules[stage]).__name__
+                raise BadInput(f"{where}: parallelize gave a {kind} without layer '{names[i]}': wrap layers, not the stage")
+            found[i] = layer
+    return found, modules

@@ -16,13 +16,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...util.errors import BadInput
-from ..dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
-from ..torch_private import storage_key, tree_map
+from ...util.machine import free_memory
+from ...util.text import format_bytes
+from ..base.dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
+from ..base.torch_private import storage_key, tree_map, without_modes
+from ..base.values import Away, opened
 
 ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
 PACKED = 1 << 20  # bytes: a copy of fewer does not reach two thirds of a link's rate
 TOGETHER = 1 << 24  # bytes: a copy of so many does
+WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
+PAGE = 4096  # bytes
 
 
 class Piece:
@@ -63,7 +68,7 @@ class Piece:
         return whole[: self.moved]
 
 
-class View:
+class View(Away):
     """A tensor as a part of a piece. layout: of a DTensor."""
 
     __slots__ = ("dtype", "layout", "offset", "piece", "requires_grad", "shape", "stride")
@@ -84,16 +89,6 @@ class View:
             made.set_(piece.storage, self.offset + piece.base // made.itemsize, self.shape, self.stride)
             whole = made if self.layout is None else self.layout.whole(made)
         return whole.requires_grad_() if self.requires_grad else whole
-
-
-def opened(value: Any) -> Any:
-    """The tensor of a view; anything else as it is."""
-    return value.tensor() if isinstance(value, View) else value
-
-
-def opened_all(value: Any) -> Any:
-    """A pytree with the tensors of its views."""
-    return tree_map(opened, value)
 
 
 class Keeper:
@@ -198,13 +193,6 @@ def come_back_together(group: Sequence[Piece]) -> Tensor:
     return whole
 
 
-def release_memory(leaves: Iterable[Tensor]) -> None:
-    """Give up the memory of leaves that are there for their gradients alone. Where a layer needs its input, it is saved."""
-    for leaf in leaves:
-        part = local(leaf)
-        part.data = part.new_empty(()).expand(part.shape)
-
-
 def room_for(pieces: Iterable[Piece]) -> int:
     """Bytes of a host buffer for these pieces."""
     return max((-(-(one.place + one.moved) // ALIGNED) * ALIGNED for one in pieces), default=0)
@@ -213,3 +201,68 @@ def room_for(pieces: Iterable[Piece]) -> int:
 def _bytes(storage: Any, device: torch.device) -> Tensor:
     with torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (int(storage.nbytes()),), (1,))
+
+
+class HostPool:
+    """One rank's buffers. pinned: the device copies from and to them by itself. keeps: those that are free, in `free`; else
+    the system gets them. held: bytes of what lies in them now."""
+
+    def __init__(self, pinned: bool, keeps: bool = True) -> None:
+        self.pinned, self.keeps, self.held = pinned, keeps, 0
+        self.free: list[Tensor] = []
+        self._captured: dict[int, Tensor] = {}  # a CUDA graph copies there whenever it is replayed
+
+    def make(self, count: int, size: int) -> None:
+        """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve; pinned ones in one go,
+        since torch rounds each that it pins up to a power of two. Raises BadInput where this machine lacks the memory."""
+        missing = count - sum(self._serves(one, size) for one in self.free)
+        free = free_memory()
+        if free is not None and missing * size > free:
+            need, has = format_bytes(missing * size), format_bytes(free)
+            raise BadInput(f"{count} host buffers of {format_bytes(size)} need {need}, but this machine has {has} free")
+        if not self.pinned or missing < 2:
+            self.free += [self._made(size) for _ in range(missing)]
+            return
+        room = -(-size // PAGE) * PAGE
+        whole = self._made(missing * room)
+        with without_modes():
+            self.free += [whole[at : at + size] for at in range(0, len(whole), room)]
+
+    def take(self, size: int) -> Tensor:
+        """A buffer of at least `size` bytes, shape (bytes,)."""
+        found = self._taken(size)
+        if self._capturing:
+            self._captured[found.data_ptr()] = found
+        return found
+
+    def _taken(self, size: int) -> Tensor:
+        fitting = [one for one in self.free if self._serves(one, size)]
+        if fitting:
+            found = min(fitting, key=len)
+            self.free = [one for one in self.free if one is not found]
+            return found
+        # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured, where a
+        # step may keep more: torch marks the end of pinned memory by an event, here the graph's, and asking for that fails.
+        if self.free and not self._capturing:
+            largest = max(self.free, key=len)
+            self.free = [one for one in self.free if one is not largest]
+        return self._made(size)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """The buffer is free again."""
+        if self.keeps:
+            self.free.append(buffer)
+
+    @property
+    def _capturing(self) -> bool:
+        return self.pinned and torch.cuda.is_current_stream_capturing()
+
+    def _serves(self, buffer: Tensor, size: int) -> bool:
+        return size <= len(buffer) <= max(size, WASTE * size)
+
+    def _made(self, size: int) -> Tensor:
+        with without_modes():  # who counts the device's bytes does not count these
+            try:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+            except RuntimeError as error:
+                raise BadInput(f"no host memory for a buffer of {format_bytes(size)}: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..program import Action
-from ..torch_private import without_modes
-from .copying import Copy, CopyStreams, Launched, LaunchedCopies, timed_event
-from .host_pool import HostPool
-from .keeper import ALIGNED, TOGETHER, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
-from .signals import Signals
+from ..base.part import Part
+from ..base.program import Action, Program
+from ..base.torch_private import without_modes
+from ..base.values import tensors_of
+from ..connecting import Connecting
+from ..device.copying import Copy, CopyStreams, Launched, LaunchedCopies, timed_event
+from ..transport.cells import Signals, shared_cells
+from .keeper import ALIGNED, TOGETHER, HostPool, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 
 Spot = tuple[int, int]  # stage, microbatch
 
@@ -41,10 +43,10 @@ class _Begun:
     back: _Away | None = None
 
 
-class Offload:
+class Offload(Part):
     """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
     to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
-    timed_event: makes the events of `events`. moved: bytes that went to the host in this step. launches: copies are launched
+    moved: bytes that went to the host in this step. launches: copies are launched
     as they begin; else threads do them.
 
     Host memory that ranks share is given back to the system as soon as a microbatch has left it, for the next one may be
@@ -54,6 +56,8 @@ class Offload:
     capture a step behind the first one. Where copies wait for other ranks', threads launch them: the device hears of no
     other rank.
     """
+
+    name = "offload"
 
     def __init__(
         self,
@@ -67,10 +71,10 @@ class Offload:
         self.device, self.signals = torch.device(device.type, index), signals
         self.timeout = timeout + 1.0  # beyond a signal's, which knows the rank that it waited for
         self.pool = HostPool(pinned=device.type == "cuda", keeps=signals is None)
-        self.timed_event: Callable[[], Any] = timed_event
         self.moved = 0
         self._heard = None if emulated else signals
         self.launches = self.device.type == "cuda" and self._heard is None
+        self.no_capture = "" if self.launches else "copies wait for those of other ranks on the host"
         self._copies: CopyStreams | LaunchedCopies = (LaunchedCopies if self.launches else CopyStreams)(self.device)
         self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
         self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
@@ -80,7 +84,17 @@ class Offload:
         self._begun: dict[str, _Begun] = {}
         self._over: dict[str, Copy | Launched] = {}
 
-    def begin(self) -> None:
+    @classmethod
+    def of(cls, c: Connecting) -> Offload | None:
+        """The part of a rank, where passes of it offload. All ranks call this."""
+        signals, buffers = _signals(c), buffers_of(c.own.program)
+        if not buffers:
+            return None
+        if c.emulated is not None:
+            c.emulated.signals = signals
+        return cls(c.device, buffers, c.seconds, signals, c.emulated is not None)
+
+    def begin(self, data: Any = None) -> None:
         """A step begins."""
         if isinstance(self._copies, LaunchedCopies):  # what a step that failed has left still uses memory
             for name in list(self._begun):
@@ -91,8 +105,11 @@ class Offload:
         if self.signals is not None:
             self.signals.step += 1
 
-    def keeper(self, action: Action, batch: Iterable[Tensor]) -> Keeper:
-        """The keeper of what an F keeps. batch: what stays where it is."""
+    def keeper(self, action: Action, data: Any) -> Keeper | None:
+        """The keeper of what an F keeps, where an O follows. The batch stays where it is."""
+        if "O" not in action.companions:
+            return None
+        batch = tensors_of([data.inputs.get(action.part), data.targets.get(action.part)])
         mark = self._copies.mark if isinstance(self._copies, LaunchedCopies) else None
         made = self._keepers[action.stage, action.part] = Keeper(self.device, batch, mark)
         return made
@@ -130,6 +147,10 @@ class Offload:
             over = None if self._heard is None else partial(_drop, away)
             copy = self._begin(self._copies, action, partial(_copy_back, targets, away), over)
         self._begun[action.name] = _Begun(copy, partial(self._give_back, away), away)
+
+    def host_bytes(self) -> int:
+        """What lies there now."""
+        return self.pool.held
 
     def forget(self) -> None:
         """A step that nothing was to run of yet breaks off: a graph was to hold its copies."""
@@ -178,7 +199,7 @@ class Offload:
                 part = first.bytes_on_device()[: first.moved] if staging is None or not more else packed(group, staging)
                 buffer[begin:end].copy_(part, non_blocking=True)
 
-        return copies.begin(stream, work, behind, self.timed_event)
+        return copies.begin(stream, work, behind, self._timed_event())
 
     def _launch_back(self, copies: LaunchedCopies, stream: str, away: _Away) -> Launched:
         """Take memory on the device, and launch the copy there: behind all that computing has launched, which may have used
@@ -186,9 +207,13 @@ class Offload:
         assert away.buffer is not None
         self.settle(away.name)
         targets = [(come_back_together(group), group[0].place) for group in in_groups(away.pieces)]
-        copy = copies.begin(stream, partial(_copy_back, targets, away), [copies.mark()], self.timed_event)
+        copy = copies.begin(stream, partial(_copy_back, targets, away), [copies.mark()], self._timed_event())
         self._read[away.buffer.data_ptr()] = copy.over
         return copy
+
+    def _timed_event(self) -> Callable[[], Any]:
+        """What makes the events of `events`."""
+        return timed_event if self.marks is None else self.marks.event
 
     def _begin(self, copies: CopyStreams, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
         """Begin a copy that waits for other ranks' and tells them."""
@@ -219,6 +244,30 @@ class Offload:
         self.pool.held -= away.size
         if away.buffer is not None:
             self.pool.give_back(away.buffer)
+
+
+def buffers_of(program: Program) -> dict[int, int]:
+    """Stage → how many microbatches of it are in host memory at one time, where some are."""
+    most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
+    for action in program.actions:
+        for one in action.awaits:
+            if one.kind == "R" and one.sure:
+                now[stage_of[one.name]] -= 1
+        stage_of[action.name] = action.stage
+        if action.kind == "O":
+            now[action.stage] = now.get(action.stage, 0) + 1
+            most[action.stage] = max(most.get(action.stage, 0), now[action.stage])
+    return most
+
+
+def _signals(c: Connecting) -> Signals | None:
+    """What copies of several ranks tell each other, where some wait for others. All ranks call this."""
+    if not any(action.hears for program in c.own.programs for action in program.actions):
+        return None
+    problem = c.problem
+    ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
+    cells = shared_cells(c.wires, (len(problem.names),), "offload: copies wait for those of other ranks")
+    return Signals(cells, problem.index, ranks, c.seconds)
 
 
 def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:

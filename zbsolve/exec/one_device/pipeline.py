@@ -21,25 +21,25 @@ from ...models.model import Model
 from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
-from ..assembly import check_sliced, layer_numbers, slice_stages, sliced_loss, stages_of
-from ..backward.by_name import parts_by_name
-from ..backward.values import copied, tensors_of
+from ..base.program import Action, Message
+from ..base.state import Data, Hooks, RankState, Record, sum_of
+from ..base.values import copied, tensors_of
+from ..exchange.shared import Bucket, buckets
 from ..feed import moved, step_seed
 from ..graphs import decisions_of
-from ..handlers.handler import Data, RankState, sum_of
-from ..handlers.table import passes_where
-from ..interpreter import Hooks, Interpreter, Record
-from ..layers import build, layer_counts
+from ..graphs.by_name import parts_by_name
+from ..handlers import passes_where
+from ..interpreter import Interpreter
+from ..layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
-from ..program import Action, Message
-from ..shared import Bucket, buckets
+from ..own import stages_of
 from ..slices.counting import Counting
 from ..slices.cutting import Cutting
+from ..slices.rank import Slices, check_sliced, sliced_loss
 from ..splits import Row
 from ..step_view import StepView
 from ..transport.wires import CPU
-from ..untrained import check_untrained, forwards_alone
 from .streams import Turns
 
 
@@ -86,7 +86,7 @@ class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them.
 
     model: builds layers by their numbers; every rank gets its own. streams: one a rank. hooks: one a rank (see
-    `interpreter.Hooks`).
+    `base.state.Hooks`).
     split: see `Pipeline`; what is traced and measured is shared by all ranks.
     Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
     """
@@ -128,10 +128,11 @@ class OneDevice:
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
-            slice_stages(stages, problem)
+            sliced = Slices.of(problem, stages)
+            state = RankState(stages, () if sliced is None else (sliced,))
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
-            self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))
+            self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
         self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
@@ -158,8 +159,7 @@ class OneDevice:
             self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
             for batch, what in ((inputs, "inputs"), (targets, "targets"))
         )
-        shares, ignored = self.cutting.shares(targets, {}, self.counting), self.cutting.ignores(targets, self.counting)
-        data = Data(inputs, targets, step_seed(self.seed, self.steps), shares, ignored=ignored)
+        data = self.cutting.data(inputs, targets, step_seed(self.seed, self.steps), {}, self.counting)
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
         self.copies.meters = meters

@@ -13,16 +13,16 @@ from ...models.by_name import load
 from ...models.model import Model
 from ...util.errors import BadInput
 from .. import check
-from ..backward.trying import as_written
-from ..backward.values import cast
+from ..backward.replay import as_written
+from ..base.state import Data
+from ..base.values import cast
+from ..connecting import Update
 from ..feed import moved, step_seed
-from ..handlers.handler import Data
+from ..layers import forwards_alone
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device.pipeline import OneDevice
 from ..pipeline import Pipeline
-from ..untrained import forwards_alone
 from ..verdict import Others, compare
-from ..weight_versions import Update
 
 Verdict = dict[str, Any]
 SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a chance of some half

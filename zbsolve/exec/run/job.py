@@ -23,16 +23,15 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
+from ..base.dtensors import is_dtensor
+from ..base.state import Hooks
 from ..devices import DEVICES, choose, described
-from ..dtensors import is_dtensor
 from ..emulate import Times
-from ..interpreter import Hooks
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite
 from ..one_device.pipeline import OneDevice
 from ..one_device.streams import Turns
-from ..optimizer.by_name import OPTIMIZERS
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
@@ -47,6 +46,7 @@ from .stopping import goes_on
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is
 INTERRUPTED = "interrupted before the first step that is timed"
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 @dataclass(frozen=True)

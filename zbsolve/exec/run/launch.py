@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -27,7 +27,6 @@ from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
 from .numbers import RunNumbers
 from .rounds import step_of
-from .said import Said, path_of
 from .sharing import device_environment, together
 from .torchrun import LATE_SECONDS, allowed, fit
 
@@ -41,6 +40,7 @@ HEAR_SECONDS = 0.2  # between looks at what ranks print: each takes a call a ran
 STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
 NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
+MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
 
 
 @overload
@@ -232,3 +232,38 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.wait(KILL_SECONDS)
         if child.stdin is not None:
             child.stdin.close()
+
+
+class Said:
+    """What the ranks have written to `folder`/said.RANK so far. All ranks often warn of the same: of lines that are alike
+    the first is told. sizes: of the mesh."""
+
+    def __init__(self, folder: Path, ranks: int, sizes: Mapping[str, int], tell: Callable[[str], None]) -> None:
+        self._paths = [path_of(folder, rank) for rank in range(ranks)]
+        self._names = [named_rank(sizes, rank) for rank in range(ranks)]
+        self._tell, self._at, self._known = tell, [0] * ranks, set[bytes]()
+
+    def hear(self, last: bool = False) -> None:
+        """Tell what is new. last: nothing more comes, so a line may lack its end."""
+        for rank, path in enumerate(self._paths):
+            if path.stat().st_size == self._at[rank]:
+                continue
+            with open(path, "rb") as stream:
+                stream.seek(self._at[rank])
+                text = stream.read()
+            whole = text if last else text[: text.rfind(b"\n") + 1]
+            self._at[rank] += len(whole)
+            for line in whole.splitlines():
+                self._told(rank, line)
+
+    def _told(self, rank: int, line: bytes) -> None:
+        if not line.strip() or line in self._known:
+            return
+        if len(self._known) < MOST_KNOWN:
+            self._known.add(line)
+        self._tell(f"{self._names[rank]}: {line.decode(errors='replace').rstrip()}")
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    """The file that a rank writes to."""
+    return folder / f"said.{rank}"

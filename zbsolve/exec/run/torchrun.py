@@ -84,9 +84,8 @@ def fit(given: Given, spec: str, options: Options) -> None:
     """Raise BadInput where schedule, model and options do not fit each other, before anything runs."""
     from ...models.by_name import load
     from ..emulate import Times
-    from ..layers import layer_counts
+    from ..layers import forwards_alone, layer_counts
     from ..lowering import lower
-    from ..untrained import forwards_alone
     from .host import check_host_memory
 
     model, step = load(spec, options.seed), step_of(given)
@@ -110,9 +109,8 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
     """Raise BadInput where a rank at a time a file of rounds does not run, or where the options ask for what is known only
     with all its passes."""
     from ..emulate import OWN_TIMES
-    from ..lowering import check_runs
-    from ..step_view import check_by_rank
-    from ..untrained import forwards_alone
+    from ..layers import forwards_alone
+    from ..lowering import check_by_rank, check_runs
 
     check_runs(long.one, training=not forwards_alone(long.one))
     check_by_rank(long.one)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..dtensors import local
-from ..torch_private import fsdp_parameters
+from ..base.dtensors import local
+from ..base.torch_private import fsdp_parameters
 
 
 @dataclass(eq=False)

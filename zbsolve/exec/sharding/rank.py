@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from ...build.vocabulary import barriers_of
 from ...util.errors import BadInput
-from ..backward.stage import Stage
-from ..dtensors import local
-from ..handlers.table import HANDLERS
-from ..program import Program
-from ..torch_private import backend_of, fsdp_together
+from ..base.dtensors import local, wrapped_modules
+from ..base.part import Part
+from ..base.torch_private import backend_of, fsdp_together
+from ..connecting import Connecting, Given, Own
 from ..transport.failure import LostRank
 from ..transport.wires import abort, break_off_group, joined, reason
 from .parameters import Parameter, parameters_of_module
 from .stage import ShardedStage, trained
-from .wrapped import wrapped_modules
 
+DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
 Layers = Mapping[int, nn.Module]
 
 
@@ -82,9 +83,16 @@ def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-class Sharding:
+class ShardedParameters(dict[int, Sequence[Parameter]]):
+    """Stage → its parameters that FSDP shards."""
+
+
+class Sharding(Part):
     """The sharded stages of a rank, by number. place: of this rank in the mesh that the first of them is sharded over, of
     `size`. ranks: of that mesh. timeout: to wait for any of them."""
+
+    name, no_capture = "sharding", "FSDP gathers parameters on the host's word"
+    no_ahead = "parameters are sharded by FSDP: what a step gathers would be validated too late"
 
     def __init__(self, stages: Mapping[int, ShardedStage], timeout: timedelta) -> None:
         self.stages, self.timeout = stages, timeout
@@ -95,43 +103,45 @@ class Sharding:
         self._mine = {id(p) for s in stages.values() for p in trained(s.parameters)}
 
     @classmethod
-    def of(
-        cls, sharded: Mapping[int, Sequence[Parameter]], program: Program, stages: Mapping[int, Stage], timeout: timedelta
-    ) -> Sharding:
-        """The sharding of a rank. sharded: stage → its parameters that FSDP shards. stages: of the rank; the sharded ones
-        gather their parameters from now on."""
-        made = {}
+    def of(cls, c: Connecting) -> Sharding | None:
+        """The part of a rank; None where FSDP shards nothing. Sharded stages gather their parameters from now on."""
+        sharded, actions, made = c.made(ShardedParameters), c.own.program.actions, dict[int, ShardedStage]()
+        if not sharded:
+            return None
         for s, parameters in sharded.items():
-            does = frozenset(HANDLERS[action.kind].does for action in program.actions if action.stage == s)
-            modules = [module for layer in stages[s].layers for module in wrapped_modules(layer)]
-            made[s] = stages[s].sharding = ShardedStage(s, modules, parameters, timeout, does)
-        order = [made[s] for s in dict.fromkeys(action.stage for action in program.actions) if s in made]
+            does = frozenset(DOES[action.kind] for action in actions if action.stage == s and action.kind in DOES)
+            modules = [module for layer in c.stages[s].layers for module in wrapped_modules(layer)]
+            made[s] = c.stages[s].around = ShardedStage(s, modules, parameters, c.peers.timeout, does)
+        order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
         for one, following in zip(order, order[1:], strict=False):
             one.following = None if "gather" in following.by_passes else following
         for one in order:
             one.beside = order
-        return cls(made, timeout)
+        return cls(made, c.peers.timeout)
 
-    def done_before(self, other: Callable[[int], None] | None) -> Callable[[int], None]:
-        """A function that says that a stage's last gradients are there, and calls `other` after it."""
-
-        def both(stage: int) -> None:
-            if stage in self.stages:
-                self.stages[stage].done()
-            if other is not None:
-                other(stage)
-
-        return both
-
-    def begin(self) -> None:
+    def begin(self, data: Any) -> None:
         """A step begins."""
         for stage in self.stages.values():
             stage.times.clear()
 
-    def close(self) -> None:
-        """Release all that is open."""
-        for stage in self.stages.values():
-            stage.close()
+    def done(self, stage: int) -> None:
+        """A stage's last gradients are there."""
+        if stage in self.stages:
+            self.stages[stage].done()
+
+    def held_bytes(self) -> int:
+        """What stages hold beside their shards, where passes of the schedule say when it goes."""
+        return sum(stage.held_bytes for stage in self.stages.values())
+
+    def no_activations(self) -> Iterable[Tensor]:
+        """Gathered parameters, and gradients that are not reduced yet."""
+        return (tensor for stage in self.stages.values() for tensor in stage.tensors())
+
+    def for_forwards(self, stages: Mapping[int, Any]) -> Part:
+        """Stages gather as ever, and nothing stays open."""
+        for s, one in self.stages.items():
+            stages[s].around = one
+        return _Forwards(self.stages, self.timeout)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         """Does the optimizer update parameters whose gradients are on their way?"""
@@ -139,7 +149,7 @@ class Sharding:
             return False
         return any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
 
-    def wait(self) -> None:
+    def wait_gradients(self) -> None:
         """Until `.grad` holds the mean over the ranks with the same stages. Raises LostRank."""
         for stage in self.stages.values():
             stage.reduced()
@@ -171,6 +181,42 @@ class Sharding:
         for group in self.groups:
             backend = backend_of(group, self.device)
             break_off_group(backend, dist.get_rank(group), dist.get_world_size(group), self.device)
+
+
+class _Forwards(Sharding):
+    def end(self) -> None:
+        for stage in self.stages.values():
+            stage.close()
+
+
+def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int]) -> Own:
+    """The same with what FSDP shards of it. replicas: the process group of replicas, where there is one. pipeline: the ranks
+    of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
+    found, rank = ShardedParameters(), own.program.rank
+    for s in own.program.stages:
+        layers = own.layers_of(s)
+        try:
+            parameters = sharded_parameters(s, layers, None if given.mesh is None else given.mesh.data_ranks)
+            for one in parameters[:1]:
+                check_beside(s, one, pipeline)
+        except BadInput as error:
+            raise BadInput(f"rank {rank}, {error}") from error
+        if not parameters:
+            continue
+        found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
+        if own.view.step.round:
+            raise BadInput(f"{where}, but passes U update whole parameters")
+        if own.view.step.slices > 1:
+            raise BadInput(f"{where}, but sequences are cut into slices")
+        if barriers_of(own.view.step):
+            raise BadInput(f"{where}, but the vocabulary is sharded over the ranks of the pipeline")
+        if replicas is not None and given.mesh is None:
+            raise BadInput(
+                f"{where}, and replicas would average its gradients again: take a mesh of two dimensions for both"
+            )
+        if replicas is not None and given.parallelize is None:
+            raise BadInput(f"{where} before the mesh's pipelines had the same values: do that in parallelize")
+    return replace(own, made={**own.made, ShardedParameters: found})
 
 
 def _groups(parameter: Parameter) -> list[Any]:

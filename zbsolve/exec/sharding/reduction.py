@@ -6,6 +6,7 @@ What a rank has at the end is the mean over the data-parallel group, of its own 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,10 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ..dtensors import as_local_of, laid_out_as, local
+from ..base.dtensors import as_local_of, laid_out_as, local
 from ..transport.wires import joined
 from .parameters import Parameter
-from .stamps import stamped
 
 
 @dataclass(slots=True)
@@ -127,3 +127,13 @@ def _give(bucket: _Bucket) -> None:
             parameter.grad = as_local_of(mine.contiguous(), parameter)
         else:
             local(parameter.grad).add_(mine)
+
+
+def stamped(work: Any, times: list[int]) -> Any:
+    """The same work; when it is done, the time is put into `times`, monotonic ns."""
+
+    def stamp(_: Any) -> None:
+        times.append(time.monotonic_ns())
+
+    work.get_future().add_done_callback(stamp)
+    return work

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..dtensors import local
-from ..torch_private import fsdp_gathers
+from ..base.dtensors import local
+from ..base.part import Around
+from ..base.torch_private import fsdp_gathers
 from ..transport.failure import LostRank
 from ..transport.wires import joined, reason
 from .parameters import Parameter
-from .reduction import Reduction
-from .stamps import stamped
+from .reduction import Reduction, stamped
 
 
-class ShardedStage:
+class ShardedStage(Around):
     """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
 
     by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do; whatever they leave out is done here:
@@ -62,7 +62,7 @@ class ShardedStage:
                 handle = module.unshard(async_op=True)
                 self._handles.append((handle, [stamped(work, times) for work in fsdp_gathers(module)]))
 
-    def wait(self) -> None:
+    def weights(self) -> None:
         """Until the parameters are there; gathers them where nobody did. Raises LostRank."""
         for one in self.beside:
             one.tidy()
@@ -88,7 +88,7 @@ class ShardedStage:
             with self._telling("gradients"):
                 self.reduction.tidy(self.timeout)
 
-    def settle(self) -> None:
+    def added(self) -> None:
         """After a pass that adds to gradients."""
         for one in self.parameters:
             one.settle()

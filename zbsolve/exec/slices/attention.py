@@ -20,13 +20,13 @@ from torch import Tensor
 
 from ...models.losses import exact
 from ...models.slicing import AttentionRule, visible
-from .partial import Part, Scores, merge, partial_attention, partial_gradients
+from .partial import Attended, Scores, merge, partial_attention, partial_gradients
 
 ALL = slice(None)
 
 
 class Helper(Protocol):
-    """Another rank that makes a part of the attention (see `exchange.Helping`). handed: its rank, and the share of the
+    """Another rank that makes a part of the attention (see `exec.attention.Helping`). handed: its rank, and the share of the
     tokens before the slice whose keys go there."""
 
     handed: Any
@@ -134,7 +134,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         query, out, lse = ctx.saved_tensors
-        whole, own, trained = Part(out, lse), ctx.call.chunks[ctx.call.number], any(ctx.needs_input_grad[1:3])
+        whole, own, trained = Attended(out, lse), ctx.call.chunks[ctx.call.number], any(ctx.needs_input_grad[1:3])
         total = torch.zeros_like(query, dtype=exact(query.dtype))
         helps, pieces, away = ctx.call.shared()
         if helps is not None and away:
@@ -155,13 +155,13 @@ class _Attention(torch.autograd.Function):
         return total.to(query.dtype), *given, None
 
 
-def _parts(query: Tensor, pieces: list[_Piece], helps: Helper | None) -> Iterator[Part]:
+def _parts(query: Tensor, pieces: list[_Piece], helps: Helper | None) -> Iterator[Attended]:
     """One after the other: no two of them need be there at once."""
     for one in pieces:
         yield partial_attention(query, one.key, one.value, one.scores)
     if helps is not None:
         out, lse = helps.answer()
-        yield Part(out, lse)
+        yield Attended(out, lse)
 
 
 def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Helper | None) -> tuple[list[_Piece], list[_Piece]]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
-from ..backward.values import cast
-from ..torch_private import BatchNorm, tree_map
+from ..base.torch_private import BatchNorm, tree_map
+from ..base.values import cast
 from .comparing import Drawn, compare_far, compared
 from .loss import check_loss, counting_of, from_label
 from .reach import longer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ..backward.replay import torch_generators, torch_random_kept
-from ..torch_private import tree_leaves, tree_map
+from ..base.torch_private import tree_leaves, tree_map
 from .reach import each_token
 from .sequence import cut_sequence, offsets
 from .store import SliceStore

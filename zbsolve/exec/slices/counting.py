@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..backward.values import leaves_of
-from ..torch_private import tree_leaves
+from ..base.torch_private import tree_leaves
+from ..base.values import leaves_of
 
 LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their means are over the sum of their labels' weights
 

@@ -17,9 +17,11 @@ from torch import Tensor
 from ...features.cuts import NotSliced, whole_tokens
 from ...problem import Problem
 from ...util.errors import BadInput
-from ..backward.values import leaves_of
-from ..torch_private import tree_flatten, tree_map, tree_unflatten
+from ..base.state import Data
+from ..base.torch_private import tree_flatten, tree_map, tree_unflatten
+from ..base.values import leaves_of
 from .counting import Counting
+from .loss import Uncounted
 from .sequence import cut_sequence, slice_shares
 
 
@@ -93,6 +95,19 @@ class Cutting:
     def ignores(self, targets: Mapping[int, Any], counting: Counting) -> bool:
         """Whether some labels of a step's parts do not count; of whole sequences nobody needs to know."""
         return self.count > 1 and any(counting.ignores(one) for one in targets.values())
+
+    def data(
+        self,
+        inputs: Mapping[int, Any],
+        targets: Mapping[int, Any],
+        seed: int,
+        shares: Mapping[int, float],
+        counting: Counting,
+        scale: float = 1.0,
+    ) -> Data:
+        """What a step feeds in, of `parts` of inputs and targets. seed, scale: see `Data`; shares: see `shares`."""
+        ignored, shares = self.ignores(targets, counting), self.shares(targets, shares, counting)
+        return Data(inputs, targets, seed, shares, scale, ignored, None if self.count == 1 else Uncounted())
 
     def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
         """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""

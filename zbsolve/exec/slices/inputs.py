@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..backward.trying import as_written, undisturbed
-from ..backward.values import tensors_of
-from ..torch_private import tree_map
+from ..backward.replay import as_written, undisturbed
+from ..base.torch_private import tree_map
+from ..base.values import tensors_of
 from .comparing import compare_new
 from .reach import MAX_REACH
 from .still import Still

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
-from ..backward.values import tensors_of
-from ..torch_private import tree_leaves, tree_map
+from ..base.torch_private import tree_leaves, tree_map
+from ..base.values import tensors_of
 from .counting import Counting, labels_of
 from .loss import WEIGHS, check_mean, counting_of, is_known
 from .trial import MAX_NUMBERS, naming, noise, numbers_of

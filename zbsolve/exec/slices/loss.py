@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...models.losses import CrossEntropy, exact, without_metrics
 from ...util.errors import BadInput
-from ..backward.values import cast, tensors_of
-from ..torch_private import tree_flatten, tree_map, tree_unflatten
+from ..base.torch_private import tree_flatten, tree_map, tree_unflatten
+from ..base.values import cast, tensors_of
 from .counting import Counting, labels_of
 from .sequence import cut_sequence, slice_shares
 from .trial import LIMIT, naming, noise, three_lengths

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...models.losses import exact
 from ...util.errors import BadInput
-from ..torch_private import flash_backward, flash_forward
+from ..base.torch_private import flash_backward, flash_forward
 
 
-class Part(NamedTuple):
+class Attended(NamedTuple):
     """out: (batch, heads, queries, width), in the type that sums are made in. lse: (batch, heads, queries), the logarithm of
     the sum of exp(scores); -inf where a query sees no key, and there out is 0."""
 
@@ -38,21 +38,21 @@ class Scores(NamedTuple):
 PLAIN = Scores()
 
 
-def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Part:
+def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Attended:
     """Attention of queries (batch, heads, queries, width) to keys and values (batch, groups, keys, width), where groups
     divide heads. Outside of autograd: see `partial_gradients`."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         key, value = (_each_head(one, query) for one in (key, value))
         if _fused(query, value, scores):
             out, lse = flash_forward(query, key, value, scores.causal, scores.scale)
-            return Part(out.to(exact(out.dtype)), lse)
+            return Attended(out.to(exact(out.dtype)), lse)
         weights, lse = _softmax(query, key, scores, None)
-        return Part(weights @ value.to(weights.dtype), lse)
+        return Attended(weights @ value.to(weights.dtype), lse)
 
 
-def merge(parts: Iterable[Part]) -> Part:
+def merge(parts: Iterable[Attended]) -> Attended:
     """The attention to the keys of all parts. Raises BadInput where there is no part."""
-    found: Part | None = None
+    found: Attended | None = None
     for part in parts:
         found = part if found is None else _both(found, part)
     if found is None:
@@ -61,7 +61,7 @@ def merge(parts: Iterable[Part]) -> Part:
 
 
 def partial_gradients(
-    gradient: Tensor, whole: Part, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN
+    gradient: Tensor, whole: Attended, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A part's share of the gradient of queries, and the gradients of its keys and values, each in the type of sums.
 
@@ -80,11 +80,11 @@ def partial_gradients(
         return dq, _each_group(dk, key), _each_group(dv, value)
 
 
-def _both(a: Part, b: Part) -> Part:
+def _both(a: Attended, b: Attended) -> Attended:
     lse = torch.logaddexp(a.lse, b.lse)
     some = lse.masked_fill(lse == -torch.inf, 0)  # a query that sees nothing: its weights are exp(-inf) = 0
     shares = [(part.lse - some).exp().unsqueeze(-1) for part in (a, b)]
-    return Part(a.out * shares[0] + b.out * shares[1], lse)
+    return Attended(a.out * shares[0] + b.out * shares[1], lse)
 
 
 def _fused(query: Tensor, value: Tensor, scores: Scores) -> bool:
@@ -111,7 +111,7 @@ def _softmax(query: Tensor, key: Tensor, scores: Scores, lse: Tensor | None) -> 
 
 
 def _plain_gradients(
-    gradient: Tensor, whole: Part, query: Tensor, key: Tensor, value: Tensor, scores: Scores
+    gradient: Tensor, whole: Attended, query: Tensor, key: Tensor, value: Tensor, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same without a kernel, for keys and values a head of queries (arXiv 2205.14135, algorithm 4)."""
     weights, _ = _softmax(query, key, scores, whole.lse)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.slicing import AttentionRule, hidden, running_slice
-from ..torch_private import tree_leaves, tree_map
+from ..base.torch_private import tree_leaves, tree_map
 from .partial import Scores, scale_of
 from .sequence import cut_sequence, offsets
 from .trial import MAX_TOKENS, noise, tiny

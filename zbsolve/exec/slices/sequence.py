@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..torch_private import tree_flatten, tree_unflatten
+from ..base.torch_private import tree_flatten, tree_unflatten
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
@@ -39,9 +38,3 @@ def slice_shares(counts: Sequence[float]) -> list[float]:
     where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
     total = sum(counts)
     return [one / total if total else 0.0 for one in counts]
-
-
-def share_of_loss(loss: Tensor, share: float) -> Tensor:
-    """`share` of a slice's mean loss; 0 where no label counts, whose mean torch's own cross entropy gives as NaN. The
-    slice's backward still runs, with the gradient 0: gradients of later slices go out through it."""
-    return loss * share if share else torch.zeros_like(loss)

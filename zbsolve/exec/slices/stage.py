@@ -10,18 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..backward.values import leaves_of, tensors_of
-from ..torch_private import tree_map
+from ..backward.stage import Stage
+from ..base.part import Around
+from ..base.torch_private import tree_map
+from ..base.values import leaves_of, tensors_of
 from .attention import Helper
+from .check import check_stage
 from .cutting import Cutting
 from .inputs import SeenInputs
 from .labels import SeenTargets
+from .loss import Uncounted
 from .reach import room_of
 from .store import SliceStore
 from .trial import IGNORED, LAYERS, LOSS, MAX_TOKENS, undisturbed
 
 
-class StageSlices:
+class StageSlices(Around):
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
     Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
@@ -79,8 +83,22 @@ class StageSlices:
             with undisturbed(targets):
                 self.labels.check(loss, tree_map(partial(_empty, tensors_of(targets)[0].device), self.made), targets)
 
+    def forward(self, stage: Stage, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
+        """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
+        the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole
+        numbers and labels that come for the first time. Raises BadInput."""
+        counts = stage.loss is not None and not isinstance(target, Uncounted)
+        looks = self.looks(microbatch, x, stage.layers, counts)
+        if looks:
+            made = check_stage(stage.layers, stage.first, stage.loss, (x, target), self.length, looks)
+            self.saw(looks, x, stage.layers, made)
+        self.check_inputs(stage.layers, stage.first, x)
+        if stage.loss is not None and counts:
+            self.check_labels(stage.loss, target)
+        return self.runs(microbatch, x)
+
     @contextmanager
-    def forward(self, part: int, x: Any) -> Iterator[None]:
+    def runs(self, part: int, x: Any) -> Iterator[None]:
         """Run a slice's forward on the activations `x` inside."""
         microbatch, number = divmod(part, self.cutting.count)
         if not number:  # nothing is left of a step that failed

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...models.losses import exact
 from ...models.slicing import AttentionRule, running_slice
 from ...util.errors import BadInput
-from ..torch_private import saving_hooked
+from ..base.torch_private import saving_hooked
 from .attention import Chunk, Helper, attend
 
 RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...util.errors import BadInput
 from ...util.own_code import raised
-from ..backward.values import tensors_of
-from ..torch_private import tree_leaves, without_modes
+from ..base.torch_private import tree_leaves, without_modes
+from ..base.values import tensors_of
 
 HEAD = "slices: "  # of all that is refused
 LAYERS, LOSS, IGNORED = "layers", "loss", "ignored labels"  # what is looked at

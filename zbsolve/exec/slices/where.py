@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..backward.values import tensors_of
+from ..base.values import tensors_of
 from .sequence import offsets
 
 Calls = dict[tuple[str, int], tuple[list[Tensor], list[Tensor]]]  # part and turn → what went in and came out, in order

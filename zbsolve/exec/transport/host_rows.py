@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..program import Message
+from ..base.program import Message
 from .failure import LostRank
 from .wires import Wires, reason
 

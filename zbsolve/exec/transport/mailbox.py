@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
-from ..program import Message
+from ..base.program import Message
 from .failure import LostRank
 from .format import FORMAT_BYTES, Format
 from .host_rows import HostRows

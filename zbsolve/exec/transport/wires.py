@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..torch_private import backend_of, backend_timeout, default_group, default_store, own_backend
+from ..base.torch_private import backend_of, backend_timeout, default_group, default_store, own_backend
 from .failure import LostRank, one_line
 from .shared_memory import ShmReceiver, ShmSender
 

@@ -8,7 +8,7 @@ guide, "Using multiple NCCL communicators concurrently").
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,13 +16,33 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from ..base.torch_private import backend_of, default_group
+from ..device.copying import CopyStreams, LaunchedCopies, timed_event
 from ..devices import BACKENDS
-from ..offload.copying import CopyStreams, LaunchedCopies, timed_event
-from ..torch_private import backend_of, default_group
 from ..transport.failure import LostRank
 from ..transport.wires import break_off_group, joined, passed, reason
 
 STREAM = "collectives"
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
+    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
+
+    rank: int
+    size: int
+    stages: int
+    routes: Sequence[Sequence[int]]
+    barriers: int = 1
+
+    def last(self, microbatch: int) -> int:
+        """The rank of the microbatch's last stage."""
+        return self.routes[microbatch % len(self.routes)][self.stages - 1]
+
+    def first(self, microbatch: int) -> int:
+        """The rank of its first stage."""
+        return self.routes[microbatch % len(self.routes)][0]
 
 
 class SideStreams(Protocol):
@@ -52,7 +72,7 @@ class Collectives:
         self.group, self.device, self.timeout = group, torch.device(device.type, index), timeout
         self._emulated = emulated
         self._copies: Any = (LaunchedCopies if device.type == "cuda" else CopyStreams)(self.device)
-        self.timed_event: Callable[[], Any] = timed_event  # on a GPU: makes the events around each
+        self.marks: Any = None  # on a GPU: makes the events around each
         self._begun: dict[str, _Begun] = {}
         self._over: dict[str, Any] = {}
         self._turn: deque[str] = deque()  # in the order in which an emulated device runs them
@@ -83,7 +103,8 @@ class Collectives:
         """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
         is settled. waits: the pass waits for passes of other ranks. Never waits itself."""
         if isinstance(self._copies, LaunchedCopies):
-            copy: Any = self._copies.begin(STREAM, work, [self._copies.mark()], self.timed_event)
+            event = timed_event if self.marks is None else self.marks.event
+            copy: Any = self._copies.begin(STREAM, work, [self._copies.mark()], event)
         else:
             copy = self._copies.begin(STREAM, work)
         self._begun[name] = _Begun(copy, over, waits)

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from ...models.losses import CrossEntropy
 from ...util.errors import BadInput
-from ..torch_private import children_of
+from ..base.torch_private import children_of
 
 KNOWN = "a sharded vocabulary knows zbsolve.exec.CrossEntropy, torch's cross_entropy and CrossEntropyLoss"
 

@@ -8,7 +8,7 @@ broadcasts its gradient. Sums are made in the type of what is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,30 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..program import Action
-from .collectives import Collectives
+from ..base.part import Part, Run
+from ..base.program import Action
+from ..connecting import Connecting
+from .collectives import Collectives, Homes
 from .lookup import EmbeddingShard, add_gradient, look_up
+from .parts import Shard
 from .shard import Kept, Merged, OutputShard, input_gradient, merge, pass_s, pass_t
-
-
-@dataclass(frozen=True)
-class Homes:
-    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
-    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
-
-    rank: int
-    size: int
-    stages: int
-    routes: Sequence[Sequence[int]]
-    barriers: int = 1
-
-    def last(self, microbatch: int) -> int:
-        """The rank of the microbatch's last stage."""
-        return self.routes[microbatch % len(self.routes)][self.stages - 1]
-
-    def first(self, microbatch: int) -> int:
-        """The rank of its first stage."""
-        return self.routes[microbatch % len(self.routes)][0]
 
 
 def used_here(tensors: Iterable[Tensor]) -> None:
@@ -50,10 +33,13 @@ def used_here(tensors: Iterable[Tensor]) -> None:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
-class VocabularyShard:
+class VocabularyShard(Part):
     """This rank's shard and its microbatches. output: the rows of the output layer; embedding: of the input embedding, where
     that is sharded. share: a microbatch's part of the step's loss (1/m). training: a backward follows; else nothing is kept
     for one."""
+
+    name = "vocabulary"
+    no_ahead = "the vocabulary is sharded: forwards alone would wait for its collectives"
 
     def __init__(
         self,
@@ -76,15 +62,62 @@ class VocabularyShard:
         self._vectors: dict[int, Tensor] = {}  # the embedding's, of the first stage's rank
         self._scattered: dict[int, Tensor] = {}  # and their gradients
 
-    def for_forwards(self) -> VocabularyShard:
+    @classmethod
+    def of(cls, c: Connecting) -> VocabularyShard | None:
+        """The part of a rank, connected to the others; None where the vocabulary is whole. All ranks call this."""
+        shard = c.made(Shard)
+        if shard is None:
+            return None
+        collectives = Collectives.of(c.group, c.device, c.peers.timeout, c.emulated)
+        found = cls(shard.homes, shard.output, shard.embedding, collectives, 1 / c.problem.microbatches)
+        if found.embeds(0) and 0 in c.stages:
+            c.stages[0].takes_batch = False
+        return found
+
+    def around(self, kind: str, run: Run) -> Run:
+        """The last stage's outputs and their gradients go through the shards, as do the first stage's inputs where the input
+        embedding is sharded too."""
+
+        def forward(state: Any, action: Action, given: Any) -> Any:
+            if self.embeds(action.stage):
+                given = state.data.inputs[action.part], self.embedded(action.part)
+            y = run(state, action, given)
+            if not self.ends(action.stage):
+                return y
+            self.give(action.part, y)
+
+        def backward(state: Any, action: Action, given: Any) -> Any:
+            if self.ends(action.stage):
+                given = self.gradient(action.part)
+            found = run(state, action, given)
+            if self.embeds(action.stage):
+                self.give_gradient(action.part, found)
+            return found
+
+        return {"F": forward, "B": backward, "BW": backward}.get(kind, run)
+
+    def for_forwards(self, stages: Any = None) -> VocabularyShard:
         """The same shard for forwards alone. S leaves the input gradient out, and VR tells statistics alone, as both do with
         two barriers."""
         homes, collectives = replace(self.homes, barriers=2), self.collectives.in_real_time()
         return VocabularyShard(homes, self.output, self.embedding, collectives, self.share, training=False)
 
-    def begin(self) -> None:
+    def begin(self, data: Any) -> None:
         """A step begins."""
         self.collectives.begin_step()
+        self.collectives.marks = self.marks
+
+    def no_activations(self) -> Iterable[Tensor | None]:
+        """Gradients of the shard's parameters."""
+        return (p.grad for p in self.parameters())
+
+    def own_parameters(self) -> dict[int, list[tuple[str, nn.Parameter]]]:
+        """Behind the model's stages come shards, one a rank."""
+        return {self.homes.stages + self.homes.rank: self.named_parameters()}
+
+    def break_off(self) -> None:
+        """End this rank's connections."""
+        self.collectives.break_off()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter of the shard that is trained, with its name."""

@@ -42,7 +42,7 @@ from ...models.losses import CrossEntropy, capped, exact
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from ..backward.split import linear_add
-from ..torch_private import FakeTensor
+from ..base.torch_private import FakeTensor
 
 # Numbers that S takes at a time. On a CPU they stay in its cache: a quarter less time than for all at once (256 labels, 8192
 # words). Elsewhere few kernels count, and a temporary has 64 MiB.

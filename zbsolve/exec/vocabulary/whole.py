@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...models.model import Place
+from ..base.dtensors import LaidOut, full, local
+from ..base.torch_private import default_group
 from ..check import Value
-from ..dtensors import LaidOut, full, local
-from ..torch_private import default_group
 from .parts import NAME, Shard
 
 

@@ -1,0 +1,109 @@
+"""How far a rank may run into a step before the last optimizer's step is validated, and how it runs again from there.
+
+The first forwards of every rank, up to its first backward, change nothing that stays: gradients are those of the last step
+still. A rank's part of them ends where it would take what others make later. So a rank can run its part whatever the
+validation says, and afterwards either every rank runs its part anew, or none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from .base.program import Action, Message, Program
+from .handlers import HANDLERS
+from .interpreter import Interpreter
+from .memory import LiveBytes
+from .transport.mailbox import Mailbox
+
+
+class Validating(Protocol):
+    """An optimizer whose step is validated in the pipeline's next one."""
+
+    def begin(self) -> bool:
+        """A step of the pipeline begins. Is a step of the optimizer to be validated in it?"""
+
+    def stands(self) -> bool:
+        """Wait for the validation: did the first forwards run with the right parameters, on every rank?"""
+
+    def finish(self) -> None:
+        """Wait for the validation of the last step, and make that right."""
+
+
+def lengths(programs: Sequence[Program]) -> tuple[int, ...]:
+    """How many passes each rank may run: only passes that can run again, whose inputs are all made by such passes."""
+    most = [_until(p.actions, lambda action: not HANDLERS[action.kind].repeatable) for p in programs]
+    while True:
+        made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
+
+        def waits(action: Action, made: set[str] = made) -> bool:
+            return isinstance(action.takes, Message) and action.takes.before not in made
+
+        less = [_until(p.actions[:n], waits) for p, n in zip(programs, most, strict=True)]
+        if less == most:
+            return tuple(most)
+        most = less
+
+
+def _until(actions: Sequence[Action], stop: Callable[[Action], bool]) -> int:
+    return next((i for i, action in enumerate(actions) if stop(action)), len(actions))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One rank's program, cut in two. length: passes before the cut. counts: source rank → messages that it sends before its
+    own cut. Receives of what others send behind their cut are posted behind this rank's."""
+
+    program: Program
+    length: int
+    counts: Mapping[int, int]
+
+    @classmethod
+    def of(cls, programs: Sequence[Program], rank: int) -> Cut:
+        """The cut of one rank's program; `programs` are those of all ranks."""
+        most, mine = lengths(programs), programs[rank]
+        made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
+        counts = {source: sum(m.before in made for m in sent) for source, sent in mine.incoming.items()}
+        actions, late = list(mine.actions), list[Message]()
+        for i in range(most[rank]):
+            posts = actions[i].posts
+            late += (m for m in posts if m.before not in made)
+            actions[i] = replace(actions[i], posts=tuple(m for m in posts if m.before in made))
+        if late:  # then something is behind the cut: the backward that waits for such a message, or a pass after it
+            after = actions[most[rank]]
+            actions[most[rank]] = replace(after, posts=(*late, *after.posts))
+        return cls(replace(mine, actions=tuple(actions)), most[rank], counts)
+
+
+class Ahead:
+    """Runs a rank's passes before the cut, and runs them again where the parameters did not stand. module: what holds the
+    buffers that these passes change."""
+
+    def __init__(self, cut: Cut, optimizer: Validating, module: nn.Module) -> None:
+        self.cut = cut
+        self.optimizer = optimizer
+        self._module = module
+
+    def run(self, interpreter: Interpreter, mailbox: Mailbox, meter: LiveBytes | None) -> int:
+        """Run the passes before the cut; at the end they have run with parameters that are validated. Their number. Raises
+        RunFailed."""
+        first = interpreter.program.actions[: self.cut.length]
+        pending = self.optimizer.begin()
+        early = pending and interpreter.hooks.watch  # only numbers that stand are worth a look
+        wrong = early and not self.optimizer.stands()
+        buffers = [(b, b.detach().clone()) for b in self._module.buffers()] if pending else []
+        interpreter.run_all(first, meter)
+        if pending and not early:
+            wrong = not self.optimizer.stands()
+        if wrong:
+            mailbox.again(self.cut.counts)
+            interpreter.forget()
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
+            interpreter.run_all(first, meter)
+        return len(first)

@@ -1,0 +1,129 @@
+"""Handlers of the passes that compute a microbatch on a stage: F, B, W, BW and X."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...build.untrained import untrained_stages
+from ...tables import Ints, Pass, pass_name
+from ...util.errors import BadInput
+from ..base.handler import Graph, Handler
+from ..base.program import Action
+from ..base.state import RankState, share_of_loss
+from .stage import ForwardStage, Stage
+
+
+def _forward(state: RankState, action: Action, given: Any) -> Any:
+    """Nobody takes the last stage's output where that is the loss."""
+    stage: Stage = state.stages[action.stage]
+    m, data, companions, keeper = action.part, state.data, action.companions, None
+    x, share, target = data.inputs[m] if given is None else given, data.share(m), data.targets.get(m)
+    if not share and data.uncounted is not None:
+        target = data.uncounted
+    for keeps in state.keepers:
+        keeper = keeps(action, data) or keeper
+    if not companions.isdisjoint(("B", "BW")) or isinstance(stage, ForwardStage):
+        split, recompute = "B" in companions, "X" in companions
+        y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
+    else:
+        y = stage.alone(m, x, target, seed=data.seed + m)
+    if stage.auxiliary is not None:
+        state.losses.append(stage.auxiliary * share)
+    if stage.loss is None:
+        return y
+    # Alone: some losses leave their mean in a storage as large as the output.
+    state.losses.append(y.clone() if share == 1 else share_of_loss(y, share))
+    return None
+
+
+def _backward(state: RankState, action: Action, given: Any) -> Any:
+    m, data = action.part, state.data
+    return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
+
+
+def _weights(state: RankState, action: Action, given: Any) -> Any:
+    state.stages[action.stage].weights(action.part)
+    return None
+
+
+def _recompute(state: RankState, action: Action, given: Any) -> Any:
+    state.stages[action.stage].recompute(action.part)
+    return None
+
+
+def _check_forward(graph: Graph, rows: Ints) -> None:
+    """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
+    behind the one before."""
+    front = untrained_stages(graph.problem) % graph.problem.stages  # all of them: then nothing is trained
+    for row in rows.tolist():
+        one = graph.one(row)
+        _check_behind(graph, graph.beside(one, -1), one)
+        if not graph.training or one.stage < front:
+            if graph.training and graph.problem.slices > 1:
+                raise BadInput(f"pass {one.name}: run knows no slices of a stage that trains nothing")
+            continue
+        fused = graph.row("BW", one) is not None
+        if fused == (graph.row("B", one) is not None):
+            both = "both B and BW" if fused else "neither B nor BW"
+            raise BadInput(f"pass {one.name}: its microbatch has {both} on stage {one.stage}")
+        if fused == (graph.row("W", one) is not None):
+            raise BadInput(f"pass {one.name}: on stage {one.stage} its microbatch needs B and W, or BW")
+
+
+def _check_has_forward(graph: Graph, rows: Ints) -> None:
+    for row in rows.tolist():
+        graph.need("F", graph.one(row))
+
+
+def _check_backward(graph: Graph, rows: Ints) -> None:
+    """It has a forward, and comes behind that of the next slice, whose gradients of keys and values it takes."""
+    _check_has_forward(graph, rows)
+    for row in rows.tolist():
+        _check_behind(graph, graph.beside(graph.one(row), 1), graph.one(row))
+
+
+def _check_behind(graph: Graph, before: Pass | None, one: Pass) -> None:
+    index = graph.problem.index
+    if before is not None and not graph.ordered(index[before.name], index[one.name]):
+        raise BadInput(f"pass {one.name}: no edge puts it behind {before.name}")
+
+
+def _check_recompute(graph: Graph, rows: Ints) -> None:
+    """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
+    that still needs it."""
+    for row in rows.tolist():
+        one = graph.one(row)
+        kind = "BW" if graph.row("B", one) is None else "B"
+        for before, after, other in ((graph.need("F", one), row, "F"), (row, graph.need(kind, one), kind)):
+            if not graph.ordered(before, after):
+                raise BadInput(f"pass {one.name}: no edge orders it and {_named(other, one)}")
+
+
+def _named(kind: str, like: Pass) -> str:
+    return pass_name(kind, like.stage, like.microbatch, like.slice)
+
+
+_BACKWARD = Handler(
+    _backward,
+    _check_backward,
+    takes="gradient",
+    makes="the gradient of its input",
+    adds_gradients=True,
+    uses_weights=True,
+    sliced=True,
+)
+HANDLERS = {
+    "F": Handler(
+        _forward,
+        _check_forward,
+        takes="activation",
+        makes="its activation",
+        uses_weights=True,
+        repeatable=True,
+        sliced=True,
+    ),
+    "B": _BACKWARD,
+    "W": Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True),
+    "BW": _BACKWARD,
+    "X": Handler(_recompute, _check_recompute, uses_weights=True, sliced=True),
+}

@@ -1,0 +1,165 @@
+"""Copies beside computing, one after the other on each copy stream of a rank.
+
+`LaunchedCopies` are a GPU's: whoever begins a copy launches it, on a CUDA stream of its own, and the host never waits.
+`CopyStreams` have a thread for each stream, for copies that the host does itself, or that wait for another rank's: those
+the device cannot wait for. On a GPU such a thread launches the copy behind what was launched when it was begun.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from ..base.torch_private import without_modes
+
+
+class Copy:
+    """A copy that was begun. work: launches or does it; over: called when it is really done. Both are given up then. ended:
+    when that was, monotonic ns, 0 until then."""
+
+    def __init__(self, work: Callable[[], None], over: Callable[[], None] | None, behind: Any) -> None:
+        self.work: Callable[[], None] | None = work
+        self.over, self.behind, self.event = over, behind, None
+        self.ended = 0
+        self.error: BaseException | None = None
+        self.launched, self.done = threading.Event(), threading.Event()
+
+    def known(self) -> bool:
+        """Is it known to be done?"""
+        return self.done.is_set()
+
+
+class CopyStreams:
+    """The copy streams of one rank, by name. They end with the last reference to this."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._queues: dict[str, SimpleQueue[Copy | None]] = {}
+
+    def begin(self, stream: str, work: Callable[[], None], over: Callable[[], None] | None = None) -> Copy:
+        """Copy what `work` copies, behind all that was begun on the stream, and call `over`. It never waits itself."""
+        if stream not in self._queues:
+            queue = self._queues[stream] = SimpleQueue()
+            threading.Thread(target=_run, args=(queue, self.device), daemon=True, name=f"copies {stream}").start()
+        behind = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+        copy = Copy(work, over, behind)
+        self._queues[stream].put(copy)
+        return copy
+
+    def join(self, copy: Copy, timeout: float) -> None:
+        """From here on the copy is done: for all that is launched now, on a GPU. Raises what the copy raised, and
+        TimeoutError."""
+        if not copy.launched.wait(timeout):
+            raise TimeoutError(f"not done after {timeout:g} s")
+        if copy.error is not None:
+            raise copy.error
+        if copy.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(copy.event)
+
+    def end(self, copy: Copy, timeout: float) -> int:
+        """Wait until the copy is really done. When that was, monotonic ns. Raises as `join`."""
+        self.join(copy, timeout)
+        if not copy.done.wait(timeout):
+            raise TimeoutError(f"not done after {timeout:g} s")
+        return copy.ended
+
+    def __del__(self) -> None:
+        for queue in self._queues.values():
+            queue.put(None)
+
+
+def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
+    """What the thread of a stream does."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    while (copy := queue.get()) is not None:
+        try:
+            with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
+                _do(copy, stream)
+        except BaseException as error:  # whoever waits for the copy raises it
+            copy.error = error
+        copy.work = None
+        copy.launched.set()
+        if copy.event is not None:
+            copy.event.synchronize()
+        if copy.over is not None and copy.error is None:
+            copy.over()
+            copy.over = None
+        copy.ended = time.monotonic_ns()
+        copy.done.set()
+        del copy  # the next one may be long in coming
+
+
+def _do(copy: Copy, stream: Any) -> None:
+    assert copy.work is not None
+    if stream is not None:
+        stream.wait_event(copy.behind)
+    copy.work()
+    if stream is not None:
+        copy.event = stream.record_event()
+
+
+def timed_event() -> Any:
+    """An event of the device that has a time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Launched:
+    """A copy that was launched. start, end: events with times around it. over: what other streams wait for; one that a
+    graph captures can have a time or be waited for, not both."""
+
+    start: Any
+    end: Any
+    over: Any
+
+    def known(self) -> bool:
+        """Is it known to be done? To ask the device would break off a graph's capture."""
+        return False
+
+
+class LaunchedCopies:
+    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture all but `end`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._streams: dict[str, Any] = {}
+
+    def mark(self) -> Any:
+        """An event behind all that computing has launched so far."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def begin(
+        self, name: str, work: Callable[[], None], behind: Iterable[Any], event: Callable[[], Any] = timed_event
+    ) -> Launched:
+        """Launch what `work` launches, behind these events and all that was begun on the stream. event: makes those that
+        have a time."""
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream, start, end = self._streams[name], event(), event()
+        # Views of host memory are no bytes on the device, for one who counts those.
+        with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
+            for one in behind:
+                stream.wait_event(one)
+            start.record(stream)
+            work()
+            end.record(stream)
+            return Launched(start, end, stream.record_event())
+
+    def join(self, copy: Launched, timeout: float) -> None:
+        """From here on the copy is done, for all that is launched now."""
+        torch.cuda.current_stream(self.device).wait_event(copy.over)
+
+    def end(self, copy: Launched, timeout: float) -> int:
+        """Wait until the copy is done. When that was, monotonic ns: told by an event whose time the host sees too."""
+        copy.end.synchronize()
+        seen = timed_event()
+        seen.record(torch.cuda.current_stream(self.device))
+        seen.synchronize()
+        return time.monotonic_ns() - round(1e6 * float(copy.end.elapsed_time(seen)))

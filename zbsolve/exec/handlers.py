@@ -1,0 +1,94 @@
+"""What the executor knows of features, as two tables that are put together of what each feature's own folder has.
+
+`HANDLERS`: one handler a kind of pass; a kind without a row does not run. `PARTS`: what makes a rank's parts, in the order
+in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients.
+
+All-to-alls of expert parallelism are here: AF behind F, AB behind the backward. All experts of this model are on the rank
+that needs them. So there is nothing to send around, and an all-to-all hands on what it is given; only its time is emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..problem import Problem
+from ..tables import Bools, Ints
+from ..util.errors import BadInput
+from . import attention, updates
+from .attention import AttentionPeers
+from .backward import passes as backward
+from .base.handler import Check, Graph
+from .base.handler import Handler as Handler
+from .base.part import Part as Part
+from .base.program import Action
+from .base.state import Data as Data
+from .base.state import RankState as RankState
+from .connecting import Connecting
+from .exchange import replicas as exchange
+from .exchange.replicas import Replicas
+from .exchange.shared import Shared
+from .offload import passes as offload
+from .offload.rank import Offload
+from .sharding import passes as sharding
+from .sharding.rank import Sharding
+from .slices.rank import Slices
+from .updates import Updates
+from .vocabulary import passes as vocabulary
+from .vocabulary.rank import VocabularyShard
+
+
+def _hand_on(state: RankState, action: Action, given: Any) -> Any:
+    return given
+
+
+def _check_behind(*kinds: str) -> Check:
+    """An all-to-all is on the rank of the pass that it belongs to, one of `kinds`, and an edge puts it behind that pass."""
+
+    def check(graph: Graph, rows: Ints) -> None:
+        for row in rows.tolist():
+            one = graph.one(row)
+            makers = (graph.row(kind, one) for kind in kinds)
+            if not any(m is not None and graph.ordered(m, row) and graph.one(m).rank == one.rank for m in makers):
+                raise BadInput(f"pass {one.name}: no edge from its {' or '.join(kinds)} on its rank")
+
+    return check
+
+
+HANDLERS: dict[str, Handler] = {
+    **backward.HANDLERS,
+    **offload.HANDLERS,
+    "AF": Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, sliced=True),
+    "AB": Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, sliced=True),
+    **exchange.HANDLERS,
+    **sharding.HANDLERS,
+    **updates.HANDLERS,
+    **vocabulary.HANDLERS,
+    **attention.HANDLERS,
+}
+
+
+def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
+    """Which passes have a handler whose `field` is `value`, shape (passes,)."""
+    return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))
+
+
+PARTS: list[Callable[[Connecting], Part | None]] = [
+    Updates.of,
+    Offload.of,
+    VocabularyShard.of,
+    AttentionPeers.of,
+    lambda c: Slices.of(c.problem, c.stages),
+    Sharding.of,
+    Shared.of,
+    Replicas.of,
+]
+
+
+def connect_parts(c: Connecting) -> list[Part]:
+    """The parts of a rank. All ranks call this. Raises BadInput and LostRank."""
+    for make in PARTS:
+        if (part := make(c)) is not None:
+            c.parts.append(part)
+            c.peers.beside.append(part.break_off)
+    return c.parts

@@ -1,0 +1,128 @@
+"""What one rank makes by itself of a schedule and a model, before ranks connect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ..build.vocabulary import model_stages
+from ..models.model import Place, ties
+from ..problem import Problem
+from ..util.errors import BadInput
+from .backward.layer_split import Loss
+from .backward.stage import Stage
+from .connecting import Given, Own
+from .graphs.by_name import Parts, parts_by_name
+from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
+from .lowering import lower
+from .mesh.place import parallelized
+from .sharding.rank import ShardedParameters
+from .slices.rank import check_sliced, sliced_loss
+from .step_view import StepView
+from .transport.wires import Wires
+from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
+from .waits import circle
+
+MOST_NAMED = 6  # of what waits for each other
+
+
+def own_part(view: StepView, wires: Wires, given: Given) -> Own:
+    """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
+    problem, whole = view.step, listed(given.layers)
+    counts = layer_counts(problem, None if whole is None else len(whole))
+    programs = lower(view, training=not forwards_alone(problem))
+    if given.device.type == "cuda" and view.part is None and (found := circle(programs)):
+        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(found[:MOST_NAMED])}")
+    check_sliced(problem, given.split)
+    if wires.size != problem.ranks:
+        raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
+    if given.parallelize is not None and given.mesh is None:
+        raise BadInput("Pipeline: parallelize is for a mesh: give mesh too")
+    if wires.rank not in view.ranks:
+        raise BadInput(f"the schedule is the part of rank {view.ranks[0]}, and this is rank {wires.rank}")
+    program, tied, how = programs[view.ranks.index(wires.rank)], given.tied, Sharded.of(problem)
+    numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
+    beside = [] if how is None else how.layers(sum(counts))  # every rank has a shard of these
+    if whole is None:
+        layers = build(given.layers, sorted({*numbers, *beside}), given.device)  # type: ignore[arg-type]
+    else:
+        names, parts = list(whole), list(whole.values())
+        tied += ties(enumerate(parts))
+        layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed, tied)
+    check_untrained(problem, counts, program.stages, layers)
+    if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
+        raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
+    shard = None if how is None else _shard(problem, wires.rank, layers, tied, given, names)
+    mine, made = {i: layers[i] for i in numbers}, dict[type, Any]()
+    module = nn.ModuleDict({names[i]: layer for i, layer in mine.items()})
+    if shard is not None:
+        module[NAME], made[Shard] = shard.module, shard
+        tied = tuple(group for group in tied if not shard.has(group))
+    return Own(view, programs, program, counts, mine, module, tied, names=names, made=made)
+
+
+def _kept_apart(parts: Sequence[nn.Module], numbers: Sequence[int], beside: Sequence[int]) -> dict[int, nn.Module]:
+    """The layers of `numbers`, and copies of those `beside` that are not the rank's own, or have no memory yet: a model that
+    somebody holds stays as it is."""
+    copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
+    return {i: parts[i] for i in numbers} | deepcopy(copied)
+
+
+def _shard(
+    problem: Problem,
+    rank: int,
+    layers: dict[int, nn.Module],
+    tied: Sequence[Sequence[Place]],
+    given: Given,
+    names: Sequence[str],
+) -> Shard:
+    """This rank's shard of the vocabulary, cut out of `layers`. Raises BadInput."""
+    if given.mesh is not None and given.mesh.others:
+        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
+    if NAME in names:
+        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
+    return cut_shard(problem, rank, layers, len(names), given.loss, tied, given.device)
+
+
+def parallel_part(own: Own, given: Given) -> Own:
+    """The part after a person's function has spread its stages over the mesh. Raises BadInput naming the stage."""
+    if given.parallelize is None or given.mesh is None:
+        return own
+    stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
+    names = dict(zip(own.layers, own.module, strict=True))
+    try:
+        layers, modules = parallelized(stages, own.layers, names, given.mesh, given.parallelize)
+    except BadInput as error:
+        raise BadInput(f"rank {own.program.rank}, {error}") from error
+    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
+    return replace(own, layers=layers, module=module, stage_modules=modules)
+
+
+def own_stages(own: Own, given: Given) -> dict[int, Stage]:
+    """This rank's stages; the last one gets the loss, but where shards of a vocabulary make that."""
+    problem, alone = own.view.step, given.parallelize is None and not own.made.get(ShardedParameters)
+    loss = None if Shard in own.made else sliced_loss(problem, given.loss)
+    parts = parts_by_name(given.split, tight=problem.capacity is not None, alone=alone)
+    return stages_of(own.counts, own.program.stages, own.layers, loss, problem.round or own.view.microbatches, parts)
+
+
+def stages_of(
+    counts: Sequence[int],
+    stages: Sequence[int],
+    layers: Mapping[int, nn.Module],
+    loss: Loss | None,
+    microbatches: int,
+    parts: Parts,
+) -> dict[int, Stage]:
+    """One rank's stages of these layers; the last of all stages gets the loss. microbatches: whose mean gradient is made.
+    parts: how layers are split."""
+    found = {}
+    for s in stages:
+        mine, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
+        behind = loss if last else None
+        found[s] = Stage(mine, first, behind, 1 / microbatches, parts=parts(mine, first, behind))
+    return found

@@ -1,0 +1,242 @@
+"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them.
+
+The layers' parameters show one version at a time: for each pass its own, with the gradients of its own group. An update
+works on parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from ..models.model import Place
+from ..problem import Problem
+from ..tables import Bools, Ints
+from ..util.errors import BadInput
+from .base.handler import Graph, Handler
+from .base.part import Part, Run
+from .base.program import Action, VersionUse
+from .base.state import RankState
+from .base.torch_private import tree_leaves
+from .connecting import Connecting, Update
+
+Spot = tuple[int, int]  # (stage, microbatch)
+
+
+class Updates(Part):
+    """The versions of the weights of a rank's stages, by number, where passes U update them inside a step."""
+
+    name = "updates"
+    no_capture = "passes U update weights inside a step, each time in other memory"
+    no_ahead = "the schedule has passes U, which update by themselves"
+
+    def __init__(self, stages: Mapping[int, WeightVersions]) -> None:
+        self.stages = stages
+
+    @classmethod
+    def of(cls, c: Connecting) -> Updates | None:
+        """The part of a rank; None where nobody gave what makes optimizers."""
+        update = c.given.update
+        return None if update is None else cls({s: WeightVersions(one.parameters(), update) for s, one in c.stages.items()})
+
+    def around(self, kind: str, run: Run) -> Run:
+        """While a pass runs that uses weights, the layers show its version of them."""
+
+        def shown(state: Any, action: Action, given: Any) -> Any:
+            use, versions = action.use, self.stages[action.stage]
+            if use is not None:
+                versions.show(use)
+            output = run(state, action, given)
+            if use is not None:
+                versions.done(use)
+            return output
+
+        return run if kind in HANDLERS else shown
+
+    def begin(self, data: Any) -> None:
+        """A step begins."""
+        for one in self.stages.values():
+            one.begin()
+
+    def held_bytes(self) -> int:
+        """Bytes of all versions that some pass still uses."""
+        return sum(tensor.nbytes for one in self.stages.values() for kept in one.kept.values() for tensor in kept)
+
+    def no_activations(self) -> Iterator[Tensor]:
+        """Weights, gradients and what optimizers keep."""
+        for one in self.stages.values():
+            yield from one.tensors()
+
+    def end(self) -> None:
+        """A step has ended."""
+        for one in self.stages.values():
+            one.end()
+
+
+class WeightVersions:
+    """The versions of one stage's weights. parameters: those of its layers that are trained. update: makes a torch optimizer
+    of parameters. kept: version → its tensors, from the update that made it to the last pass that uses it."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], update: Update) -> None:
+        self.parameters = list(parameters)
+        self.newest = [nn.Parameter(p.data) for p in self.parameters]  # (detach would share its count of changes)
+        self.optimizer = update(self.newest) if self.newest else None
+        self.kept: dict[int, list[Tensor]] = {}
+        self._gradients: dict[int, list[Tensor | None]] = {}
+        self._shown: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """A step begins, with the weights that the last one left."""
+        self.kept, self._gradients, self._shown = {0: [p.data for p in self.newest]}, {}, None
+
+    def show(self, use: VersionUse) -> None:
+        """Before a pass: let the layers show its version, and the gradients of its group so far."""
+        if self._shown == (use.version, use.group):
+            return
+        self._put_away()
+        self._shown = use.version, use.group
+        gradients = self._gradients.get(use.group, [None] * len(self.parameters))
+        for parameter, weights, gradient in zip(self.parameters, self.kept[use.version], gradients, strict=True):
+            parameter.data, parameter.grad = weights, gradient
+
+    def done(self, use: VersionUse) -> None:
+        """After a pass: drop its version if it is the last pass that uses it."""
+        if use.over:
+            del self.kept[use.version]
+
+    def update(self, use: VersionUse) -> None:
+        """The pass U: the newest weights and the mean gradient of its group make the next version."""
+        self._put_away()
+        gradients = self._gradients.pop(use.group)
+        needed = use.version - 1 in self.kept
+        for parameter, gradient in zip(self.newest, gradients, strict=True):
+            if needed:
+                parameter.data = parameter.data.clone()
+            parameter.grad = gradient
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        if not use.over:
+            self.kept[use.version] = [p.data for p in self.newest]
+
+    def end(self) -> None:
+        """After a step: let the layers show the newest weights, and no gradients."""
+        self._put_away()
+        for parameter, newest in zip(self.parameters, self.newest, strict=True):
+            parameter.data, parameter.grad = newest.data, None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that are kept: weights, gradients and the optimizer's state."""
+        state = [] if self.optimizer is None else tree_leaves(list(self.optimizer.state.values()))
+        for leaf in (*self.newest, *tree_leaves([*self.kept.values(), *self._gradients.values()]), *state):
+            if isinstance(leaf, Tensor):
+                yield leaf
+
+    def _put_away(self) -> None:
+        if self._shown is not None:
+            self._gradients[self._shown[1]] = [p.grad for p in self.parameters]
+            self._shown = None
+
+
+def check_groups(problem: Problem) -> None:
+    """Raise BadInput unless all stages update after the same microbatches, and every update takes equally many."""
+    groups = groups_of(problem)
+    by_stage = [{m: g for (s, m), g in groups.items() if s == stage} for stage in range(problem.stages)]
+    if any(one != by_stage[0] for one in by_stage):
+        raise BadInput("updates: every stage must update after the same microbatches")
+    sizes = set(np.bincount(list(by_stage[0].values())).tolist())
+    if len(sizes) != 1:
+        raise BadInput(f"updates: groups of {', '.join(map(str, sorted(sizes)))} microbatches: all must be of one size")
+
+
+def versions_of(problem: Problem) -> dict[Spot, int]:
+    """(stage, microbatch) → the version that it uses: what the last update makes that its forward waits for. Microbatches
+    that wait for none, and so use the model's own weights, are left out."""
+    p, e = problem.passes, problem.edges
+    found: dict[Spot, int] = {}
+    rows = np.flatnonzero(p.are("U")[e.before] & p.are("F")[e.after])
+    for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
+        spot = int(p.stage[b]), int(p.microbatch[b])
+        found[spot] = max(found.get(spot, 0), int(p.microbatch[a]) + 1)
+    return found
+
+
+def groups_of(problem: Problem) -> dict[Spot, int]:
+    """(stage, microbatch) → the update that waits for its gradients. Raises BadInput where several do, or one of another
+    stage."""
+    p, e = problem.passes, problem.edges
+    update = p.are("U")
+    rows = np.flatnonzero(~update[e.before] & update[e.after])
+    found: dict[Spot, int] = {}
+    for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
+        spot, number = (int(p.stage[a]), int(p.microbatch[a])), int(p.microbatch[b])
+        if p.stage[a] != p.stage[b] or found.setdefault(spot, number) != number:
+            raise BadInput(f"pass {problem.names[a]}: its gradient goes to {problem.names[b]} and to another update")
+    return found
+
+
+def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str, VersionUse]:
+    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. weighted:
+    whether each pass of the problem uses weights, shape (passes,).
+
+    All passes of a microbatch use the version of its forward (see `versions_of`). Raises BadInput where a gradient goes to
+    no update, or updates are not in turn.
+    """
+    p, groups, version = problem.passes, groups_of(problem), versions_of(problem)
+    if not groups:
+        return {}
+    update, found = p.are("U"), dict[str, VersionUse]()
+    last: dict[tuple[int, int], str] = {}
+    made = [0] * problem.stages
+    for name in order:
+        row = problem.index[name]
+        stage, microbatch = spot = int(p.stage[row]), int(p.microbatch[row])
+        if update[row]:
+            if microbatch != made[stage]:
+                raise BadInput(f"pass {name}: updates of stage {stage} must run in turn, from 0")
+            made[stage] += 1
+            found[name] = VersionUse(made[stage], microbatch, False)
+        elif weighted[row]:
+            if spot not in groups:
+                raise BadInput(f"pass {name}: its gradient goes to no update")
+            found[name] = VersionUse(version.get(spot, 0), groups[spot], False)
+        else:
+            continue
+        last[stage, found[name].version] = name
+    return found | {name: replace(found[name], over=True) for name in last.values()}
+
+
+def _update(state: RankState, action: Action, given: Any) -> Any:
+    assert action.use is not None
+    state.part(Updates).stages[action.stage].update(action.use)
+    return None
+
+
+def _check(graph: Graph, rows: Ints) -> None:
+    """Groups of microbatches are alike on all stages, and a stage that updates is on one rank."""
+    check_groups(graph.problem)
+    for row in rows.tolist():
+        one = graph.one(row)
+        homes = graph.problem.stage_ranks[one.stage]
+        if len(homes) > 1:
+            raise BadInput(f"pass {one.name}: its stage is on ranks {homes}; updates need it on one")
+
+
+def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
+    """Raise BadInput where passes U and what is given do not fit each other."""
+    updating = problem.round > 0
+    if updating and update is None:
+        raise BadInput("Pipeline: the schedule has passes U, and needs update, which makes their optimizers")
+    if not updating and update is not None:
+        raise BadInput("Pipeline: update makes no sense for a schedule without passes U")
+    if updating and replicas is not None:
+        raise BadInput("Pipeline: passes U update inside a step, before replicas have averaged their gradients")
+    if updating and tied:
+        raise BadInput(f"Pipeline: layer {tied[0][0][0]}'s {tied[0][0][1]} is tied, which passes U do not know")
+
+
+HANDLERS = {"U": Handler(_update, _check)}
