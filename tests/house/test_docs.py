@@ -146,11 +146,11 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_the_changelog_is_grouped() -> None:
     versions = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.M)[1:]
-    assert versions[0].startswith("Unreleased")
-    assert any(one.startswith(zbsolve.__version__) for one in versions)
+    assert versions[0].startswith("Unreleased\n")
+    assert re.match(rf"{re.escape(zbsolve.__version__)} \(\d{{4}}-\d\d-\d\d\)\n", versions[1])
     for one in versions:
         groups = re.findall(r"^### (.*)$", one, re.M)
-        assert groups, one[:40]
+        assert groups or one.strip() == "Unreleased", one[:40]
         assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
