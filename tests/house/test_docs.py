@@ -14,6 +14,7 @@ import pytest
 
 import zbsolve
 from zbsolve.cli.app import parser
+from zbsolve.kinds import OURS
 
 from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
@@ -152,6 +153,11 @@ def test_the_changelog_is_grouped() -> None:
         groups = re.findall(r"^### (.*)$", one, re.M)
         assert groups or one.strip() == "Unreleased", one[:40]
         assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_glossary_has_every_kind() -> None:
+    rows = re.findall(r"^\| `([A-Z]+)` \| (.*) \| (.*) \|$", text_of("docs/design.md"), re.M)
+    assert rows == [(kind.label, kind.words, kind.feature) for kind in OURS]
 
 
 def workflows() -> list[tuple[str, Any]]:

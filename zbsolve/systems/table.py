@@ -93,7 +93,7 @@ SYSTEMS: tuple[System, ...] = (
         "zb-gap",
         "ZB-H1 with a gap",
         zb_gap,
-        "docs/tight-memory.md",
+        "docs/notes/tight-memory.md",
         "single",
         "ZB-H1's, or less by times",
         "M, or what there is",
