@@ -37,15 +37,15 @@ LAST_PARTITION = "equal"  # of the vocabulary "last"
 class Step:
     """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
 
-    placement: as `Profile.problem` takes it, or "auto". partition: a name (see `partition_by_name`), layers of each stage, a
-    `Partition` from a file, "auto", or None: as `Profile.problem` balances layers by itself. memory: bytes a rank ("40GiB"),
-    or of each ("16GB,16GB,8GB,8GB"); None: the device's, as profiled. objective, fused, recompute, blocking, shards,
-    gathers, offload: as `Profile.problem` takes them; gathers, recompute, offload also "auto". vocabulary: as
-    `Profile.problem` takes it, or "auto"; "last" is the partition "equal" where that is None. slices: as `Profile.problem`
-    takes them, or "auto". "auto" is for `solve_auto`, which tries several. attention_exchange: as `Profile.problem` takes
-    it, for even slices. replicas: as `Profile.problem` takes them.
+    ranks, microbatches: how many.
+    placement: a name, a list such as "0,2,1,3", stage → rank as a tuple, several tuples, or "auto".
+    partition: a name (see `partition_by_name`), layers of each stage, a `Partition` from a file, or "auto". None: balanced.
+    memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"); None: the device's, as profiled.
+    objective, fused, blocking, shards, attention_exchange, replicas: as `Profile.problem` takes them.
+    recompute, gathers, offload, slices: likewise, or "auto".
+    vocabulary: likewise, or "auto"; with "last" a partition of None is "equal".
 
-    Raises BadInput for what makes no sense whatever the profile.
+    What is "auto" is for `solve_auto`, which tries several. Raises BadInput for what makes no sense whatever the profile.
     """
 
     ranks: int

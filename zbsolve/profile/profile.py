@@ -51,20 +51,26 @@ NEWER = ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused. states: bytes of
-    parameters, gradients and optimizer state for each byte of trained parameters (4 for Adam in one precision); frozen ones
-    count once. capacity: bytes a
-    device has, or None. facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed
-    "<layer>/<kind>" or "link/<bytes>".
-    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
-    each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
-    the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the pipeline's counts.
-    host: between a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
-    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: then steps have
-    so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
-    themselves, and stay (fact `messages_alike`). vocabulary: what output
-    layer, loss and embedding cost that are sharded over all ranks; None: not known. gradients: bytes of a gradient for each
-    byte of its parameter, where parameters are sharded and it is not reduced yet: 2 where 16 bits are summed in 32.
+    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused.
+    model: its name.
+    layers: their costs, in order.
+    link: between two ranks.
+    states: bytes of parameters, gradients and optimizer state for each byte of trained parameters (4 for Adam in one
+        precision); frozen ones count once.
+    capacity: bytes of a device; None: not known.
+    facts: JSON values about the machine and the run.
+    samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
+    rank_factors: how much longer each rank takes than the layers say; () where all are alike.
+    tied: bytes of each parameter that several layers hold, and their numbers: a rank with several of them has it once.
+    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
+        pipeline's counts.
+    host: between a device and its node's host memory; None: not known, and nothing is offloaded.
+    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: steps then have
+        so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
+        themselves, and stay (fact `messages_alike`).
+    vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
+    gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
+        where 16 bits are summed in 32.
     """
 
     source: str
@@ -115,22 +121,28 @@ class Profile:
         """The training step of this model on `ranks` ranks.
 
         placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
-        ("mirror"); a stage's parameters count on every rank that it lives on. memory: bytes a rank ("40GiB"), or of each
-        ("16GB,16GB,8GB,8GB"), of which parameters, gradients and optimizer state, messages and what passes take while they
-        run are taken off first (see `StageMemory.of_ranks`); None: the device's capacity, unlimited where unknown. layers:
-        how many layers each stage gets; None: `balanced_or_equal` over F + B + W, for the ranks as fast as they are. fused:
-        one backward BW, as people run it without a split. recompute: stages ("all", "0,2", or numbers) that drop their
-        activations after F and make them again before B, in X's time (F's where unknown); stage 0's input is the batch,
-        which is there anyway. blocking: whether messages occupy their sender; None: as the link says. shards: ranks of the
-        data-parallel group over which each stage's parameters, gradients and optimizer states are sharded (FSDP); gathers:
-        how often a step's forwards gather them, a number or one a stage (see `with_sharding`). Then a rank's fixed memory is
-        its part of them, and what is gathered is the schedule's matter. offload: what goes to host memory between F and the
-        backward (see `offloaded_step`); a step that only fits with it is built, too. vocabulary: "sharded" or "two-barriers"
-        (see `with_vocabulary`), "redistribute" (None is the same), or "last": with as many of the model's repeated layers on
-        each stage, where `layers` does not say. slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see
-        `zbsolve.profile.cuts`); their attention takes longer the later they come. attention_exchange: ranks that would wait
-        make attention for those with late slices (see `with_attention_exchange`). replicas: pipelines of a data-parallel
-        group, which sum each stage's gradients in a pass C (see `replicated_step`). Raises BadInput, Infeasible.
+            ("mirror"). A stage's parameters count on every rank that it lives on.
+        memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"). Parameters, gradients and optimizer state,
+            messages, and what passes take while they run come off first (see `StageMemory.of_ranks`). None: the device's
+            capacity, unlimited where unknown.
+        objective: "makespan" or "span".
+        layers: how many each stage gets; None: `balanced_or_equal` over F + B + W, for the ranks as fast as they are.
+        fused: one backward BW, as people run it without a split.
+        recompute: stages ("all", "0,2", or numbers) that drop their activations after F and make them again before B, in X's
+            time (F's where unknown). Stage 0's input is the batch, which is there anyway.
+        blocking: whether messages occupy their sender; None: as the link says.
+        shards: ranks of the data-parallel group over which parameters, gradients and optimizer states are sharded (FSDP). A
+            rank's fixed memory is then its part of them; what is gathered is the schedule's matter.
+        gathers: how often a step's forwards gather shards, one number or one a stage (see `with_sharding`).
+        offload: what goes to host memory between F and the backward (see `offloaded_step`); a step that only fits with it is
+            built, too.
+        vocabulary: "sharded" or "two-barriers" (see `with_vocabulary`), "redistribute" (None is the same), or "last": as
+            many of the model's repeated layers on each stage, where `layers` does not say.
+        slices: parts of each sequence, "8" (even), "8:even-work", or lengths (see `zbsolve.profile.cuts`).
+        attention_exchange: ranks that would wait make attention for those with late slices (see `with_attention_exchange`).
+        replicas: pipelines of a data-parallel group, which sum each stage's gradients in a pass C (see `replicated_step`).
+
+        Raises BadInput, Infeasible.
         """
         check_sharding(shards, gathers)
         check_replicas(replicas, shards)
