@@ -81,13 +81,11 @@ def solve_auto(
     step: what to choose. By name these are tried:
         placement: single, loop with 2 and 4 chunks, vee; with layers a stage, those of as many stages.
         partition: all names, then single layers moved from the best.
-        gathers: once a step, and 2, 4 and 8 times.
-        vocabulary: last, redistribute, sharded, two-barriers.
+        gathers, vocabulary: once, 2, 4 and 8 times a step; last, redistribute, sharded, two-barriers.
         slices: 1, 2, 4, … up to twice the ranks, of each kind, and from there as `slice_counts` has it.
         recompute, offload: none, all, half (offload), then single stages and rows of them; copies of fewer microbatches.
     seconds, effort: of all choices together, as `solve` takes them.
-    hint: a schedule to start from.
-    progress: called with a choice's name and the State of its search.
+    hint, progress: as `solve` takes them; `progress` is called with a choice's name too.
     stop: asked between two solves.
     options: go to `solve`, `prefer` and `peaks` for the winner alone; but `workers` (`zbsolve.solvers_on`) solve.
 

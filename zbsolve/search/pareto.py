@@ -92,8 +92,7 @@ def frontier(
     asked: a profile, or a problem, which knows the memory of activations alone. A memory limit that it has does not count.
     step: what to make of a profile; None for a problem.
     points: how many memory limits at least (peaks of named schedules are added); fewer where the range has fewer bytes.
-    seconds: of all points together.
-    effort: work in place of seconds, for the same points on every machine (see `solve`).
+    seconds, effort: of all points together, as `solve` takes them.
     progress: called with a point's place and the State of its search.
     stop: once it says True no further point is solved, and points without a schedule are left out.
     options: go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place of this process.
