@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -17,13 +18,29 @@ import zbsolve.systems
 from ..support.docs import text_of
 from ..support.house import ROOT
 
+pytest.importorskip("torch")
+
 PAGE, MARKS = "docs/python.md", re.compile(r"(<!-- names -->\n).*(<!-- /names -->)", re.S)
 LISTED = (zbsolve, zbsolve.build)
+MADE_BY_HAND = ("Pipeline", "PostValidated", "CrossEntropy", "Cluster", "Layout", "Shape")
+
+
+def further(package: str) -> list[Any]:
+    """Functions of a package, and the classes that a person makes by hand."""
+    module = import_module(f"zbsolve.{package}")
+    things = [getattr(module, name) for name in dir(module) if not name.startswith("_")]
+    return [thing for thing in things if inspect.isfunction(thing) or getattr(thing, "__name__", "") in MADE_BY_HAND]
+
+
+def is_error(thing: Any) -> bool:
+    """Whether it is a class of errors."""
+    return isinstance(thing, type) and issubclass(thing, Exception)
+
+
 NAMES = [(module, name) for module in (*LISTED, zbsolve.systems) for name in dir(module) if not name.startswith("_")]
 THINGS = [thing for module, name in NAMES if callable(thing := getattr(module, name))]
-EXPLAINED = {
-    thing.__qualname__: thing for thing in THINGS if not isinstance(thing, type) or not issubclass(thing, Exception)
-}
+THINGS += [thing for package in ("planner", "interchange", "exec") for thing in further(package)]
+EXPLAINED = {thing.__qualname__: thing for thing in THINGS if not is_error(thing)}
 
 
 def parameters(of: Callable[..., Any]) -> list[str]:
@@ -33,7 +50,7 @@ def parameters(of: Callable[..., Any]) -> list[str]:
 
 def row(name: str, thing: Any) -> str:
     """A line of the page's tables: parameters, and the first sentence of the docstring."""
-    plain = isinstance(thing, ModuleType) or (isinstance(thing, type) and issubclass(thing, Exception))
+    plain = isinstance(thing, ModuleType) or is_error(thing)
     purpose = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
     given = "" if plain else f"({', '.join(parameters(thing))})"
     return f"| `{name}{given}` | {purpose} |"

@@ -27,18 +27,28 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class Cluster:
     """Nodes of devices, all alike, in µs, bytes and bytes a µs.
 
-    source: where the numbers come from: "estimated: …", "fitted: …", "given" or "measured". peak: FLOP/s of a device, dense,
-    in 16 bits. hbm: bytes a µs of its memory. memory: bytes of it. node: devices a node.
-    inside: latency of a collective, and bandwidth of a device to others of its node. between: the same of groups that reach
-    beyond a node; the bandwidth is a node's, which all its devices share. messages: bytes a µs of a node's messages between
-    stages. efficiency: share of the peak that matrix products reach. launch: µs that a layer's forward takes beside (kernel
-    launches and tails). traffic: bytes that elementwise work moves for each byte that the formula counts. host: µs a layer's
-    forward takes at least, since the host launches it. constant: µs of a step beside all else. overlap: share of gradient
-    exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
-    measured steps that the constants were fitted to or held against; None: nobody measured it. copies: latency of a copy
-    between a device and host memory, and bandwidth each way while both run; None: not known, and no layout offloads.
-    host_memory: bytes of it for a device's activations; None: no limit. contention: how many times as long an exchange of
-    gradients takes where stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
+    name: for texts.
+    source: where the numbers come from: "estimated: …", "fitted: …", "given" or "measured".
+    peak: FLOP/s of a device, dense, in 16 bits.
+    hbm: bytes a µs of its memory.
+    memory: bytes of it.
+    node: devices a node.
+    inside: latency of a collective, and bandwidth of a device to others of its node.
+    between: the same of groups that reach beyond a node; the bandwidth is a node's, which all its devices share.
+    messages: bytes a µs of a node's messages between stages.
+    efficiency: share of the peak that matrix products reach.
+    launch: µs that a layer's forward takes beside (kernel launches and tails).
+    traffic: bytes that elementwise work moves for each byte that the formula counts.
+    host: µs a layer's forward takes at least, since the host launches it.
+    constant: µs of a step beside all else.
+    overlap: share of gradient exchange and gathers that runs beside computing.
+    error: share by which steps are off, in the mean over the measured steps that constants were fitted to or held against;
+        None: not measured.
+    copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, and
+        no layout offloads.
+    host_memory: bytes of it for a device's activations; None: no limit.
+    contention: how many times as long an exchange of gradients takes where stages send messages beside it, from 1 up; where
+        nothing is said, `CONTENTION`, which is assumed.
     """
 
     name: str

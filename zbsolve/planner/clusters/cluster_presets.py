@@ -115,7 +115,7 @@ def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_by_name(name: str) -> Cluster:
-    """A preset. Raises BadInput with near names."""
+    """A preset, from `name`. Raises BadInput with near names."""
     if name in CLUSTERS:
         return CLUSTERS[name]
     raise BadInput(f"cluster '{name}': unknown{did_you_mean(name, CLUSTERS)} (clusters: {', '.join(CLUSTERS)}, or a file)")

@@ -42,9 +42,11 @@ ROUNDS, TRIES, FIRST_DAMPING, MAX_MOVE, ENOUGH = 40, 6, 1.0, 1.0, 1e-6
 def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
     """The cluster under which the cost model says best what was measured: the constants with the highest posterior.
 
-    rows: as `predict` takes them, with a column step_ms. prior: a data sheet's cluster, whose constants are the priors'
-    medians; None: A100s. Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine
-    numbers need no more than NumPy. Raises BadInput naming row and column.
+    rows: as `predict` takes them, with a column step_ms.
+    prior: a data sheet's cluster, whose constants are the priors' medians; None: A100s.
+
+    Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine numbers need no more than
+    NumPy. Raises BadInput naming row and column.
     """
     rows, prior = list(rows), CLUSTERS["a100"] if prior is None else prior
     if not rows:
