@@ -34,8 +34,12 @@ BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not star
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What one of many searches knows of the others. threads: how many it may use; None: all cores. rival: the value, µs,
-    that others have reached, read at any time; −∞ ends the search. interrupted: called where Ctrl-C ended it."""
+    """What one of many searches knows of the others.
+
+    threads: how many it may use; None: all cores.
+    rival: the value, µs, that others have reached, read at any time; −∞ ends the search.
+    interrupted: called where Ctrl-C ended it.
+    """
 
     threads: int | None = None
     rival: Callable[[], float] = lambda: math.inf
@@ -58,14 +62,16 @@ ALONE = Contest()
 
 @dataclass
 class State:
-    """The best schedule and bound so far, and who found them. `value` in µs, −1 before the first schedule; `incumbent` is
-    the same for compiled searches, which read it while they run: one number, INFINITE before. enough: a value, µs; where it
-    is given, the search only asks whether any schedule has it or less.
+    """The best schedule and bound so far, and who found them.
 
-    lean: of the schedules in whose memory messages that wait fit, too (see `handover`), the one with the least value, and of
-    those the one with the least peak; `lean_value` and `lean_solver` are its own. patience: with less than this on the clock
-    the search ends where a shorter schedule than that was found. without: sources that have no time, to see what they
-    bring."""
+    value: of the schedule, µs; −1 before the first one.
+    incumbent: the same for compiled searches, which read it while they run: one number, INFINITE before.
+    enough: a value, µs: the search only asks whether any schedule is as short; None: it looks for the shortest.
+    lean: the best schedule whose messages that wait fit its memory, too (see `handover`): of the least value, then of the
+        least peak. `lean_value` and `lean_solver` are its own.
+    patience: with less than this on the clock, the search ends where the messages of its shortest schedule do not fit.
+    without: sources that get no time, to see what they bring.
+    """
 
     problem: Problem
     clock: Clock

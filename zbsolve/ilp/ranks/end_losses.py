@@ -118,7 +118,8 @@ class BothEnds:
         return Bound(self.held + first + last + self.around, proof, BOTH_ENDS, (self.rank,))
 
     def raise_losses(self, states: int, allowed: int = INFINITE) -> int:
-        """Higher losses, by tries with so many partial orders each, `allowed` in all; how many were tried."""
+        """Prove higher losses, by searches of at most `states` partial orders each and `allowed` in all. Returns how many
+        partial orders were tried."""
         tried, grain = 0, max(1, self.held // PARTS)
         for end, other in (self.ends, self.ends[::-1]):
             others = other.reached or self.microbatches // 2
@@ -128,7 +129,8 @@ class BothEnds:
 
 
 def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
-    """Those of the rank whose memory alone asks for most by closed forms, where it must be held for much of `least` µs."""
+    """Both ends of the rank whose memory alone asks for most by closed forms; None where its memory is held for too small a
+    part of `least` µs."""
     forms = [one for one in all_closed_forms(problem) if one.kind == AREA and 0 < len(one.ranks) <= 2]
     fullest = max(forms, key=lambda one: one.value, default=None)
     found = None if fullest is None else both_ends(problem, fullest.ranks[-1])
