@@ -1,7 +1,7 @@
-"""How many slices, and of which kind (`--slices auto`): further numbers, once the first ones were looked at.
+"""How many slices, and of which kind (`--slices auto`): from the numbers that are looked at first to others, in order.
 
-From the best number of each kind, twice as many are tried, for as long as that saves enough. Then numbers between the best
-and its neighbours are tried, twice. The table has a row for each number that was tried, and for those that were not.
+Numbers double from the best, of every kind, for as long as that saves what is worth it. Then numbers between the best and
+its neighbours are looked at, twice. Each is a row of what was tried, and so are the numbers that were not.
 """
 
 from __future__ import annotations

@@ -218,8 +218,8 @@ def _fits_before(starts, a, b, duration):  # type: ignore[no-untyped-def]
 
 @kernel
 def _swap_everywhere(clocks, states, s, a, w):  # type: ignore[no-untyped-def]
-    """Whether, in every further window, the next pass of lane a could change places with the pass of lane w that ran before
-    it. On that one only its own tail depends. Where a window knows no start of a, it knows none of w, which ran earlier."""
+    """Whether, in every further window, the next pass of lane a could change places with that of lane w before it, of which
+    nothing but its own tail depends. What is not known of a is not known of w either: it ran before."""
     tables, further, window, starts = clocks
     lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
     position, r = states.position[s], lanes[a].rank

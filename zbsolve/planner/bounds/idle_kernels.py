@@ -111,8 +111,8 @@ def has_time(row, x, r, blocks, head, room, behind):  # type: ignore[no-untyped-
 
 @inner_kernel
 def drains_in_time(row, x, r, blocks, before, idle, left):  # type: ignore[no-untyped-def]
-    """Whether rank r ends its last B early enough for the backwards of the stages before its first one. before: blocks of
-    these. idle: µs before its first B. left: bytes for what passes keep."""
+    """Whether all that rank r does up to its last B is done so that the stages before its first one, with so many blocks,
+    have time for theirs. idle: µs before its first B; left: bytes for what passes keep."""
     drain = row[LOOKUP] + (before * row[PART_B] + (r - 1) * row[PART_SENT] if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
     return idle + done <= float(x - row[LAST_EXCHANGE] - drain)
@@ -120,7 +120,7 @@ def drains_in_time(row, x, r, blocks, before, idle, left):  # type: ignore[no-un
 
 @inner_kernel
 def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
-    """µs of W and T that rank r has behind its last B, at most: what they need must lie in `left` bytes until then."""
+    """µs of W and T that rank r has behind its last B, at most, where what these need lies in `left` bytes until then."""
     pending = float(row[PENDING] - (row[SLICES] if row[SLICES] > 1 else 0))
     weights, shards, rate = float(row[M] * blocks * row[W]), float(row[M] * (row[SHARD] - row[SHARD_S])), 0.0
     found = weights + shards
@@ -136,8 +136,8 @@ def behind_backwards(row, r, blocks, left):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def all_stages(row, r, blocks):  # type: ignore[no-untyped-def]
-    """The window of the last of a rank's stages. How its blocks lie on them is not known; each stage but the first and the
-    last one has one at least."""
+    """The window of the last of a rank's stages, where nobody knows how its blocks lie on them: but the first and the last
+    stage, each has one at least."""
     if row[SINGLE]:
         return blocks, blocks, 0, 0, 1.0 / max(1, blocks)
     return blocks, 0, 0, 0, 1.0 + (1.0 / max(1, blocks) if stages_behind(row, r) == 0 else 0.0)
@@ -178,12 +178,9 @@ def behind_forward(row, first, behind, after):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def through_all(row, first, whole, part, late):  # type: ignore[no-untyped-def]
-    """µs that all slices of a microbatch take through all blocks, one way. On one stage slices follow one another: on the
-    stage with most blocks, or on a rank's first stage, where that is known.
-
-    first: blocks before that stage, and on it.
-    whole, part, late: µs of a block: of all slices, of each slice at least, and of the last slice.
-    """
+    """µs that all slices of a microbatch take through all blocks, one way. whole, part, late: of a block, of all slices, of
+    each at least, and of the last one. On one stage they follow one another: on one with most blocks, or on a rank's first,
+    where that is known. first: blocks before that stage, and on it."""
     before, here = first
     most = -(-row[L] // (row[P] * row[V]))  # blocks on some stage
     if row[SLICES] == 1:
