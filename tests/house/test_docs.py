@@ -19,7 +19,8 @@ from zbsolve.kinds import OURS
 from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
 
-HELP = "docs/commands.md"
+HELP, GLOSSARY = "docs/commands.md", "docs/design.md"
+KIND_ROWS = re.compile(r"^\| `[A-Z]+` \|.*\n", re.M)
 PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "zbsolve.planner", "torch")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
@@ -155,9 +156,14 @@ def test_the_changelog_is_grouped() -> None:
         assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
+def kinds() -> str:
+    """Rows of the glossary's kinds of passes."""
+    return "".join(f"| `{kind.label}` | {kind.words} | {kind.feature} |\n" for kind in OURS)
+
+
 def test_the_glossary_has_every_kind() -> None:
-    rows = re.findall(r"^\| `([A-Z]+)` \| (.*) \| (.*) \|$", text_of("docs/design.md"), re.M)
-    assert rows == [(kind.label, kind.words, kind.feature) for kind in OURS]
+    """After a change of the kinds: `python -m tests.house.test_docs` writes the rows anew."""
+    assert KIND_ROWS.findall(text_of(GLOSSARY)) == kinds().splitlines(keepends=True)
 
 
 def workflows() -> list[tuple[str, Any]]:
@@ -191,3 +197,5 @@ if __name__ == "__main__":
     (ROOT / HELP).write_text(
         re.sub(r"<!-- help -->\n.*<!-- /help -->", lambda _: written, text_of(HELP), flags=re.S), encoding="utf-8"
     )
+    before, *_, behind = re.split(f"(?:{KIND_ROWS.pattern})+", text_of(GLOSSARY), flags=re.M)
+    (ROOT / GLOSSARY).write_text(before + kinds() + behind, encoding="utf-8")
