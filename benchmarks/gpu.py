@@ -2,7 +2,7 @@
 
 The parts that solve nothing run first, while the kernels of the search compile. A part that fails does not stop the others:
 its error is in the file, and the exit code is 1. Without a CUDA device nothing is written, and the exit code is 2.
-docs/gpu.md says which parts were seen to end on which card. `--device cpu --tiny` shows that the parts work, where they can
+docs/notes/gpu.md says which parts ended on which card. `--device cpu --tiny` shows that the parts work, where they can
 without one, not how fast.
 """
 

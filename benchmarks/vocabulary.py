@@ -96,7 +96,7 @@ def of_model(profile: Profile, ranks: int, options: argparse.Namespace) -> dict[
 
 
 def table(steps: dict[str, Any]) -> str:
-    """The rows as docs/vocabulary.md shows them, ms."""
+    """The rows as docs/notes/vocabulary.md shows them, ms."""
     lines = []
     for name, row in steps.items():
         both = [f"{row[one]['value'] / 1e3:,.0f} ({row[one]['bound'] / 1e3:,.0f})" for one in VOCABULARIES]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .verifier import Violation as Violation
     from .verifier import verify as verify
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "build.plain": "pipeline",

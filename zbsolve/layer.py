@@ -33,19 +33,28 @@ class SliceExtra:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Costs of one layer for one microbatch: median µs of F, B (input gradient), W (weight gradient), BW (both fused);
-    bytes that F keeps until the end of B and of W; bytes of parameters and of the output (the message).
+    """Costs of one layer for one microbatch. 0 where unknown.
 
-    held_from_B: bytes that B keeps until the end of W, beyond what it frees. X: µs of recomputing the forward; U: of the
-    optimizer's update, once a step; 0 where unknown. transient: bytes that a pass takes on top of what is kept before or
-    after it. output_kept: bytes of the output that the layer itself keeps; input_unneeded: bytes of its input that are
-    kept only where it is the first layer of a stage. all_to_all: µs that expert parallelism sends behind F, and as many
-    behind the backward, beside computation (no profiler measures it: it is a matter of the cluster, for you to fill in).
-    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes. attention_F,
-    attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections; kv_bytes: of
-    its keys and values, among what F keeps. 0 where unknown; sequence slices need them. kv_gradient_bytes: of the gradients
-    of keys and values, as slices gather them (in float32 where keys have 16 bits); 0: as many as kv_bytes.
-    frozen_bytes: of the parameters, those that are never trained: they have no gradient and no optimizer state.
+    name: as tables print it.
+    F, B, W, BW: median µs of the forward, the input gradient, the weight gradient, and both fused.
+    held_until_B, held_until_W: bytes that F keeps until the end of B and of W.
+    parameter_bytes: bytes of its parameters.
+    output_bytes: bytes of its output, the message.
+    held_from_B: bytes that B keeps until the end of W, beyond what it frees.
+    X: µs of recomputing the forward.
+    U: µs of the optimizer's update, once a step.
+    transient: bytes that a pass takes on top of what is kept before or after it.
+    output_kept: bytes of the output that the layer itself keeps.
+    input_unneeded: bytes of its input that are kept only where it is the first layer of a stage.
+    all_to_all: µs that expert parallelism sends behind F, and as many behind the backward, beside computation. No profiler
+        measures it: it is a matter of the cluster, for you to fill in.
+    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes.
+    attention_F, attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections.
+        Sequence slices need them, and kv_bytes.
+    kv_bytes: bytes of its keys and values, among what F keeps.
+    kv_gradient_bytes: bytes of their gradients, as slices gather them (in float32 where keys have 16 bits); 0: as kv_bytes.
+    slice_extra: µs that slices take beyond their part of the whole sequence.
+    frozen_bytes: of the parameters, those that are never trained: no gradient, no optimizer state.
     """
 
     name: str
@@ -85,8 +94,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link between two ranks: µs = latency + bytes / bytes_per_us. blocking: a message occupies its sender's compute
-    stream meanwhile (see `pipeline`)."""
+    """A link between two ranks: µs = latency + bytes / bytes_per_us.
+
+    latency: µs.
+    bytes_per_us: bytes a µs.
+    blocking: whether a message occupies its sender's compute stream meanwhile (see `pipeline`).
+    """
 
     latency: float
     bytes_per_us: float
@@ -109,10 +122,15 @@ MIN_BANDWIDTH = 1e-9  # bytes a µs
 class HostLink:
     """Copies between a rank's device and its node's host memory: µs = latency + bytes / bandwidth.
 
-    d2h, h2d: bytes a µs to the host and back while nothing goes the other way; d2h_both, h2d_both: each of them while both
-    directions run at once. memory: bytes of host memory that a node has for activations; None: no limit. ranks: of the
-    pipeline on a node; None: all of them. shared_bus: how many neighbouring ranks share one bus, on which one copy runs
-    at a time; 0: each rank copies both ways at once. Raises BadInput for numbers that make no sense.
+    latency: µs.
+    d2h, h2d: bytes a µs to the host and back while nothing goes the other way.
+    d2h_both, h2d_both: each of them while both directions run at once.
+    memory: bytes of host memory that a node has for activations; None: no limit.
+    ranks: of the pipeline on a node; None: all of them.
+    shared_bus: how many neighbouring ranks share one bus, on which one copy runs at a time; 0: each rank copies both ways at
+        once.
+
+    Raises BadInput for numbers that make no sense.
     """
 
     latency: float

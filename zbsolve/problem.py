@@ -56,20 +56,25 @@ class MessageRoom(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Passes, edges, memory capacity (bytes a rank's device, or None: unlimited) and objective: "makespan" or "span".
+    """A training step: passes, the edges between them, memory and objective. Problems with the same content are equal and
+    share a `digest`.
 
-    `pools` is further memory, which an edge may name for its bytes. Pools are numbered: 0 … ranks − 1 are the devices, then
-    come these.
+    passes, edges: columns; `Problem.of` takes single ones.
+    capacity: bytes of each rank's device; None: unlimited.
+    objective: "makespan" or "span".
+    pools: further memory, which an edge may name for its bytes. Pools 0 … ranks − 1 are the devices, then come these.
 
-    Notes for readers and the executor, which no solver looks at: `layers` is how many layers each stage holds (()
-    where nobody said), `source` where the times come from ("measured: …", "estimated: …", or "" for given numbers).
-    A third one is `messages`: how large they are and what is kept free for them, where a profile says so; how many wait at
-    once is the schedule's matter (see `handover`). That, what edges carry, and how much of a pass is its message, is no part
-    of the `digest`. The fourth is `slice_lengths`: how long each slice of a sequence is, in proportion (() for even ones).
+    Notes for readers and the executor, which no solver looks at:
+
+    layers: how many each stage holds; () where nobody said.
+    source: where the times come from: "measured: …", "estimated: …", or "" for given numbers.
+    messages: how large they are and what is kept free for them, where a profile says so; how many wait at once is the
+        schedule's matter (see `handover`). No part of the digest, as what edges carry, and how much of a pass is its
+        message.
+    slice_lengths: how long each slice of a sequence is, in proportion; () for even ones.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
-    their pass, doubled names, an unknown pool, or a capacity that does not name every rank. Problems with the same content
-    are equal and share a `digest`.
+    their pass, doubled names, an unknown pool, or a capacity that does not name every rank.
     """
 
     passes: Passes
@@ -357,10 +362,14 @@ class Problem:
         return self._times(np.asarray(factors, np.float64)[self.passes.rank])
 
     def scaled(self, factors: Sequence[float], latency: float = 0.0) -> Problem:
-        """The same step where microbatch i is `factors[i]` times as large: its passes and messages take so much longer, and
-        it holds so much more, rounded to whole µs and bytes. What belongs to no microbatch (updates, parameters that are
-        gathered) stays. latency: µs of each message and collective that stay as they are (infinite: all of them). Raises
-        BadInput for factors that are not one a microbatch, or no numbers from 0 up."""
+        """The same step where microbatches differ in size, rounded to whole µs and bytes.
+
+        factors: shape (microbatches,), how many times as large each is: its passes and messages take so much longer, and it
+            holds so much more. What belongs to no microbatch (updates, gathered parameters) stays.
+        latency: µs of each message and collective that stay as they are (infinite: all of them).
+
+        Raises BadInput for factors that are not one a microbatch, or no numbers from 0 up.
+        """
         each = np.asarray(factors, np.float64)
         if each.shape != (self.microbatches,):
             raise BadInput(f"factors: shape {each.shape}, not one for each of {self.microbatches} microbatches")

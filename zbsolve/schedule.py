@@ -32,10 +32,15 @@ IMPORTED = "imported: "  # how the solver of a schedule from another program's f
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How good a schedule is and how that is known: `value` and proven lower `bound` in µs.
+    """How good a schedule is and how that is known.
 
-    `relaxation` and `ranks` say where the bound comes from, so that it can be proven again alone (`ilp.recheck`);
-    `proof` says it in words; `solver` is what found the schedule.
+    objective: "makespan" or "span".
+    value: of the schedule, µs.
+    bound: proven, which no schedule undercuts, µs.
+    relaxation, ranks: where the bound comes from, so that it can be proven again alone (`ilp.recheck`).
+    proof: the same in words.
+    solver, seconds, seed: what found the schedule, after how many seconds, and the seed of the search.
+    digest: of the problem.
     """
 
     objective: str
@@ -88,8 +93,12 @@ class Certificate:
 class Schedule:
     """Which pass runs after which on every stream of a problem, and how good that is known to be.
 
-    order: stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`. syncs: further (before, after) pairs of names,
-    where memory needs them. certificate: value, bound and gap where `solve` made it. Not checked here: `verify` does.
+    problem: the step.
+    order: stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`.
+    syncs: further (before, after) pairs of names, where memory needs them.
+    certificate: value, bound and gap where `solve` made it.
+
+    Not checked here: `verify` does.
     """
 
     problem: Problem

@@ -28,7 +28,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One unit of work on one rank; `duration` in µs. `streams` are what it occupies while it runs."""
+    """One unit of work on one rank, named `<stage><kind><microbatch>[.<slice>]`.
+
+    kind: a label of `zbsolve.kinds`.
+    stage, microbatch, slice: of which it is a part.
+    rank: where it runs.
+    duration: µs.
+    streams: what it occupies while it runs; (): its rank's `compute`.
+    """
 
     kind: str
     stage: int
@@ -50,11 +57,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`after` may start `lag` µs after `before` ends; `bytes` live from before's start to after's end, on the device of
-    their rank or in the pool of that name.
+    """`after` may start `lag` µs after `before` ends.
 
-    carries: "activation" or "gradient", what `before` makes and `after` takes, or "" where it only waits. None: as the
-    edges of a plain pipeline do. sent: µs at the end of `before`, part of its duration, in which its rank sends that.
+    before, after: names of passes.
+    lag: µs, such as a message's.
+    bytes: live from before's start to after's end, on the device of their rank or in `pool`.
+    carries: "activation" or "gradient", what `before` makes and `after` takes, or "" where it only waits; None: as the edges
+        of a plain pipeline do.
+    sent: µs at the end of `before`, part of its duration, in which its rank sends that.
+    pool: the name of a pool; "": the device.
     """
 
     before: str

@@ -20,10 +20,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Mapping[str, tuple[float, float]]):
-    """Pass name → (start, end) in µs; `start` and `end` are columns in the problem's table order.
+    """Pass name → (start, end) in µs, with what follows from them: makespan, span, bubble rate, peaks.
 
-    `turn` orders passes that start at one time (only passes without length can share a stream then). `held`: bytes that were
-    counted on a pass's rank after it; None: memory is what the problem's edges say.
+    problem: the step.
+    start, end: shape (passes,), in the problem's table order.
+    turn: orders passes that start at one time; only passes without length can share a stream then.
+    held: bytes that were counted on a pass's rank after it; None: memory is what the problem's edges say.
     """
 
     problem: Problem

@@ -23,15 +23,19 @@ REPLAYED = 12  # steps that `replay_error` replays, up to twice as many
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Measured steps of one schedule. Columns have shape (passes,), in the problem's table order.
+    """Measured steps of one schedule. Columns have shape (passes,), in the problem's table order; times are µs.
 
-    `steps`: a Timeline a step, µs since the step's common start. `ready`: per step, when each pass had all its inputs
-    on its rank, µs (start − ready is launch and queueing; for waiting see `waits`). `losses`: a step's mean loss. `peaks`:
-    per step, the most activation bytes each rank held. `facts`: JSON values about the run (backend, ranks, threads,
-    host, torch version, emulation, gradient check). `host`: per step, µs that the interpreter itself took before each
-    pass: from the end of the one before, less waiting for its message; () where nobody measured it. `held`: bytes that
-    the pass's rank held after it, in one more step; None where nobody counted. `syncs`: the schedule's. `sent`: per step, µs
-    at the end of each pass in which it sent what holds its sender up; (): as the problem has it.
+    problem, schedule, syncs: what ran.
+    steps: a Timeline a step, since the step's common start.
+    ready: per step, when each pass had all its inputs on its rank. start − ready is launch and queueing; for waiting see
+        `waits`.
+    losses: a step's mean loss.
+    peaks: per step, the most activation bytes that each rank held.
+    facts: JSON values about the run (backend, ranks, threads, host, torch version, emulation, gradient check).
+    host: per step, µs that the interpreter itself took before each pass: from the end of the one before, less waiting for
+        its message; () where nobody measured it.
+    held: bytes that the pass's rank held after it, in one more step; None where nobody counted.
+    sent: per step, µs at the end of each pass in which it sent what holds its sender up; (): as the problem has it.
     """
 
     problem: Problem

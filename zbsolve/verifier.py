@@ -19,8 +19,12 @@ from .util.loops import looped
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What does not hold: `rule` (unknown, missing, doubled, misplaced, deadlock, dependency, overlap, memory,
-    certificate, digest), the passes it names, and one line of text."""
+    """What does not hold.
+
+    rule: unknown, missing, doubled, misplaced, deadlock, dependency, overlap, memory, certificate or digest.
+    passes: names of those concerned.
+    text: one line.
+    """
 
     rule: str
     passes: tuple[str, ...]
@@ -44,11 +48,16 @@ class _Arcs(NamedTuple):
 
 
 def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) -> tuple[Violation, ...]:
-    """Everything that does not hold, or (). Without a `timeline` every pass runs as early as the order allows (µs).
+    """Everything that does not hold of a schedule, or ().
 
-    Checks that every stream runs exactly its passes, that order, edges and syncs have no cycle, also where all parts of a
-    collective begin together, that no rank and no pool ever holds more than its capacity, and that the certificate states
-    the value found here. With a `timeline` (a solver's, or a measured one) also dependencies, order and overlaps in it.
+    problem: the step.
+    schedule: its order, syncs and certificate.
+    timeline: a solver's or a measured one, of which dependencies, order and overlaps are checked too; None: every pass runs
+        as early as the order allows, µs.
+
+    Checks that every stream runs exactly its passes; that order, edges and syncs have no cycle, also where all parts of a
+    collective begin together; that no rank and no pool ever holds more than its capacity; and that the certificate states
+    the value found here.
     """
     if schedule.problem is not problem and schedule.problem.digest != problem.digest:
         text = f"the schedule was made for problem {schedule.problem.digest}, not for {problem.digest}"

@@ -71,7 +71,7 @@ def test_a_ranks_part_of_a_very_long_step() -> None:
 
 def test_emulated_devices() -> None:
     rows = kept("emulate")["rows"]
-    lines = shown("docs/emulation.md", "emulate")[1:]
+    lines = shown("docs/notes/emulation.md", "emulate")[1:]
     assert len(lines) == len(rows)
     for words, (name, row) in zip(lines, rows.items(), strict=True):
         times = [f"{row[what] / 1e3:.2f}" for what in ("predicted", "measured")]
@@ -88,7 +88,7 @@ def test_there_and_back() -> None:
 
 
 def test_models_with_large_vocabularies() -> None:
-    steps, said = kept("vocabulary")["steps"], text_of("docs/vocabulary.md")
+    steps, said = kept("vocabulary")["steps"], text_of("docs/notes/vocabulary.md")
     assert list(steps) == [f"{model} p{ranks}" for model in MODELS for ranks in (8, 16)]
     assert f"|\n{vocabulary_table(steps)}\n\n" in said
     lose = [MODELS[model] for model in MODELS if steps[f"{model} p16"]["saves"] <= 0]
@@ -204,7 +204,7 @@ def test_estimates_against_table_9(model: str, rows: int) -> None:
     block = estimate(f"{model}@layers=1", "a100").layers[1]
     assert abs(rows * block.W / w - 1) <= 0.0655
     assert all(0.595 <= rows * time / paper <= 0.9 for time, paper in ((block.F, f), (block.B, b)))
-    assert "W within 7 %, and F and B 10 to 40 % too low" in sentences("docs/profiles.md")
+    assert "W within 7 %, and F and B 10 to 40 % too low" in sentences("docs/notes/estimates.md")
 
 
 def test_estimates_against_an_h200() -> None:
@@ -212,21 +212,21 @@ def test_estimates_against_an_h200() -> None:
     from benchmarks.gpu_roofline import lines
 
     rows = [row for row in kept("gpu_roofline")["rows"] if not row["host_bound"]]
-    assert shown("docs/profiles.md", "gpu_roofline") == [line.split() for line in lines(rows)]
+    assert shown("docs/notes/estimates.md", "gpu_roofline") == [line.split() for line in lines(rows)]
     _, h100 = kept("gpu_roofline-profiles")["profiles"]
     ratios = sorted(row["ratio"] for row in h100["rows"] if not row["host_bound"])
     said = f"up to {ratios[-1] - 1:.0%} too long, and W of that head {1 - ratios[0]:.0%} too short"
-    assert said.replace("%", " %") in sentences("docs/profiles.md")
+    assert said.replace("%", " %") in sentences("docs/notes/estimates.md")
 
 
 def test_traced_steps() -> None:
-    page = sentences("docs/what-if.md")
+    page = sentences("docs/notes/what-if.md")
     for name, sample in kept("traced").items():
-        assert shown("docs/what-if.md", f"traced-{name}") == [line.split() for line in table(sample)]
-        assert shown("docs/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
+        assert shown("docs/notes/what-if.md", f"traced-{name}") == [line.split() for line in table(sample)]
+        assert shown("docs/notes/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
         for us in (sample["measured"], sample["even_stages_save"]):
             assert f"{us / 1e3:,.1f} ms" in page
-        assert shown("docs/what-if.md", f"traced-{name}-replays") == [line.split() for line in replays_table(sample)]
+        assert shown("docs/notes/what-if.md", f"traced-{name}-replays") == [line.split() for line in replays_table(sample)]
         beside, held = (sample["replays"][name] for name in MESSAGES)
         assert abs(held["own"]) < abs(beside["own"])
         assert max(abs(held["worst"]), abs(held["own"])) < 0.01
@@ -306,7 +306,7 @@ def test_contexts_on_256_devices() -> None:
 
 def test_memory_on_more_ranks() -> None:
     rows = kept("offload_memory")["rows"]
-    assert shown("docs/offload.md", "offload_memory") == [line.split() for line in memory_table(rows).splitlines()]
+    assert shown("docs/notes/offload.md", "offload_memory") == [line.split() for line in memory_table(rows).splitlines()]
     at = {(row["system"], row["ranks"], row["chunks"]): row for row in rows}
     sizes = sorted({row["ranks"] for row in rows})
     assert (sizes[0], sizes[-1]) == (4, 64)
@@ -315,7 +315,7 @@ def test_memory_on_more_ranks() -> None:
         for p in sizes:
             transit = at["po-h", p, chunks]["memory"] * p * chunks - (1 + 2 / chunks) / 8 * p * chunks
             assert 1 <= transit <= 4
-    said = sentences("docs/offload.md")
+    said = sentences("docs/notes/offload.md")
     half, full, found, plain = (at[name, 64, 2] for name in ("po-h", "po-f", "search in PO-F", "gis-h"))
     assert f"it is {at['po-h', 4, 2]['memory']:.1f} M on 4 ranks and {half['memory']:.3f} M on 64" in said
     assert f"a bubble of {found['bubble']:.1%} on 64 ranks where PO-F's is {full['bubble']:.1%}".replace("%", " %") in said

@@ -14,11 +14,13 @@ import pytest
 
 import zbsolve
 from zbsolve.cli.app import parser
+from zbsolve.kinds import OURS
 
 from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
 
-HELP = "docs/commands.md"
+HELP, GLOSSARY = "docs/commands.md", "docs/design.md"
+KIND_ROWS = re.compile(r"^\| `[A-Z]+` \|.*\n", re.M)
 PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "zbsolve.planner", "torch")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
@@ -146,12 +148,22 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_the_changelog_is_grouped() -> None:
     versions = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.M)[1:]
-    assert versions[0].startswith("Unreleased")
-    assert any(one.startswith(zbsolve.__version__) for one in versions)
+    assert versions[0].startswith("Unreleased\n")
+    assert re.match(rf"{re.escape(zbsolve.__version__)} \(\d{{4}}-\d\d-\d\d\)\n", versions[1])
     for one in versions:
         groups = re.findall(r"^### (.*)$", one, re.M)
-        assert groups, one[:40]
+        assert groups or one.strip() == "Unreleased", one[:40]
         assert set(groups) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def kinds() -> str:
+    """Rows of the glossary's kinds of passes."""
+    return "".join(f"| `{kind.label}` | {kind.words} | {kind.feature} |\n" for kind in OURS)
+
+
+def test_the_glossary_has_every_kind() -> None:
+    """After a change of the kinds: `python -m tests.house.test_docs` writes the rows anew."""
+    assert KIND_ROWS.findall(text_of(GLOSSARY)) == kinds().splitlines(keepends=True)
 
 
 def workflows() -> list[tuple[str, Any]]:
@@ -185,3 +197,5 @@ if __name__ == "__main__":
     (ROOT / HELP).write_text(
         re.sub(r"<!-- help -->\n.*<!-- /help -->", lambda _: written, text_of(HELP), flags=re.S), encoding="utf-8"
     )
+    before, *_, behind = re.split(f"(?:{KIND_ROWS.pattern})+", text_of(GLOSSARY), flags=re.M)
+    (ROOT / GLOSSARY).write_text(before + kinds() + behind, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/tight-memory.md: a V in one and a half times 1F1B's memory, whose ranks begin early or late."""
+"""docs/notes/tight-memory.md: a V in one and a half times 1F1B's memory, whose ranks begin early or late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/tight-memory.md: one stage a rank in exactly 1F1B's memory."""
+"""docs/notes/tight-memory.md: one stage a rank in exactly 1F1B's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/tight-memory.md, theorem 4: idle time of the first rank and another together."""
+"""docs/notes/tight-memory.md, theorem 4: idle time of the first rank and another together."""
 
 from __future__ import annotations
 

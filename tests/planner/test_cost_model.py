@@ -207,7 +207,7 @@ def test_other_blocks_follow_the_same_account() -> None:
 
 def test_the_kept_result_is_what_the_page_says() -> None:
     found, spaces = kept(RESULTS / "plan.json"), kept(RESULTS / "plan_spaces.json")
-    page = (RESULTS.parents[1] / "docs/plan.md").read_text(encoding="utf-8")
+    page = (RESULTS.parents[1] / "docs/notes/plan.md").read_text(encoding="utf-8")
     assert f"{100 * found['table 5']['mean error']:.1f} % off in the mean" in page
     for row in spaces["rows"].values():
         assert f"within {100 * row['gap']:.2f} %" in page

@@ -1,4 +1,4 @@
-"""Even steps in exactly 1F1B's memory, as docs/tight-memory.md writes them."""
+"""Even steps in exactly 1F1B's memory, as docs/notes/tight-memory.md writes them."""
 
 from __future__ import annotations
 

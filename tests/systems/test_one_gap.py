@@ -1,4 +1,4 @@
-"""ZB-H1 with a gap: what it takes in exactly 1F1B's memory, against bounds and against ZB-H1 (docs/tight-memory.md)."""
+"""ZB-H1 with a gap: what it takes in exactly 1F1B's memory, against bounds and ZB-H1 (docs/notes/tight-memory.md)."""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ from .numbers import Numbers, whole_numbers
 
 
 def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) -> Problem:
-    """`problem` with `<stage>AF<microbatch>` of `AF` µs after each F, and `<stage>AB<microbatch>` of `AB` µs after each B
-    or BW (None: as AF); numbers a stage or one for all, and no pass where it is 0.
+    """`problem` with the all-to-alls of expert parallelism as passes beside computing.
+
+    AF: µs a stage of `<stage>AF<microbatch>` after each F; no pass where it is 0.
+    AB: µs a stage of `<stage>AB<microbatch>` after each B or BW; None: as AF.
 
     What waited for the F or B of another stage waits for its all-to-all, as does the last stage's own backward; W does not.
     Raises BadInput, also for a stage that recomputes: its X would have to repeat AF.

@@ -15,8 +15,13 @@ from .slots import even_slots
 
 
 class Handing(NamedTuple):
-    """The pass of row `row`, a forward or backward, hands `blocks` blocks of its attention to a rank, which makes them
-    behind its own pass of row `behind`, or before that of row `ahead` where behind is −1."""
+    """A pass that hands a part of its attention to another rank.
+
+    row: of the pass in the problem's table, a forward or backward.
+    blocks: how many blocks of its attention.
+    behind: the row of the helper's own pass behind which it makes them; −1: before that of row `ahead`.
+    ahead: see `behind`.
+    """
 
     row: int
     blocks: int

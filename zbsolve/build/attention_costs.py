@@ -13,14 +13,17 @@ from .numbers import Numbers, whole_numbers
 
 
 class AttentionExchange(NamedTuple):
-    """What causal attention costs of even slices, each a number or one a stage, where nothing else is said.
+    """What causal attention costs of even slices, one number or one a stage where nothing else is said.
 
-    forward, backward: µs of the attention of a slice's queries to the keys of one earlier slice, in F and in B or BW; to the
-    slice's own keys it takes half of that. query_bytes: of a slice's queries, and as many of the attention's output and of
-    either's gradient; key_bytes: of its keys and values together, and of their gradients; statistic_bytes: of the logarithms
-    of its softmax's denominators. latency: µs of a message, for all layers of the stage together. bytes_per_us: of a link.
-    before: the share of a forward's other work that comes before its attention, which in the backward comes behind. blocks:
-    into how many blocks a slice is cut; whole blocks are handed over.
+    forward, backward: µs of the attention of a slice's queries to the keys of one earlier slice, in F and in B or BW. To the
+        slice's own keys it takes half of that.
+    query_bytes: of a slice's queries, and as many of the attention's output and of either's gradient.
+    key_bytes: of a slice's keys and values together, and of their gradients.
+    statistic_bytes: of the logarithms of its softmax's denominators.
+    latency: µs of a message, for all layers of the stage together.
+    bytes_per_us: of a link.
+    before: the share of a forward's other work that comes before its attention; in the backward it comes behind.
+    blocks: into how many blocks a slice is cut; whole blocks are handed over.
     """
 
     forward: Numbers

@@ -39,8 +39,11 @@ from .before import check_apart
 def with_attention_exchange(
     problem: Problem, costs: AttentionExchange, handings: Sequence[Handing] | None = None
 ) -> Problem:
-    """`problem`, a step in even sequence slices, where passes hand attention to other ranks: as `handings` say, or None:
-    as ranks would wait that run one forward one backward (see `balanced`).
+    """`problem`, a step in even sequence slices, where passes hand attention to other ranks (SlimPipe, arXiv 2504.14519).
+
+    costs: µs and bytes of attention between slices.
+    handings: who hands how many blocks to whom; None: as ranks would wait that run one forward one backward (see
+        `balanced`).
 
     Put it in behind slices. Raises BadInput for numbers that make no sense, a step without slices or with an exchange
     already, and for handings of other passes, to the pass's own rank, or of more blocks than it has.

@@ -19,13 +19,15 @@ from .numbers import Numbers, whole_numbers
 
 
 def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) -> Problem:
-    """`problem` with a pass C of `time` µs (one number, or one a stage) on every rank of a stage that lives on several:
-    `<stage>C<place among its ranks>`, on `comm:<rank>`. It waits for the stage's last gradients on all of them (W, or BW
-    where the backward is fused; T and VS of a shard of the vocabulary).
+    """`problem` with a pass C that sums gradients on every rank of a stage that lives on several.
 
-    replicas: the whole pipeline has replicas (data parallelism), so every stage with gradients has a C on each of its ranks,
-    which is the sum over its ranks and over the replicas. Put it in last. Raises BadInput, with replicas also where the step
-    exchanges gradients already, updates weights inside, or has sharded parameters, whose reductions are the sums.
+    time: µs a stage.
+    replicas: whether the whole pipeline has replicas (data parallelism). Then every stage with gradients has a C on each of
+        its ranks, which is the sum over its ranks and over the replicas.
+
+    `<stage>C<place among its ranks>` runs on `comm:<rank>`, behind the stage's last gradients on all of them (W or BW; T and
+    VS of a shard of the vocabulary). Put it in last. Raises BadInput, with replicas also where the step exchanges gradients
+    already, updates weights inside, or has sharded parameters, whose reductions are the sums.
     """
     check_apart(problem, EXCHANGE)
     times = whole_numbers(time, "exchange", problem.stages)

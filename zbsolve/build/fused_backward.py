@@ -18,11 +18,13 @@ from .numbers import Numbers, whole_numbers
 
 
 def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> Problem:
-    """`problem`, a step whose backward is split (B and W), with one pass BW in place of both where `fused` says so.
+    """`problem`, a step whose backward is split, with one pass BW in place of B and W where `fused` says so.
 
-    fused: whether stage s of microbatch i runs BW, shape (stages, microbatches). BW: µs, one number, one a
-    stage, or shape (stages, microbatches), to which comes what B sends. BW waits for what B and W waited for, and frees
-    what both freed. Raises BadInput for a wrong shape, and for a stage without B and W.
+    fused: booleans, shape (stages, microbatches).
+    BW: µs, one number, one a stage, or shape (stages, microbatches), to which comes what B sends.
+
+    BW waits for what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, and for a stage
+    without B and W.
     """
     check_apart(problem, "fused")
     passes = problem.passes

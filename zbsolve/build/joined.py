@@ -19,12 +19,14 @@ JOINED = Kind("FB", "forward beside a backward", "#5d8a1f", "&", feature=OVERLAP
 
 
 def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Numbers) -> Problem:
-    """`problem` with one pass FB in place of each group of passes, `("0F3", "2B1", "2W1")` for instance.
+    """`problem` with one pass FB in place of each group of passes, such as `("0F3", "2B1", "2W1")`.
 
-    groups: names of passes of one stream; the first gives FB its stage and microbatch. times: µs, a number or one a group,
-    sends not included. What waits for one of a group waits for all of it, and all of it for what one of them needs; it takes
-    its memory at its start and frees at its end. No other feature can come in behind. Raises BadInput for times that make no
-    sense, for a pass that is not there, is in two groups or on another stream, and for groups that wait for each other.
+    groups: names of passes of one stream; the first gives FB its stage and microbatch.
+    times: µs, one number or one a group, sends not included.
+
+    What waits for one of a group waits for all of it, and all of it for what one of them needs. It takes its memory at its
+    start and frees at its end. No other feature can come in behind. Raises BadInput for times that make no sense, for a pass
+    that is not there, is in two groups or on another stream, and for groups that wait for each other.
     """
     register(JOINED)
     passes, sending, stand_in = problem.passes, problem.sending, np.arange(len(problem.passes))

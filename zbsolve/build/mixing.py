@@ -19,10 +19,14 @@ SAME_EDGES = ("before", "after", "carries", "pool")
 
 
 def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
-    """The step in which microbatch i is as in `problems[kinds[i]]`: its times, messages and bytes. problems: steps of one
-    kind of microbatch each, alike in all but numbers. What belongs to no microbatch (updates, gathers, sums over replicas)
-    takes the most of any, and ranks have the least memory of any. Raises BadInput, and Infeasible where a microbatch alone
-    does not fit."""
+    """The step in which microbatch i is as in `problems[kinds[i]]`: its times, messages and bytes.
+
+    problems: steps of one kind of microbatch each, alike in all but numbers.
+    kinds: shape (microbatches,), an index of `problems` for each.
+
+    What belongs to no microbatch (updates, gathers, sums over replicas) takes the most of any, and ranks have the least
+    memory of any. Raises BadInput, and Infeasible where a microbatch alone does not fit.
+    """
     first = problems[0]
     for number, other in enumerate(problems):
         for what, same in _same(first, other).items():

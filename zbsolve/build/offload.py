@@ -29,8 +29,12 @@ class NothingKept(BadInput):
 
 
 class Host(NamedTuple):
-    """Host memory: `capacity` bytes of each node (None: unlimited) for `ranks` ranks a node (None: all are on one node).
-    shared_bus: how many ranks of a node share one stream for both directions of copies (0: each rank has two)."""
+    """Host memory for offload.
+
+    capacity: bytes of each node; None: unlimited.
+    ranks: of the pipeline on a node; None: all of them.
+    shared_bus: how many ranks of a node share one stream for both directions of copies; 0: each rank has two.
+    """
 
     capacity: int | None = None
     ranks: int | None = None
@@ -46,20 +50,22 @@ def with_offload(
     which: Any = None,
     host: Host = Host(),  # noqa: B008 (immutable)
 ) -> Problem:
-    """`problem`, a step of F, B, W (or BW), where stages offload what their F keeps.
+    """`problem` where stages copy what their F keeps to host memory (PipeOffload, arXiv 2503.01328).
 
-    O, R: µs of a copy of all that a stage keeps of one microbatch, one number or one a stage. fraction: how much of it is
-    offloaded, from 0 to 1, one number or one a stage; copies take that part of their time, and bytes are rounded down to
-    whole ones edge by edge. which: None for all passes F with a fraction above 0, or booleans of shape (stages,) or
-    (stages, microbatches). host: see `Host`; the pools are called `host:<node>`.
+    problem: a step of F, B, W (or BW).
+    O, R: µs a stage of a copy out and of one back, of all that it keeps of one microbatch.
+    fraction: how much of it is offloaded, 0 to 1, one number or one a stage. Copies take that part of their time; bytes are
+        rounded down edge by edge.
+    which: booleans of shape (stages,) or (stages, microbatches); None: all passes F with a fraction above 0.
+    host: see `Host`; the pools are called `host:<node>`.
 
     F → O → R → B: bytes that F keeps for B lie on an edge R → B, those for W on an edge R → W, and all passes of the stage
     that wait for F wait for R. What is not offloaded stays where it is. A stage that keeps nothing in between (its X makes
-    it again) offloads nothing of that.
+    it again) offloads nothing of that. The capacity of devices stays; a step that only fits with offload is built without a
+    limit and gets it behind.
 
-    The capacity of devices stays; a step that only fits with offload is built without a limit and gets it behind.
-    Put offload in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a
-    step that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
+    Put it in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a step
+    that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
     """
     check_before(problem, OFFLOAD, UPDATES, SHARDING)
     shares = checked_fractions(fraction, problem.stages)

@@ -71,32 +71,35 @@ def pipeline(
 ) -> Problem:
     """One training step of a synchronous pipeline.
 
-    F, B, W: µs a stage (forward, input gradient, weight gradient); a single number where all stages are alike and
-    `placement` is a tuple. BW in place of B and W: one fused backward. None of them: a step of forwards alone. placement: a
-    tuple stage → rank, or `single`, `loop`, `vee` (the number of ranks then follows from the number of stages), or several
-    such tuples: routes that the microbatches take in turn (or `mirror`), so that a stage lives on several ranks. comm: µs
-    between two ranks, one number, one a stage boundary, or {(from rank, to rank): µs}; none inside a rank. held_until_B,
-    held_until_W: bytes a stage that F takes at its start, freed at the end of B and of W; held_from_B: that B takes at its
-    start, freed at the end of W (of no account with BW). capacity: bytes a rank, or one number for all. layers, source:
-    notes (see `Problem`). untrained: how many stages in front train nothing, see `without_backward`: no time of a backward
-    and no byte that it would free counts there.
-    AF, AB: see `with_all_to_all`; recompute, X, held_input: see `with_recompute`; exchange: see `with_exchange`.
+    F, B, W: µs a stage (forward, input gradient, weight gradient), or one number where `placement` says how many stages
+        there are.
+    BW: µs a stage of a fused backward, in place of B and W. Without any of the three: a step of forwards alone.
+    placement: stage → rank, a tuple, or `single`, `loop`, `vee`, which follow from the number of stages. Several tuples, or
+        `mirror`: routes that microbatches take in turn, so that a stage lives on several ranks.
+    microbatches: how many.
+    comm: µs between two ranks, one number, one a stage boundary, or {(from rank, to rank): µs}; none inside a rank.
+    blocking: whether a message occupies its sender's compute stream. Then the message is the end of the pass that made it: F
+        takes F + comm, and what it holds lives until it is sent (`Edge.sent`). Not with all-to-alls.
+    AF, AB: µs a stage of all-to-alls, see `with_all_to_all`.
+    exchange: µs a stage of summing gradients, see `with_exchange`.
+    recompute, X, held_input: see `with_recompute`.
+    held_until_B, held_until_W: bytes a stage that F takes at its start, freed at the end of B and of W.
+    held_from_B: bytes a stage that B takes at its start, freed at the end of W; of no account with BW.
+    capacity: bytes a rank, or one number for all; None: unlimited.
+    objective: "makespan" or "span".
+    layers, source: notes, see `Problem`.
+    slices: parts of each microbatch's sequence, see `with_slices`. Times and bytes are then those of a slice: one number a
+        stage, or a row of one a slice (or of one for each slice of each microbatch).
+    held_keys, held_gradients: bytes a stage of keys and values of slices, see `with_slices`.
+    attention_exchange: costs of attention that ranks make for each other, see `with_attention_exchange`.
+    untrained: how many stages in front train nothing, see `without_backward`. Times of a backward do not count there, nor do
+        bytes that it would free.
 
-    Where microbatches differ, F, B, W, BW, X, comm (a stage boundary) and bytes are tables: a row a stage, with one number a
-    microbatch or one for all.
+    Where microbatches differ, F, B, W, BW, X, comm and bytes are tables: a row a stage (or boundary), with one number a
+    microbatch or one for all. Times are whole µs: fractions are rounded, but refused where that changes them by more than
+    0.1 %.
 
-    slices: parts of each microbatch's sequence, see `with_slices`, also for held_keys and held_gradients. Then times and
-    bytes are those of a slice: one number a stage, or a row of one a slice (or of one for each slice of each microbatch).
-    attention_exchange: what attention costs that ranks make for each other, see `with_attention_exchange`.
-
-    blocking: a message occupies its sender's compute stream while it is sent, as where a rank sends by a call that returns
-    when it is done. Such a rank sends right behind the pass that made the message, so the message is the end of that pass:
-    F takes F + comm, and what it holds lives until it is sent. No scheduler can put a pass between, no kind of pass is
-    added, and every order, export and run is that of a plain step. Edges say how much of a pass is its message
-    (`Edge.sent`). All-to-alls run on a stream of their own, and so do not go with it.
-
-    Times are whole µs: a fraction is rounded, and refused where that changes it by more than 0.1 %. Raises BadInput
-    for values that make no sense and Infeasible where one microbatch alone does not fit a rank.
+    Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
     stages, ranks = len(routes[0]), max(routes[0]) + 1

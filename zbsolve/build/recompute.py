@@ -45,10 +45,14 @@ def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
 def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Table = 0) -> Problem:
     """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
 
-    X: µs a stage, one number, or rows of one a microbatch (None: each as long as its F computes). held_input: bytes that
-    F keeps for X, its input, as `X` says µs. They are part of what B and W free: after F only they are held, and from X's
-    start what B and W free, in all as much as without recompute; what of the input is more than that goes when X ends. X may
-    run as soon as F has ended, and must before B. Raises BadInput, also for a stage with an all-to-all AF.
+    stages: "all", "0,2", or numbers.
+    X: µs a stage, one number, or rows of one a microbatch; None: each as long as its F computes.
+    held_input: bytes a stage that F keeps for X, its input, in the forms of X. They are part of what B and W free.
+
+    After F only the input is held; from X's start what B and W free, in all as much as without recompute. What of the input
+    is more than that goes when X ends. X may run as soon as F has ended, and must before B.
+
+    Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
     check_before(problem, RECOMPUTE, UPDATES, SHARDING)

@@ -16,13 +16,16 @@ from .plain import pipeline
 
 
 def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
-    """`problem` on `placement`, a plain step of F and B and W (or F and BW).
+    """The same step with its stages on another placement.
 
-    Where the placement has k times fewer stages, each k neighbouring ones become one: their times, bytes and layers add up.
-    Where it has k times more, each becomes k alike, as far as whole µs and bytes allow; nobody knows then how many layers.
-    Microbatches may differ. A link between ranks takes as long as its slowest message, and one that had none as long as the
-    slowest that had one. Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible
-    where one microbatch no longer fits a rank.
+    problem: a plain step of F and B and W (or F and BW); microbatches may differ.
+    placement: stage → rank. With k times fewer stages each k neighbouring ones become one: their times, bytes and layers add
+        up. With k times more each becomes k alike, as far as whole µs and bytes allow; nobody knows then how many layers.
+
+    A link between ranks takes as long as its slowest message, and one that had none as long as the slowest that had one.
+
+    Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible where one microbatch no
+    longer fits a rank.
     """
     others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
     has = f"passes of kind {', '.join(others)}" if others else "slices" if problem.passes.slice.any() else ""

@@ -86,11 +86,12 @@ def with_sharding(
     gradient_bytes: Numbers = 0,
     gathers: Numbers = 1,
 ) -> Problem:
-    """`problem` with the parameters of each stage sharded over a data-parallel group.
+    """`problem` with the parameters of each stage sharded over a data-parallel group (FSDP, ZeRO-3).
 
-    gather, reduce: µs of a stage's all-gather and of its reduce-scatter; parameter_bytes: of its parameters when they are
-    gathered; gradient_bytes: of its gradients before they are reduced. gathers: how often a stage's forwards gather. Each is
-    a number, or one a stage.
+    gather, reduce: µs a stage of its all-gather and of its reduce-scatter.
+    parameter_bytes: bytes a stage of its parameters when they are gathered.
+    gradient_bytes: bytes a stage of its gradients before they are reduced.
+    gathers: how often a stage's forwards gather, one number or one a stage.
 
     gathers = 1: `<stage>AG0` gathers before the first F, and the parameters stay until the last pass that uses them ends.
     gathers = g > 1: microbatches are cut into g groups in order. `<stage>AG<group>` gathers for the forwards of a group, and
@@ -225,9 +226,13 @@ def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
 
 
 def regathered(problem: Problem, uses: Sequence[Ints]) -> Problem:
-    """`problem`, which is sharded, with other gathers in place of its own: one for each of `uses`, rows of passes of one
-    stage on one rank in order. All of them wait for it, and what it gathered is freed when the last of them ends. They are
-    numbered `<stage>AG<k>` in the order given. Raises BadInput for a stage that gathers nothing."""
+    """A sharded problem with other gathers in place of its own.
+
+    uses: a gather each, rows of passes of one stage on one rank in order. All of them wait for it, and what it gathered is
+        freed when the last of them ends. Gathers are numbered `<stage>AG<k>` in the order given.
+
+    Raises BadInput for a stage that gathers nothing.
+    """
     p, gathers = problem.passes, problem.rows("AG", "AGB")
     known = {(int(p.stage[i]), int(p.rank[i])): (int(p.duration[i]), int(problem.taken[i])) for i in gathers}
     keep = np.setdiff1d(np.arange(len(p)), gathers)

@@ -37,15 +37,17 @@ def with_slices(
 ) -> Problem:
     """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
 
-    held_keys: bytes a stage of a slice's keys and values, from its F's start to the end of its own backward, which is the
-    last that needs them; on top of what the problem holds, and never recomputed. held_gradients: of their gradients, from
-    the start of the microbatch's first backward on the stage to the end of the slice's own; none for the last slice, whose
-    backward comes first. Both one number, one a stage, or rows of one a slice. lengths: how long each slice is, in
-    proportion, for whoever runs it; without: even ones.
+    slices: how many a microbatch has.
+    held_keys: bytes a stage of a slice's keys and values, on top of what the problem holds, and never recomputed. They stay
+        from its F's start to the end of its own backward, which is the last that needs them.
+    held_gradients: bytes a stage of their gradients, from the start of the microbatch's first backward on the stage to the
+        end of the slice's own; none for the last slice, whose backward comes first.
+    lengths: how long each slice is, in proportion, for whoever runs it; (): even ones.
 
-    Put slices in behind everything else. Capacity stays. Raises BadInput for numbers that make no sense, a number of
-    microbatches that slices do not divide, updates, shards, and a step that is sliced already; Infeasible where a rank has
-    less than the microbatch with the most bytes needs.
+    Bytes are one number, one a stage, or rows of one a slice. Put slices in behind everything else. Capacity stays.
+
+    Raises BadInput for numbers that make no sense, a number of microbatches that slices do not divide, updates, shards, and
+    a step that is sliced already; Infeasible where a rank has less than the microbatch with the most bytes needs.
     """
     _check(problem, slices, lengths)
     p, count = problem.passes, problem.microbatches // slices

@@ -14,9 +14,13 @@ from .before import check_apart
 
 
 def without_backward(problem: Problem, stages: int) -> Problem:
-    """`problem` where the first `stages` stages train nothing: they have no passes B, W, BW, X or AB, their F hold nothing,
-    and the next stage sends no gradient. All stages: a step of forwards alone. Put it in before exchanges, updates and
-    sharding. Raises BadInput for a number that makes no sense."""
+    """`problem` where stages in front train nothing: no passes B, W, BW, X or AB, nothing held by their F, and no gradient
+    sent to them by the next stage.
+
+    stages: how many; all of them: a step of forwards alone.
+
+    Put it in before exchanges, updates and sharding. Raises BadInput for a number that makes no sense.
+    """
     if not 0 <= stages <= problem.stages:
         raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
     check_apart(problem, "untrained")

@@ -22,12 +22,17 @@ from .numbers import Numbers, whole_numbers
 def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers, parameter_bytes: Numbers = 0) -> Problem:
     """`problem` with an update U of every stage after each `every` microbatches, named `<stage>U<update>`.
 
+    time: µs a stage.
+    every: microbatches that an update takes in.
+    delay: how many updates late weights are used, one number or one a stage. 1: training step by step; 2: 2BW; p − s with
+        every = 1: PipeDream's weight stashing.
+    parameter_bytes: bytes a stage of a version of its weights.
+
     Update t waits for the weight gradients of its microbatches, t·every and on, and makes a version of the weights. Forwards
-    of group t wait for update t − delay (a number, or one a stage): 1 is training step by step, 2 is 2BW, and p − s with
-    every = 1 is PipeDream's weight stashing. A version takes `parameter_bytes` of its stage from its update's start to the
-    end of the last backward that uses it (the first version: from the stage's first forward). time: µs of an update, a
-    number or one a stage. Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no
-    sense.
+    of group t wait for update t − delay. A version stays from its update's start (the first one: from the stage's first
+    forward) to the end of the last backward that uses it.
+
+    Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no sense.
     """
     check_apart(problem, UPDATES)
     stages, m = problem.stages, problem.microbatches

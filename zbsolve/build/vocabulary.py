@@ -33,14 +33,18 @@ BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 
 
 class Vocabulary(NamedTuple):
-    """What a sharded vocabulary costs. Each is a number, or one a rank.
+    """What a sharded vocabulary costs, one number or one a rank.
 
-    S, T: µs of a shard's passes. broadcast: µs of VB. reduce: µs of summing the input gradient; statistics: of telling all
-    shards' maxima and sums. VR takes both with one barrier; with two, VR takes statistics and VG reduce. lookup: µs of VE
-    and of VS, where the input embedding is sharded too; None: it is not. held_shard: bytes that S keeps for T (what it made
-    of the logits). held_hidden: bytes of the hidden states of one microbatch: held from VB to T's end; the input gradient
-    of a shard is as large, from S (with two barriers from T) to the end of its reduction. barriers: 1 or 2, algorithm 2 and
-    algorithm 1 of the paper.
+    S, T: µs of a shard's passes.
+    broadcast: µs of VB.
+    reduce: µs of summing the input gradient.
+    statistics: µs of telling all shards' maxima and sums. VR takes both with one barrier; with two, VR takes statistics and
+        VG reduce.
+    lookup: µs of VE and of VS, where the input embedding is sharded too; None: it is not.
+    held_shard: bytes that S keeps for T (what it made of the logits).
+    held_hidden: bytes of the hidden states of one microbatch, from VB to T's end. The input gradient of a shard is as large,
+        from S (with two barriers from T) to the end of its reduction.
+    barriers: 1 or 2, algorithm 2 and algorithm 1 of the paper.
     """
 
     S: Numbers
@@ -70,11 +74,14 @@ class _Step(NamedTuple):
 
 
 def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
-    """`problem`, a step whose last stage ends with the last hidden states, with the output layer and the loss on all ranks.
+    """`problem` with the output layer and the loss on all ranks (arXiv 2411.05288, sections 4 and 5).
 
-    The last stage's backward waits for the reduction. Capacity counts what shards hold. Put it in behind `pipeline` and
-    recompute, before offload, updates and sharding. Raises BadInput for numbers that make no sense, for a step that has its
-    vocabulary sharded, updates or shards already, and for one without a backward of its last stage.
+    problem: its last stage ends with the last hidden states, and its backward then waits for the reduction.
+    costs: of shards and collectives, see `Vocabulary`. Capacity counts what shards hold.
+
+    Put it in behind `pipeline` and recompute, before offload, updates and sharding. Raises BadInput for numbers that make no
+    sense, for a step that has its vocabulary sharded, updates or shards already, and for one without a backward of its last
+    stage.
     """
     if not isinstance(costs, Vocabulary):
         raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")

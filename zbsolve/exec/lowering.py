@@ -64,9 +64,9 @@ def check_by_rank(one: Problem) -> None:
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
-    """Raise BadInput, naming a pass, where the executor cannot run the problem. That is so where a kind has no handler, or
-    one that knows no slices where there are some, a microbatch is on several ranks for one stage, an edge between ranks
-    carries nothing, a pass lacks its input, or a handler refuses its passes."""
+    """Raise BadInput, naming a pass, where the executor cannot run the problem: a kind has no handler, or one that knows no
+    slices in a step of slices; a microbatch is on several ranks for one stage; an edge between ranks carries nothing; a pass
+    lacks its input; a handler refuses its passes."""
     p = problem.passes
     unknown = [kind for kind in p.kinds if kind not in HANDLERS]
     if unknown:

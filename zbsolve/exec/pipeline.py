@@ -53,38 +53,47 @@ from .vocabulary.whole import WholeVocabulary
 
 
 class Pipeline:
-    """This rank's stages of a model, and the program that a schedule makes of them.
+    """This rank's stages of a model, and the program that a schedule makes of them. Every rank of the group makes one.
 
     layers: the whole model as an nn.Sequential or a list of layers, or a builder that is called with the numbers of the
-    layers that this rank owns. A rank keeps only those; a model on the meta device is materialised only there (see
-    `layers.materialise` for `init`, `seed`). How many layers a stage holds is the problem's `layers`. loss(output, target):
-    a mean, one number; needed on ranks of the last stage. group: the process group with one process a rank of the schedule
-    (the default group without). tied: groups of (layer, name) that hold one parameter; found by itself where `layers` is a
-    list. timeout: seconds to wait for any message in a step (while the ranks build, the process group's own timeout holds).
-    hooks: see `base.state.Hooks`. watch: look for NaN and inf in all that passes make, and name the first. emulate: times
-    that passes and messages take in place of this machine's (see `emulate`). replicas: for data parallelism, the process
-    group of the ranks with the same stages in all pipelines, in one order everywhere (`group` is this pipeline's own):
-    `.grad` becomes the mean over them. Any optimizer of torch's waits for that before it steps; call `wait_gradients` before
-    reading gradients otherwise. Losses, times and memory are this pipeline's. update: for a schedule with passes U: makes a
-    torch optimizer of a stage's parameters; `step` then updates by itself, and leaves no gradients. split: how the backward
-    is split: in the "layers" that queue their weight gradients (the rest of a backward is B), or by the "graph" of each
-    layer, which splits any operation, as it is or compiled by "inductor"; "auto" measures both at a block's first forward
-    (see `graphs.by_name`, `splits`). device: None: the GPU that the group and this rank say, where the group carries
-    such tensors and there is one, else the CPU. capture: on a GPU, each rank's step is captured as one CUDA graph from the
-    second of its shape on (see `captured`, docs/gpu.md). mesh: a DeviceMesh with a dimension "pp", in place
-    of group and replicas: each of its other coordinates runs the same schedule. data: the dimensions along which the batch
-    is divided (None: those called dp, dp_replicate, dp_shard), over which gradients are averaged as over replicas, unless
-    FSDP has sharded the parameter over them. parallelize(stage, mesh): called with each stage of this rank once its layers
-    are built, and alike on all data coordinates: an nn.Module with the stage's layers under their names in the whole model;
-    it spreads them in place over the other dimensions (`mesh["tp"]`: tensor parallelism, FSDP, …), or returns a module with
-    as many layers under the same names.
+        layers that this rank owns. A rank keeps only those. How many a stage holds is the problem's `layers`.
+    schedule: the same on all ranks; or a rank's part of a very long one.
+    loss: loss(output, target), a mean, one number; needed on ranks of the last stage.
+    group: the process group with one process a rank of the schedule; None: the default group.
+    device: None: the GPU that the group and this rank say, where the group carries such tensors and there is one, else the
+        CPU.
+    init: init(number, layer) fills a layer of a model on the meta device, which is materialised only here
+        (`layers.materialise`).
+    tied: groups of (layer, name) that hold one parameter; found by itself where `layers` is a list.
+    seed: of random layers and of `init`.
+    timeout: seconds to wait for any message in a step. While the ranks build, the process group's own timeout holds.
+    hooks: see `base.state.Hooks`.
+    emulate: times that passes and messages take in place of this machine's.
+    watch: look for NaN and inf in all that passes make, and name the first.
+    replicas: for data parallelism, the process group of the ranks with the same stages in all pipelines, in one order
+        everywhere. `.grad` becomes the mean over them. Optimizers wait for that before they step; call `wait_gradients`
+        before reading gradients otherwise. Losses, times and memory are this pipeline's.
+    update: for a schedule with passes U: makes a torch optimizer of a stage's parameters. `step` then updates by itself, and
+        leaves no gradients.
+    split: how the backward is split: "layers" queue their weight gradients, and the rest of a backward is B; the "graph" of
+        each layer splits any operation, also compiled by "inductor"; "auto" measures both at a block's first forward (see
+        `splits`).
+    mesh: a DeviceMesh with a dimension "pp", in place of group and replicas: each of its other coordinates runs the same
+        schedule.
+    parallelize: parallelize(stage, mesh), called with each stage of this rank once its layers are built, and alike on all
+        data coordinates: an nn.Module with the stage's layers under their names in the whole model. It spreads them in place
+        over the other dimensions (`mesh["tp"]`: tensor parallelism, FSDP, …), or returns a module with as many layers under
+        the same names.
+    data: the dimensions along which the batch is divided; None: those called dp, dp_replicate, dp_shard. Gradients are
+        averaged over them as over replicas, unless FSDP has sharded the parameter over them.
+    capture: on a GPU, each rank's step is one CUDA graph from the second of its shape on (see `captured`, docs/gpu.md).
 
-    Every rank of the group makes one, with the same schedule. Raises BadInput where something does not fit, on all ranks
-    also where it does not fit on one, and RunFailed where a rank fails. After RunFailed the process group is of no use.
+    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random layers
+    (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts the steps;
+    `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
 
-    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random
-    layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement; `steps` counts
-    the steps; `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
+    Raises BadInput where something does not fit, on all ranks also where it does not fit on one, and RunFailed where a rank
+    fails. After RunFailed the process group is of no use.
     """
 
     def __init__(
@@ -238,13 +247,16 @@ class Pipeline:
     ) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
-        inputs, targets: the batch (split into equal microbatches along dimension 0), or a microbatch each; shapes may
-        differ from one to the next. Inputs are read on ranks of the first stage, targets on those of the last; as a
-        mapping they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). uneven: any number
-        of rows will do; every row of `targets` counts alike in the mean. scaler: a gradient scaler (`ShardedGradScaler`):
-        gradients are of the loss times its scale; the loss in the result is not. memory: count bytes (slow). Where the
-        schedule cuts sequences into slices, tensors are (batch, length, …), and each label of a microbatch counts alike in
-        its loss. Raises BadInput, and RunFailed naming rank, pass and cause.
+        inputs, targets: the batch, split into equal microbatches along dimension 0, or a microbatch each; shapes may differ
+            from one to the next. Inputs are read on ranks of the first stage, targets on those of the last. As a mapping
+            they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). With slices tensors are
+            (batch, length, …), and each label of a microbatch counts alike in its loss.
+        uneven: any number of rows will do; every row of `targets` counts alike in the mean.
+        scaler: a gradient scaler (`ShardedGradScaler`): gradients are of the loss times its scale; the loss in the result is
+            not.
+        memory: count bytes (slow).
+
+        Raises BadInput, and RunFailed naming rank, pass and cause.
         """
         if self.versions and (uneven or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")

@@ -71,9 +71,15 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
-    """`schedule` for the target called `to`. Raises BadInput, naming the pass, for what the target cannot express, with what
-    its best order costs; Deadlock where its ranks would wait for ever. What ranks of a data-parallel group exchange is left
-    out, as a note says."""
+    """A schedule for another engine.
+
+    schedule: what to write.
+    to: the target's name. What ranks of a data-parallel group exchange is left out, as a note says.
+    options: what else to say; None: the defaults.
+
+    Raises BadInput, naming the pass, for what the target cannot express, with what its best order costs; Deadlock where its
+    ranks would wait for ever.
+    """
     from .order import group_passes
 
     one, options = target(to), options or Options()

@@ -80,11 +80,14 @@ def _rounded_up(need: int) -> str:
 
 
 def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Imported:
-    """The order of a file on the times of `profile`.
+    """The order of a file on the times of a profile.
 
-    Ranks, microbatches, placement, and which stages recompute or split their backward follow from the order. step: the rest
-    of a `Step` (memory, partition, objective; recompute where the file does not show it). Raises BadInput, and Infeasible
-    where one microbatch does not fit the memory.
+    order: of `read_order`. Ranks, microbatches, placement, and which stages recompute or split their backward follow from
+        it.
+    profile: the times.
+    step: the rest of a `Step` (memory, partition, objective; recompute where the file does not show it).
+
+    Raises BadInput, and Infeasible where one microbatch does not fit the memory.
     """
     problem = problem_of(order, profile, **step)
     names = {f"compute:{rank}": tuple(cell.name for cell in row) for rank, row in enumerate(order.rows)}

@@ -15,8 +15,13 @@ NODES = {"func_type": primus.read, "minibatch": colossalai.read}  # a field that
 
 
 def read_order(path: str | os.PathLike[str], placement: str | None = None) -> ForeignOrder:
-    """The order in a file; `-` is standard input. placement: by name, where a file says chunks and not stages. Raises
-    BadInput naming file and place."""
+    """The order in a file.
+
+    path: of the file; `-` is standard input.
+    placement: by name, where a file says chunks and not stages.
+
+    Raises BadInput naming file and place.
+    """
     text, where = read_text(path), str(path)
     if text.lstrip()[:1] in ("[", "{"):
         return _read_nodes(parse_json(text, path), where, placement)

@@ -82,11 +82,14 @@ class TorchOrder:
 
 
 def torch_order(schedule: Schedule, *, defer_recv: bool = False, engine: Target = TARGET) -> TorchOrder:
-    """`schedule` in the words of torch's runtime, for any placement. engine: who runs that runtime.
+    """A schedule in the words of torch's runtime, for any placement.
 
-    `defer_recv`: for a runtime made with `defer_pp_recv=True`. Raises BadInput, naming the pass or edge, for a schedule
-    that does not hold, for what the runtime cannot express, and for messages that it would mix up; Deadlock where it
-    would wait for ever.
+    schedule: what to run.
+    defer_recv: for a runtime made with `defer_pp_recv=True`.
+    engine: who runs that runtime.
+
+    Raises BadInput, naming the pass or edge, for a schedule that does not hold, for what the runtime cannot express, and for
+    messages that it would mix up; Deadlock where it would wait for ever.
     """
     order = order_for(schedule, engine)
     made = TorchOrder(order, _overtaken(order))

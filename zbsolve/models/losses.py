@@ -23,14 +23,17 @@ def capped(logits: Tensor, cap: float) -> Tensor:
 class CrossEntropy:
     """The mean cross entropy in nats over all labels that count, called as `loss(logits, labels)`.
 
-    logits: (…, vocabulary). labels: (…), whole numbers; those that are `ignore_index` do not count, and where none counts
-    the loss is 0 (torch's own gives NaN). With Y the logits of one label y behind the soft cap, V the vocabulary and
-    Z = Σ exp(Y_j), a label's loss is
+    ignore_index: labels that do not count; where none counts the loss is 0 (torch's own gives NaN).
+    label_smoothing: ε (arXiv 1512.00567, section 7).
+    z_loss: λ (PaLM, arXiv 2204.02311, section 5).
+    soft_cap: see `capped`; 0: none.
+
+    Logits have shape (…, vocabulary), labels (…), whole numbers. With Y the logits of one label y behind the soft cap, V the
+    vocabulary and Z = Σ exp(Y_j), a label's loss is
 
         log Z − (1 − ε)·Y_y − ε/V · Σ_j Y_j + λ·log² Z
 
-    label_smoothing: ε (arXiv 1512.00567, section 7). z_loss: λ (PaLM, arXiv 2204.02311, section 5). soft_cap: see `capped`;
-    0: none. It is computed in float32, or in float64 where logits are. Raises BadInput for a number that makes no sense.
+    in float32, or in float64 where logits are. Raises BadInput for a number that makes no sense.
     """
 
     ignore_index: int = -100

@@ -77,13 +77,17 @@ def sliced_attention(
 ) -> Tensor:
     """torch's `scaled_dot_product_attention`, for a layer whose sequences may run in slices.
 
-    query: (batch, heads, length, width); key, value: the same, or fewer heads with enable_gqa. settings: those of torch's
-    function. Without slices it is torch's function. With them a slice's queries see the keys of the earlier slices too:
-    they must be causal (is_causal=True), without dropout_p. Or attn_mask says what they see, (…, queries, keys): of the
-    whole sequence (or a longer one, of which the first part is taken), or of the slice's queries and all keys up to theirs.
-    It hides all later keys, and is not trained.
-    window: a query sees so many keys, its own among them (a sliding window; Mistral, arXiv 2310.06825). documents: (batch,
-    length), whole numbers: a token sees those of its own document alone.
+    query: (batch, heads, length, width).
+    key, value: the same, or fewer heads with enable_gqa.
+    window: a query sees so many keys, its own among them (a sliding window; Mistral, arXiv 2310.06825).
+    documents: (batch, length), whole numbers: a token sees those of its own document alone.
+    attn_mask: what the queries see, (…, queries, keys). In slices it is of the whole sequence (or a longer one, of which the
+        first part is taken), or of the slice's queries and all keys up to theirs. It hides all later keys, and is not
+        trained.
+    settings: those of torch's function.
+
+    Without slices it is torch's function. In slices the queries see the keys of the earlier slices too: they must be causal
+    (is_causal=True, or attn_mask), without dropout_p.
 
     Raises BadInput for a setting that torch's function has not, for a window below 1, for a mask or documents of another
     shape, and in slices for what they cannot do.

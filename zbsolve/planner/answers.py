@@ -63,13 +63,17 @@ def what_if(
     stop: Callable[[], bool] = lambda: False,
     **search: Any,
 ) -> tuple[Plan, tuple[Answer, ...]]:
-    """The plan again for each change (see `case.changed`; "links": each link twice as fast); and the plan itself, with the
-    best order that was found on the way.
+    """The plan again for each change; and the plan itself, with the best order that was found on the way.
 
-    search: seconds or effort for each change, and the seed, as `plan` takes them. Orders of the plans before are tried
-    first, where their layouts are in the space: so a change that makes nothing harder gives no longer step. A bound also
-    holds for every case that is nowhere easier. others: answers about the same plan, which count too. After
-    KeyboardInterrupt, or when `stop` says True, no further change is looked at. Raises BadInput naming the change, before
+    before: the plan.
+    changes: texts, see `case.changed`; "links": each link twice as fast.
+    others: answers about the same plan, which count too.
+    progress: called with a line.
+    stop: once it says True, and after KeyboardInterrupt, no further change is looked at.
+    search: seconds or effort for each change, and the seed, as `plan` takes them.
+
+    Orders of the plans before are tried first, where their layouts are in the space: so a change that makes nothing harder
+    gives no longer step. A bound also holds for every case that is nowhere easier. Raises BadInput naming the change, before
     any search.
     """
     cases = changed_cases(case_of(before), changes)

@@ -41,15 +41,21 @@ NAMES = {
 
 
 class Layout(NamedTuple):
-    """dp, tp, pp: replicas, tensor ranks and pipeline ranks. chunks: stages a pipeline rank. placement: a number in
-    `PLACEMENTS`. size: sequences a microbatch; count: microbatches of a replica. recompute: a number in `RECOMPUTE`.
-    sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198). zero: stage of
-    ZeRO (1910.02054). scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1). vocabulary:
-    a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all pipeline ranks
-    with one barrier a microbatch (2411.05288). slices: even parts of each sequence, one after the other (2504.14519).
-    offload: a number in `OFFLOADS`: what of stages' activations goes to host memory between F and B (2503.01328).
+    """A way to split a step. Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
 
-    Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
+    dp, tp, pp: replicas, tensor ranks and pipeline ranks.
+    chunks: stages a pipeline rank.
+    placement: a number in `PLACEMENTS`.
+    size: sequences a microbatch.
+    count: microbatches of a replica.
+    recompute: a number in `RECOMPUTE`.
+    sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198).
+    zero: stage of ZeRO (1910.02054).
+    scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1).
+    vocabulary: a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all
+        pipeline ranks with one barrier a microbatch (2411.05288).
+    slices: even parts of each sequence, one after the other (2504.14519).
+    offload: a number in `OFFLOADS`: what of stages' activations goes to host memory between F and B (2503.01328).
     """
 
     dp: Many = 1

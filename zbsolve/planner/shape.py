@@ -21,10 +21,18 @@ SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
 class Shape:
     """Sizes of a model whose blocks are alike.
 
-    heads, kv_heads: of queries, and of keys and values, each head_width wide. inner: the MLP's inner width. gated: gate, up
-    and down projections and no dropout (Llama); else two projections, GELU and dropout (GPT). sequence: tokens. fused:
-    attention keeps no scores (FlashAttention, 2205.14135). tied: the head's table is the embedding's. gradients: bytes of
-    one of a parameter.
+    name: for texts.
+    layers: blocks.
+    hidden: the width.
+    heads, kv_heads: of queries, and of keys and values, each head_width wide.
+    head_width: of a head.
+    inner: the MLP's inner width.
+    sequence: tokens.
+    vocabulary: words.
+    gated: gate, up and down projections and no dropout (Llama); else two projections, GELU and dropout (GPT).
+    fused: attention keeps no scores (FlashAttention, 2205.14135).
+    tied: the head's table is the embedding's.
+    gradients: bytes of one of a parameter.
     """
 
     name: str

@@ -33,20 +33,26 @@ NEWER = ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused. states: bytes of
-    parameters, gradients and optimizer state for each byte of trained parameters (4 for Adam in one precision); frozen ones
-    count once. capacity: bytes a
-    device has, or None. facts: JSON values about the machine and the run. samples: every raw measurement, µs, keyed
-    "<layer>/<kind>" or "link/<bytes>".
-    rank_factors: how much longer each rank takes than the layers say, rank by rank; () where all are alike. tied: bytes of
-    each parameter that several layers hold, and their numbers: a rank with several of them has it once. shard_link: between
-    the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the pipeline's counts.
-    host: between a device and its node's host memory, for offload; None: not known, and nothing is offloaded.
-    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: then steps have
-    so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
-    themselves, and stay (fact `messages_alike`). vocabulary: what output
-    layer, loss and embedding cost that are sharded over all ranks; None: not known. gradients: bytes of a gradient for each
-    byte of its parameter, where parameters are sharded and it is not reduced yet: 2 where 16 bits are summed in 32.
+    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused.
+    model: its name.
+    layers: their costs, in order.
+    link: between two ranks.
+    states: bytes of parameters, gradients and optimizer state for each byte of trained parameters (4 for Adam in one
+        precision); frozen ones count once.
+    capacity: bytes of a device; None: not known.
+    facts: JSON values about the machine and the run.
+    samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
+    rank_factors: how much longer each rank takes than the layers say; () where all are alike.
+    tied: bytes of each parameter that several layers hold, and their numbers: a rank with several of them has it once.
+    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
+        pipeline's counts.
+    host: between a device and its node's host memory; None: not known, and nothing is offloaded.
+    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: steps then have
+        so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
+        themselves, and stay (fact `messages_alike`).
+    vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
+    gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
+        where 16 bits are summed in 32.
     """
 
     source: str

@@ -4,6 +4,10 @@ gathered and kept differently; the best wins.
 Which partition is best no sum of times decides: a stage's F delays the first microbatch, its B the last, its W fills gaps
 or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
 from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
+
+Each choice is looked at for an equal part of a fifth of the time. Up to three tenths go to moved layers and changed stages.
+The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next,
+and so on; what nobody needs goes to moves again.
 """
 
 from __future__ import annotations
@@ -73,20 +77,20 @@ def solve_auto(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> tuple[Schedule, tuple[Tried, ...]]:
-    """The best schedule over the step's placements and partitions, and what became of each.
+    """The best schedule over what a step of this `profile` leaves open ("auto"), and what became of each choice.
 
-    Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
-    is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
-    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is 1, 2, 4,
-    … up to twice the ranks, of each kind, and from there as `climb.try_more` has it; recompute "auto" is none, all, and from
-    there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches.
-    Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and
-    changed stages; the rest to those whose bound does not rule them out: half of it to the best so far, half of what is
-    left to the next, and so on; what is left then goes to moves again. Further `options` go to `solve`; `workers`
-    (`zbsolve.solvers_on`) solve in place of this process; `progress` is called with a name too; `stop` is asked between two
-    solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner
-    alone.
-    Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
+    step: what to choose. By name these are tried:
+        placement: single, loop with 2 and 4 chunks, vee; with layers a stage, those of as many stages.
+        partition: all names, then single layers moved from the best.
+        gathers, vocabulary: once, 2, 4 and 8 times a step; last, redistribute, sharded, two-barriers.
+        slices: 1, 2, 4, … up to twice the ranks, of each kind, and from there as `climb.try_more` has it.
+        recompute, offload: none, all, half (offload), then single stages and rows of them; copies of fewer microbatches.
+    seconds, effort: of all choices together, as `solve` takes them.
+    hint, progress: as `solve` takes them; `progress` is called with a choice's name too.
+    stop: asked between two solves.
+    options: go to `solve`, `prefer` and `peaks` for the winner alone; but `workers` (`zbsolve.solvers_on`) solve.
+
+    Of equal schedules the one with the least peak wins. Raises Infeasible where nothing fits, BadInput.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")

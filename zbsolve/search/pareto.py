@@ -87,17 +87,21 @@ def frontier(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Frontier:
-    """Value and bound of a profile's step, or of a problem (then without `step`), at `points` memory limits or more (the
-    peaks of named schedules are added), in `seconds` in all, or `effort` in their place: the same points on every machine
-    (see `solve`). The memory that it has itself does not count. A problem knows activations alone.
+    """Value and bound over memory, of a profile's step or of a problem.
 
-    First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
-    from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
-    still solved: what fits there fits everywhere. Limits lie closer together where memory is short. Fewer points come out
-    where the range has fewer bytes. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in
-    place of this process. `progress` is called with the point's place; after
-    `stop` says True no further point is solved, and points without a schedule are left out. Raises BadInput, and
-    Infeasible where a rank's parameters do not fit any memory.
+    asked: a profile, or a problem, which knows the memory of activations alone. A memory limit that it has does not count.
+    step: what to make of a profile; None for a problem.
+    points: how many memory limits at least (peaks of named schedules are added); fewer where the range has fewer bytes.
+    seconds, effort: of all points together, as `solve` takes them.
+    progress: called with a point's place and the State of its search.
+    stop: once it says True no further point is solved, and points without a schedule are left out.
+    options: go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place of this process.
+
+    Goes down from unlimited memory, then, with what time is left, up again over the points that are still open, each from
+    the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is still
+    solved: what fits there fits everywhere. Limits lie closer together where memory is short.
+
+    Raises BadInput, and Infeasible where a rank's parameters fit no memory.
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")

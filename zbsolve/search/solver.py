@@ -55,16 +55,23 @@ def solve(
     peaks: Callable[[LeastPeak], None] = lambda found: None,
     contest: Contest = ALONE,
 ) -> Schedule:
-    """A schedule for `problem` with a certificate: value, proven lower bound, gap.
+    """A schedule for a problem with a certificate: value, proven lower bound, gap.
 
-    method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
-    effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
-    times counts by its order. progress: called with the State whenever value or bound got better.
-    prefer: with "time" a schedule of the least value found, and among those the one with the least peak that a part of the
-    time left gives; with "memory" the least peak within 1 % of that value; None looks at no peaks. It counts for method
-    "auto" alone. peaks: called with what became of that search as it goes on. contest: what others reach beside it.
-    Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason,
-    NotFound, BadInput.
+    seconds: of search and proof.
+    effort: work in place of seconds (one is about a second of a core), for the same answer on every machine.
+    seed: of the search.
+    method: "auto", "greedy" (list scheduling alone), "cp", "milp", or the name of a system.
+    solver: of the MILP, see ilp.milp.
+    hint: a schedule to start from; one made for other times counts by its order.
+    progress: called with the State whenever value or bound got better.
+    prefer: with "time" the least value found, and of these the least peak that a part of the time left gives; with "memory"
+        the least peak within 1 % of that value; None looks at no peaks. For method "auto" alone.
+    peaks: called with what became of that search as it goes on.
+    contest: what others reach beside it.
+
+    Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt.
+
+    Raises Infeasible with the reason, NotFound, BadInput.
     """
     check_options(method, solver, prefer)
     if method == "auto":

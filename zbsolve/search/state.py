@@ -84,13 +84,13 @@ ALONE = Contest()
 class State:
     """The best schedule and bound so far, and who found them.
 
-    value: µs; −1 before the first schedule.
-    incumbent: the value again, shape (1,), `INFINITE` before the first schedule. Compiled searches read it while they run.
-    enough: µs; where given, the search only asks whether any schedule takes so long or less.
-    lean: the best schedule in whose memory messages that wait fit, too (see `handover`): of the least value, and of those of
-      the least peak. lean_value, lean_solver: its own.
-    patience: with less time left than this, the search ends where it has a shorter schedule than `lean`.
-    without: sources that have no time, to see what they bring.
+    value: of the schedule, µs; −1 before the first one.
+    incumbent: the same for compiled searches, which read it while they run: one number, INFINITE before.
+    enough: a value, µs: the search only asks whether any schedule is as short; None: it looks for the shortest.
+    lean: the best schedule whose messages that wait fit its memory, too (see `handover`): of the least value, then of the
+        least peak. `lean_value` and `lean_solver` are its own.
+    patience: with less than this on the clock, the search ends where the messages of its shortest schedule do not fit.
+    without: sources that get no time, to see what they bring.
     """
 
     problem: Problem

@@ -112,5 +112,11 @@ class TaskRunner:
 
 
 def solvers_on(on: str | int | None, notice: Notice = lambda line: None) -> AbstractContextManager[Workers | None]:
-    """Workers that solve tasks: see `workers_on`."""
+    """Workers that solve tasks, for `workers` of `solve_auto`, `frontier` and `plan`; a context.
+
+    on: a number of processes of this machine, or a Dask scheduler's `tcp://host:port`. One process, or None: this one.
+    notice: called with a line where a worker dies.
+
+    Nothing that was started here stays behind. Raises BadInput.
+    """
     return workers_on(on, answer_task, notice)

@@ -126,10 +126,13 @@ class Comparison:
 
 
 def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] | None = None) -> Comparison:
-    """`trace`, a run of `schedule`, against its prediction; with a `baseline` (its schedule and run) also the speed-up.
+    """A run of a schedule against its prediction. The step time is the problem's objective, makespan or span.
 
-    The step time is the problem's objective (makespan or span). Raises BadInput where a trace is of another problem or
-    order, and where the baseline did other work (microbatches, layers).
+    schedule: what was predicted.
+    trace: a run of it.
+    baseline: another schedule and its run, for the speed-up; None: no speed-up.
+
+    Raises BadInput where a trace is of another problem or order, or the baseline did other work (microbatches, layers).
     """
     check_trace(schedule, trace)
     predicted = schedule.timeline()

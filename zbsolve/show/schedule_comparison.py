@@ -103,9 +103,14 @@ class ScheduleComparison:
 
 
 def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:
-    """Schedules with their names, side by side. Problems may differ (placement, split or fused backward), but not the work:
-    one with other ranks, microbatches, layers or objective than the first goes to the absent. Raises BadInput where none is
-    left."""
+    """Schedules side by side, each held against the first one.
+
+    named: names with their schedules. Their problems may differ in placement and backward, but not in ranks, microbatches,
+        layers or objective: a schedule that does goes to the absent.
+    absent: further names, each with the reason why it has no schedule.
+
+    Raises BadInput where none is left.
+    """
     if not named:
         raise BadInput("compare: " + "; ".join(f"{name}: {why}" for name, why in absent))
     first = named[0][1]

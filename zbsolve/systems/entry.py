@@ -24,17 +24,23 @@ ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUP
 class System:
     """One schedule of the literature.
 
-    name: as `--method` takes it. order: makes its schedule of a problem without side streams, and raises BadInput where it
-    is not defined for it; memory is not looked at (`verify` does). placement: as `placement.parse_routes` reads it. bubble,
-    memory, weights: formulas, in words. fused: its backward is one pass BW. split: what its order is called where the
-    backward of a problem is split ("": the same). needs: what a problem must fulfil, in words.
-    copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
-    order is then one of the whole problem, with the copies.
-    vocabulary: its step has a sharded vocabulary. slices: its microbatches are cut into slices; even_work: which take as
-    long as each other.
+    name: as `--method` takes it.
+    title, paper, group: for tables and the gallery.
+    order: makes its schedule of a problem without side streams. Raises BadInput where it is not defined for that; memory is
+        not looked at (`verify` does).
+    placement: as `placement.parse_routes` reads it.
+    bubble, memory, weights: formulas, in words.
+    fused: its backward is one pass BW.
+    needs: what a problem must fulfil, in words.
     rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
-    in_groups: of a number of microbatches, its order in groups of so many, which is called "name:number".
     searched: searches try its order anyway, as a policy of the list scheduler or as another system's.
+    split: what its order is called where the backward of a problem is split; "": the same.
+    copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
+        order is then one of the whole problem, with the copies.
+    vocabulary: its step has a sharded vocabulary.
+    slices: its microbatches are cut into slices.
+    even_work: these take as long as each other.
+    in_groups: of a number of microbatches, its order in groups of so many, which is called "name:number".
     """
 
     name: str

@@ -3,7 +3,7 @@
 ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
 last forward where weight gradients that wait hold little. Here waves of forwards and backwards come to cross without waiting
 near the end, and rank 0 leaves k forwards out there. So it has k microbatches fewer in flight before its last forward, and
-in their room weight gradients wait for the drain. See docs/tight-memory.md.
+in their room weight gradients wait for the drain. See docs/notes/tight-memory.md.
 """
 
 from __future__ import annotations

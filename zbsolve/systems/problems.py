@@ -30,14 +30,19 @@ OWN = {
 def problem_for(
     name: str, ranks: int, microbatches: int, F: Numbers = 1, B: Numbers = 1, W: Numbers = 1, **options: Any
 ) -> Problem:
-    """A problem on which the system is defined: its placement, its kinds of passes, its updates; F, B, W in µs a stage.
+    """A problem on which a named system is defined: its placement, its kinds of passes, its updates.
 
-    options: `update`, `parameter_bytes`: µs and bytes of a stage's update and weights, for the asynchronous systems; `O`,
-    `R`: µs of a stage's copies out and back (as long as its F where nothing is said), both on one stream of their rank, for
-    those that offload, where F holds one byte if nothing else is said; `vocabulary`: what shards cost, for those with a
-    sharded vocabulary (one barrier, S and T half as long as the longest F where nothing is said); `slices`: how many, for
-    those with slices (one a rank where nothing is said), of which times are; others go to `pipeline` (AF: the all-to-alls
-    that DualPipe is about). Raises BadInput for an unknown system, and for options or numbers that it does not allow.
+    name: as `zbsolve systems` lists it.
+    ranks, microbatches: how many.
+    F, B, W: µs a stage.
+    options: others go to `pipeline` (AF: the all-to-alls that DualPipe is about), but these depend on the system.
+        update, parameter_bytes: µs and bytes of a stage's update and weights, for asynchronous systems.
+        O, R: µs a stage of copies out and back, for those that offload: by default as long as F, with one byte held by F.
+        vocabulary: costs of shards, for those with a sharded vocabulary: by default one barrier, S and T half of the longest
+            F.
+        slices: how many, of which times are, for those with slices: by default one a rank.
+
+    Raises BadInput for an unknown system, and for options or numbers that it does not allow.
     """
     one = system(name)
     _check_options(one, options)

@@ -20,9 +20,15 @@ USUAL = "1f1b"
 
 
 def step_for(name: str, profile: Profile, step: Step) -> Step:
-    """`step` with the backward of the system called `name`, fused or split, whatever the step says: 1F1B is fused. Stages,
-    placement and all else stay (see `Step.with_backward`), but that a number of slices becomes one of slices that take as
-    long as each other, where the system cuts so. Raises BadInput, Infeasible."""
+    """`step` with the backward of a named system, fused or split, whatever the step says: 1F1B is fused.
+
+    name: of the system.
+    profile: what the step is of.
+    step: stages, placement and all else stay (see `Step.with_backward`). Slices take as long as each other where the system
+        cuts so.
+
+    Raises BadInput, Infeasible.
+    """
     one = system(name)
     if profile.fused_only and not one.fused:
         raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")

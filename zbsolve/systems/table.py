@@ -93,7 +93,7 @@ SYSTEMS: tuple[System, ...] = (
         "zb-gap",
         "ZB-H1 with a gap",
         zb_gap,
-        "docs/tight-memory.md",
+        "docs/notes/tight-memory.md",
         "single",
         "ZB-H1's, or less by times",
         "M, or what there is",
@@ -285,8 +285,8 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """What the schedule called `name` is called on a problem: 1F1B has a fused backward, so on one whose backward is split
-    the same order is 1f1b-split. Raises BadInput for an unknown name."""
+    """What the schedule called `name` is called on a problem: on a split backward 1F1B is 1f1b-split. Raises BadInput for an
+    unknown name."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
@@ -294,9 +294,15 @@ def name_on(name: str, problem: Problem) -> str:
 
 
 def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedule:
-    """The schedule called `name` on a problem (it is `name_on` there). plain: the problem `without_side_streams`, where it
-    was made before. A pass X comes directly before its backward. Raises BadInput for an unknown name or a problem that it is
-    not defined for."""
+    """A named schedule of the literature on a problem.
+
+    name: as `zbsolve systems` lists it; on the problem it is `name_on`.
+    problem: a step on which the system is defined.
+    plain: the problem `without_side_streams`, where it was made before.
+
+    A pass X comes directly before its backward. Raises BadInput for an unknown name, or a problem that it is not defined
+    for.
+    """
     one = system(name_on(name, problem))
     if "S" in problem.passes.kinds and not one.vocabulary:
         raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
@@ -341,8 +347,11 @@ def _known_on(problem: Problem) -> str:
 
 
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
-    """Every system that is defined for a problem, each order under one name, in the table's order; none whose passes on side
-    streams find no room. searched: also those whose orders searches try anyway."""
+    """Every system that is defined for a problem, with its schedule, in the table's order.
+
+    problem: the step. Each order comes under one name; none comes whose passes on side streams find no room.
+    searched: whether those come too whose orders searches try anyway.
+    """
     plain = without_side_streams(problem)
     for one in SYSTEMS:
         if (searched or not one.searched) and name_on(one.name, problem) == one.name:

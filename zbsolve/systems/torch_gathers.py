@@ -22,10 +22,14 @@ WINDOW = 3
 
 
 def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
-    """`schedule`, one of a sharded problem, as torch gathers: its compute order, and torch's gathers in place of its own.
+    """A schedule of a sharded problem as torch gathers: its compute order, and torch's gathers in place of its own.
 
-    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` beside computing; so
+    schedule: of a problem with shards.
+    window: how many different stages are gathered at a time, the next ones that the rank computes.
+
+    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` beside computing. So
     do reductions, though torch makes the next pass wait for them. The problem has no capacity, for torch keeps none.
+
     Raises BadInput where a problem is not sharded, or has all-to-alls, which torch does not know of.
     """
     problem = schedule.problem

@@ -123,11 +123,13 @@ def dualpipe_v(problem: Problem) -> Schedule:
 
 
 def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -> Schedule:
-    """A schedule of DualPipe or DualPipeV in which each forward and the full backward of the other chunk behind it, which
-    these overlap, are one pass (`with_joined`). What follows one of the two then waits for both, as in DeepSeek's engine.
+    """DualPipe or DualPipeV with each pair of passes that it overlaps as one pass (`with_joined`). What follows one of the
+    two then waits for both, as in DeepSeek's engine.
 
-    times: µs of such a pair, one number, or by the stages of its forward and its backward. Raises BadInput for a schedule
-    without such pairs, and for a pair whose time is not there.
+    schedule: of DualPipe or DualPipeV. A pair is a forward and the full backward of the other chunk behind it.
+    times: µs of a pair, one number, or by the stages of its forward and its backward.
+
+    Raises BadInput for a schedule without such pairs, and for a pair whose time is not there.
     """
     problem, groups = schedule.problem, list[tuple[str, ...]]()
     for names in schedule.order.values():

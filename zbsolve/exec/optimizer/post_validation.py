@@ -37,13 +37,14 @@ class Validated:
 
 
 class PostValidated(Optimizer):
-    """An optimizer of a pipeline's parameters whose step does not wait for the other ranks.
+    """An optimizer of a pipeline's parameters whose step does not wait for the other ranks (arXiv 2401.10241, section 4).
 
-    optimizer: any of torch's whose `step` needs no closure; None on a rank that trains nothing. Parameter groups, state and
-    defaults are its own, so learning rate schedules and gradient scalers take this one in its place; what they change after
-    a step counts from the next step on, also where the step is made anew. max_norm: gradients of a larger global norm are
-    scaled to it, as `torch.nn.utils.clip_grad_norm_` does. skip_nonfinite: no step where any gradient is NaN or inf. Every
-    rank of the pipeline makes one, right after the pipeline. Raises BadInput.
+    pipeline: every rank of it makes one, right after the pipeline.
+    optimizer: any of torch's whose `step` needs no closure; None on a rank that trains nothing. Its groups, state and
+        defaults are this one's, so learning rate schedules and gradient scalers take this one in its place. What they change
+        after a step counts from the next step on, also where the step is made anew.
+    max_norm: gradients of a larger global norm are scaled to it, as `torch.nn.utils.clip_grad_norm_` does.
+    skip_nonfinite: no step where any gradient is NaN or inf.
 
     `step` decides by the norm of the ranks that are done before this one in the schedule's time. Where that is too large
     already, nothing is done yet. Elsewhere the optimizer steps, and keeps a copy of what was before. The next
@@ -53,8 +54,8 @@ class PostValidated(Optimizer):
 
     Until then parameters are provisional: call `finish` before reading them (`state_dict` of pipeline and optimizer do).
     Gradients are kept till then too; clear them by `zero_grad` here. Ranks that hold the same parameter wait for each other,
-    for its gradient, and ranks beside each other on a mesh for each other's norm. last: what became of the last validated
-    step. copied_bytes: of the copies of the last step, which are held until it is validated.
+    for its gradient, and ranks beside each other on a mesh for each other's norm. `last` says what became of the last
+    validated step, `copied_bytes` the bytes of its copies. Raises BadInput.
     """
 
     def __init__(

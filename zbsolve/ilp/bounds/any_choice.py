@@ -37,18 +37,19 @@ class StreamWork(NamedTuple):
 
 
 def bound_over_choices(problem: Problem) -> Bound:
-    """A value that no schedule undercuts of any problem that copies less than `problem` does, in µs.
+    """A value in µs that no schedule undercuts, of any problem that copies less than `problem` does.
 
-    `problem` makes all copies that may be made, whole (`with_offload` with the fraction 1). The others are those of the same
-    step, copy times, capacities and pools, in which each pair of copies is left out, or moves a fraction from 0 to 1 of its
-    bytes in that part of its time, rounded as `with_offload` does. `problem` itself is one of them, so a certificate of one
-    of its schedules may name this bound, and `recheck` proves it again. As everywhere, lanes run in table order.
+    problem: makes all copies that may be made, whole (`with_offload` with the fraction 1).
 
-    Proof. A schedule of any of them, without its copies, is one of the step alone, which needs no more room on a device than
+    The others are those of the same step, copy times, capacities and pools. Each pair of copies is left out there, or moves
+    a fraction from 0 to 1 of its bytes in that part of its time, rounded as `with_offload` does. `problem` is one of them,
+    so a certificate of one of its schedules may name this bound, and `recheck` proves it again. Lanes run in table order.
+
+    Proof. A schedule of any of them, without its copies, is one of the step alone. That needs no more room on a device than
     there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
-    room hold. They give heads and tails, and then a window must be long enough for the copies that memory asks for within it
-    (see `copies`): on each stream between the first moment when a pass that takes has ended and the last one when a pass
-    that needs the bytes must start.
+    room hold. They give heads and tails. Then a window must be long enough for the copies that memory asks for within it
+    (`copy_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass that
+    needs the bytes must start.
     """
     base, copies = without_copies(problem)
     step = with_more_room(problem, base, copies)

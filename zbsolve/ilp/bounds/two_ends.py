@@ -1,7 +1,7 @@
 """Idle time of the first rank and of another one together: what neither can avoid, whatever the other does.
 
 For steps whose ranks run three passes of each microbatch, alike in all: one that takes memory, one on the way back, and one
-that others need not wait for. docs/tight-memory.md calls them F, B and W, and this bound theorem 4, with its proof.
+that others need not wait for. docs/notes/tight-memory.md calls them F, B and W, and this bound theorem 4, with its proof.
 """
 
 from __future__ import annotations
