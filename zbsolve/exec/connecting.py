@@ -23,6 +23,7 @@ from .transport.wires import Wires
 
 Made = TypeVar("Made")
 Update = Callable[[list[nn.Parameter]], Any]
+OwnWork = Callable[[int, int, int], Any]  # (rank, piece, pieces): see `work.WorkBeside`
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Given:
     split: str = "layers"
     mesh: PipelineMesh | None = None
     parallelize: Parallelize | None = None
+    work: OwnWork | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
-from . import attention, updates
+from . import attention, updates, work
 from .attention import AttentionPeers
 from .backward import passes as backward
 from .base.handler import Check, Graph
@@ -65,6 +65,7 @@ HANDLERS: dict[str, Handler] = {
     **updates.HANDLERS,
     **vocabulary.HANDLERS,
     **attention.HANDLERS,
+    **work.HANDLERS,
 }
 
 
@@ -82,6 +83,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Sharding.of,
     Shared.of,
     Replicas.of,
+    lambda c: work.WorkBeside.of(c.own.program, c.given.work),
 ]
 
 

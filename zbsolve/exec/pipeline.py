@@ -26,7 +26,7 @@ from .backward.stage import Stage
 from .base.part import Part, asked
 from .base.state import Hooks
 from .base.torch_private import default_group
-from .connecting import Given, Own, Update
+from .connecting import Given, Own, OwnWork, Update
 from .devices import group_device, with_number
 from .emulate import Times
 from .exchange.replicas import Replicas, begin_alike, optimizers_wait
@@ -87,6 +87,7 @@ class Pipeline:
     data: the dimensions along which the batch is divided; None: those called dp, dp_replicate, dp_shard. Gradients are
         averaged over them as over replicas, unless FSDP has sharded the parameter over them.
     capture: on a GPU, each rank's step is one CUDA graph from the second of its shape on (see `captured`, docs/gpu.md).
+    work: for a schedule with passes J: work(rank, piece, pieces) is called for each, and does what is to be done there.
 
     The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random layers
     (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts the steps;
@@ -118,6 +119,7 @@ class Pipeline:
         parallelize: Parallelize | None = None,
         data: Sequence[str] | None = None,
         capture: bool = False,
+        work: OwnWork | None = None,
     ) -> None:
         self.view = StepView.of(schedule)
         self.schedule, self.seed, self.steps, self.rounds = self.view.schedule, seed, 0, dict[Any, Any]()
@@ -134,7 +136,7 @@ class Pipeline:
         self.group, self.wires = group, Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize)
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work)
         own = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
         self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules

@@ -34,7 +34,7 @@ def load(spec: str, seed: int = 0) -> Model:
     their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
     a tensor or a pytree of tensors; or a function of (microbatch, step) that gives such a sample, or an iterable of them
     (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (of all its
-    floating-point tensors, added up). A function `parallelize` beside it is the model's. Raises BadInput.
+    floating-point tensors, added up). Functions `parallelize` and `work` beside it are the model's. Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -58,11 +58,13 @@ def _own(spec: str, seed: int) -> Model:
     """The user's model: the function is called once, in every process that needs it."""
     place, _, name = spec.rpartition(":")
     module = _module(place, spec)
-    function, parallelize = getattr(module, name, None), getattr(module, "parallelize", None)
+    function = getattr(module, name, None)
+    beside = {other: getattr(module, other, None) for other in ("parallelize", "work")}
     if not callable(function):
         raise BadInput(f"model '{spec}': {place} has no function '{name}'")
-    if parallelize is not None and not callable(parallelize):
-        raise BadInput(f"model '{spec}': parallelize in {place} is no function")
+    for other, value in beside.items():
+        if value is not None and not callable(value):
+            raise BadInput(f"model '{spec}': {other} in {place} is no function")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -81,7 +83,7 @@ def _own(spec: str, seed: int) -> Model:
         batches,
         answer[2] if len(answer) == 3 else _mean_square,
         ties(enumerate(layer for _, layer in layers)),
-        parallelize,
+        **beside,
     )
 
 

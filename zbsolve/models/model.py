@@ -24,7 +24,7 @@ class Model:
     one: any pytree of tensors. layer_names: a name each. batch(microbatch, step): inputs and targets, pytrees of tensors.
     loss(output, target): a mean, one number. tied: groups of places that hold one parameter; the first place of a group
     gives the starting values. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh beside "pp" (see
-    `exec.Pipeline`); None: nobody knows how.
+    `exec.Pipeline`); None: nobody knows how. work(rank, piece, pieces): what ranks do beside the step.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Model:
     loss: Callable[[Any, Any], Tensor]
     tied: tuple[tuple[Place, ...], ...] = ()
     parallelize: Callable[[nn.Module, Any], nn.Module | None] | None = None
+    work: Callable[[int, int, int], Any] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
         """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied

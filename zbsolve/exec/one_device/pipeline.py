@@ -40,6 +40,7 @@ from ..slices.rank import Slices, check_sliced, sliced_loss
 from ..splits import Row
 from ..step_view import StepView
 from ..transport.wires import CPU
+from ..work import WorkBeside
 from .streams import Turns
 
 
@@ -128,8 +129,8 @@ class OneDevice:
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
-            sliced = Slices.of(problem, stages)
-            state = RankState(stages, () if sliced is None else (sliced,))
+            features = (Slices.of(problem, stages), WorkBeside.of(program, model.work))
+            state = RankState(stages, tuple(part for part in features if part is not None))
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, state, self.copies, hook))

@@ -160,6 +160,7 @@ def run_rank(
         capture=options.capture,
         parallelize=model.parallelize if len(sizes) > 1 else None,
         tied=model.tied,
+        work=model.work,
         seed=options.seed,
         timeout=options.timeout,
         hooks=Hooks(announce=announce, limit=options.memory_limit),

@@ -1,0 +1,50 @@
+"""Work beside the step: the caller's function is called at its moments, and gradients stay those of the unsplit model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zbsolve import BadInput, Schedule, solve
+from zbsolve.build import Work, with_work
+from zbsolve.exec.run.job import Options, run_on_one_device
+from zbsolve.exec.run.launch import run_local
+
+from ..support.profiles import equal_layers
+from ..support.work_model import DONE
+
+SPEC = "tests.support.work_model:pipeline"
+
+
+def scheduled() -> Schedule:
+    """Two pieces on rank 0, before its first F; one on rank 1, behind its last gradients."""
+    problem = with_work(equal_layers(4).problem(2, 3), Work(0, 40, 2, before=0), Work(1, 30, after=1))
+    return solve(problem, effort=0.05)
+
+
+@pytest.mark.usefixtures("forked")
+def test_ranks_do_it_and_train_as_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DONE, str(tmp_path))
+    trace = run_local(scheduled(), SPEC, steps=2, warmup=0, timeout=90, check=True)
+    assert {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)} == {
+        0: [[0, 2], [1, 2]] * 3,  # two steps, and the one that is checked
+        1: [[0, 1]] * 3,
+    }
+    first = trace.steps[0]
+    assert first["0J1"][1] <= first["0F0"][0]
+    assert first["1W2"][1] <= first["1J0"][0]
+
+
+def test_one_process_does_it_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DONE, str(tmp_path))
+    run_on_one_device(scheduled(), SPEC, Options(steps=1, warmup=0, check=True))
+    assert json.loads((tmp_path / "0.json").read_text()) == [[0, 2], [1, 2]] * 2  # a step, and the one that is checked
+
+
+def test_without_a_function_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    path.write_text("from tests.support.work_model import pipeline")
+    with pytest.raises(BadInput, match=r"work: rank 0 has 2 passes J, and nobody says what they do: give Pipeline\(work=\)"):
+        run_on_one_device(scheduled(), f"{path}:pipeline", Options(steps=1, warmup=0))
