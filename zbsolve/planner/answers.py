@@ -73,9 +73,9 @@ def what_if(
     any search.
     """
     cases = changed_cases(case_of(before), changes)
-    known = [(case_of(before), before), *((one.case, one.plan) for one in others if one.plan)]
+    known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
     limits: dict[str, Any] = {"seconds": SECONDS, **search, "stop": stop}
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for text, case in cases:
         if stop():
             break
@@ -86,8 +86,8 @@ def what_if(
                 raise
             break
         known += [(case, answer.plan)] if answer.plan else []
-        found.append(answer)
-    return _shared(before, found, others)
+        answers.append(answer)
+    return _shared(before, answers, others)
 
 
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
@@ -96,7 +96,7 @@ def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
 
 
 def _expanded(changes: Sequence[str]) -> list[str]:
-    return [one for text in changes for one in (LINK_CHANGES if text.strip() == LINKS else (text,))]
+    return [change for text in changes for change in (LINK_CHANGES if text.strip() == LINKS else (text,))]
 
 
 def _legal(base: Case, text: str) -> Case:
@@ -124,12 +124,15 @@ def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answ
 def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
     """The plan that nothing is changed of, with the bound that answers about it leave."""
     base = case_of(before)
-    return _bounded(Answer("", base, before), [(one.case, one.plan) for one in answers if one.plan])
+    return _bounded(Answer("", base, before), [(answer.case, answer.plan) for answer in answers if answer.plan])
 
 
 def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
-    known = [(case_of(before), before), *((one.case, one.plan) for one in (*found, *others) if one.plan)]
+    known = [
+        (case_of(before), before),
+        *((candidate.case, candidate.plan) for candidate in (*found, *others) if candidate.plan),
+    ]
     orders = [there.best for _, there in known]
     again = [replace(one, plan=one.plan and _with_orders(one.plan, one.case, orders)) for one in found]
     return _with_orders(before, case_of(before), orders), tuple(_bounded(one, known) for one in again)
@@ -137,11 +140,11 @@ def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> 
 
 def _with_orders(there: Plan, case: Case, orders: Sequence[Candidate]) -> Plan:
     """The plan with those orders of others that are shorter in its case."""
-    for one in orders:
-        rows = rows_of(there.bounds.layout, one.layout)
-        if one is there.best or not len(rows) or there.bounds.pipeline[rows[0]] == NEVER:
+    for order in orders:
+        rows = rows_of(there.bounds.layout, order.layout)
+        if order is there.best or not len(rows) or there.bounds.pipeline[rows[0]] == NEVER:
             continue
-        again = retimed(one, case.model, case.cluster, case.memory, there.best.value)
+        again = retimed(order, case.model, case.cluster, case.memory, there.best.value)
         if again is not None:
             further = (other for other in there.candidates if other.layout != again.layout)
             there = replace(there, candidates=(again, *further))
@@ -201,7 +204,7 @@ def parse_front(text: str) -> Front:
     if not given:
         return over, None
     where = f"front '{text[:40]}': {over}"
-    numbers = [parse_bytes(one, where) for one in said.split(",")]
+    numbers = [parse_bytes(word, where) for word in said.split(",")]
     if min(numbers) < 1:
         raise BadInput(f"{where} '{min(numbers)}': at least 1 is needed")
     return over, numbers
@@ -224,11 +227,11 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
         at = _ladder(before, free[0].plan if free else None)
     numbers = _numbers_of_devices(base) if at is None else at
     here = base.memory if over == "memory" else base.devices
-    asked = [f"{over}={one}" for one in sorted(set(numbers)) if one != here]
+    asked = [f"{over}={number}" for number in sorted(set(numbers)) if number != here]
     before, found = what_if(before, asked, others=free, **search)
     answers = sorted((*found, as_it_is(before, (*free, *found))), key=lambda one: getattr(one.case, over))
     pool = [candidate for one in (*answers, *free) if one.plan for candidate in one.plan.candidates]
-    points = [_point(one, pool if over == "memory" else ()) for one in answers]
+    points = [_point(answer, pool if over == "memory" else ()) for answer in answers]
     return PlanFront(
         before,
         over,

@@ -75,7 +75,7 @@ def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     ("full"), sequence_parallel (0), vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
     a message in parts, one from each tensor rank (2104.04473, section 4.1). Raises BadInput naming row and column.
     """
-    return [step_time(*one, cluster) / MS for one in steps_of(rows)]
+    return [step_time(*step, cluster) / MS for step in steps_of(rows)]
 
 
 def read_rows(path: str) -> list[Row]:
@@ -188,7 +188,7 @@ def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
 
     def deviations(x: Floats) -> Floats:
         cluster = _with_constants(prior, _at(medians, x))
-        said = np.log([step_time(*one, cluster) for one in steps])
+        said = np.log([step_time(*step, cluster) for step in steps])
         return np.concatenate([_huber((said - times) / NOISE), x])
 
     found = _least_squares(deviations, np.zeros(len(medians)))
@@ -206,11 +206,11 @@ def errors(said: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[
 def _constants(cluster: Cluster) -> Constants:
     inside, between = cluster.inside, cluster.between
     rates = (inside.bytes_per_us, inside.latency, between.bytes_per_us, cluster.messages)
-    found = Constants(cluster.efficiency, cluster.launch, cluster.traffic, *rates, cluster.host, cluster.constant)
-    for name, value in found._asdict().items():
+    constants = Constants(cluster.efficiency, cluster.launch, cluster.traffic, *rates, cluster.host, cluster.constant)
+    for name, value in constants._asdict().items():
         if value <= 0:
             raise BadInput(f"cluster {cluster.name}: '{name}' is {value:g}: a prior must be above 0")
-    return found
+    return constants
 
 
 def _with_constants(cluster: Cluster, to: Constants) -> Cluster:

@@ -264,10 +264,10 @@ def better(one: Schedule, other: Schedule) -> Schedule:
     a, b = one.certificate, other.certificate
     assert a is not None
     assert b is not None
-    chosen, mine, proof = (one, a, b) if a.value <= b.value else (other, b, a)
-    if proof.bound <= mine.bound:
+    chosen, certificate, proof = (one, a, b) if a.value <= b.value else (other, b, a)
+    if proof.bound <= certificate.bound:
         return chosen
     check_bound(chosen, proof.bound, proof.proof)
     return chosen.certified(
-        replace(mine, bound=proof.bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof)
+        replace(certificate, bound=proof.bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof)
     )

@@ -34,7 +34,7 @@ def rooms(problem: Problem) -> tuple[int, ...]:
     A rank without room counts in bytes too: nothing fits it."""
     if problem.capacity is None or len(set(problem.capacity)) == 1:
         return (1,) * problem.ranks
-    return tuple(max(1, one) for one in problem.capacity)
+    return tuple(max(1, room) for room in problem.capacity)
 
 
 def fullness(schedule: Schedule) -> Fraction:

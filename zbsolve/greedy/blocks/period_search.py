@@ -118,7 +118,7 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
     """Blocks that fit, the one by which the whole step is shortest first, as far as estimated; g: see `paced.paced_graph`.
     rounds: moves of an annealing for each period that is tried; 0: none."""
     least, most = least_period(g, pools), len(PERIODS)
-    found: list[BuildingBlock] = []
+    building_blocks: list[BuildingBlock] = []
     for make in ways(g, pools, rounds):
         low, high = -1, most
         while high - low > 1:
@@ -129,9 +129,9 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
                 low = middle
             else:
                 high = middle
-                found.append(BuildingBlock(offset - offset.min(), period))
+                building_blocks.append(BuildingBlock(offset - offset.min(), period))
         most = min(most, high)
-    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, one))
+    return sorted(building_blocks, key=lambda one: one.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, one))
 
 
 def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:

@@ -86,7 +86,7 @@ def higher_bounds(
     of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
     if not of_forms:  # no rank has one stream alone: nothing to keep whole
         return
-    first_ranks = (one._replace(ranks=one.ranks[:1]) for one in of_forms)
+    first_ranks = (of_form._replace(ranks=of_form.ranks[:1]) for of_form in of_forms)
     own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
     alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
     yield from search.begin_with_ends()

@@ -157,10 +157,10 @@ def _next_level(
             next_starts(here, position[s], *_times_in(k, own, free[s], size, arrivals[s]), starts[k])
         ranks_to_extend(tables, position[s], free[s, :own], turn)
         for a in range(count):
-            one = lanes[a]
-            r, end = one.rank, start[a] + one.duration
+            lane = lanes[a]
+            r, end = lane.rank, start[a] + lane.duration
             room = ranks[r].capacity - used[r]
-            if start[a] < 0 or not turn[r] or one.taken > room:
+            if start[a] < 0 or not turn[r] or lane.taken > room:
                 continue
             if end + passes[a, position[s, a]].tail > window:
                 continue
@@ -173,9 +173,9 @@ def _next_level(
             if swaps and not skip:
                 skip = _after_twin(tables, further, position[s], start, starts, a)
             w = last[s, r]
-            if swaps and not skip and w >= 0 and lanes[w].unawaited and not one.unawaited and lanes[w].duration > 0:
-                swapped = free[s, r] + one.duration + passes[w, position[s, w] - 1].tail <= window
-                skip = swapped and start[a] == free[s, r] and lanes[w].freed + one.taken <= room
+            if swaps and not skip and w >= 0 and lanes[w].unawaited and not lane.unawaited and lanes[w].duration > 0:
+                swapped = free[s, r] + lane.duration + passes[w, position[s, w] - 1].tail <= window
+                skip = swapped and start[a] == free[s, r] and lanes[w].freed + lane.taken <= room
                 then = free[s, r] - lanes[w].duration
                 skip = skip and could_start(passes, pairs, a, then, position[s], arrivals[s, :size])
                 skip = skip and _swap_everywhere(clocks, states, s, a, w)
@@ -250,13 +250,13 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
     before one is too short, and whether one is."""
     tables, further, window, starts = clocks
     lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
-    position, one = states.position[s], lanes[a]
+    position, lane = states.position[s], lanes[a]
     size, new_size = arrivals_of(position, pairs), arrivals_of(new.position[n], pairs)
     for k in range(len(starts)):
         _, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
         new_free, new_arrivals = _times_in(k, own, new.free[n], new_size, new.arrivals[n])
-        new_free[one.rank] = starts[k, a] + one.duration if starts[k, a] >= WINDOW_BEGIN else 0
-        if new_free[one.rank] + further.passes[k, a, position[a]].tail > window:
+        new_free[lane.rank] = starts[k, a] + lane.duration if starts[k, a] >= WINDOW_BEGIN else 0
+        if new_free[lane.rank] + further.passes[k, a, position[a]].tail > window:
             return k + 1, True
         next_arrivals(lanes, pairs, a, position, arrivals, new_free, new_arrivals)
         if hopeless(in_window(tables, further, k), new.position[n], new_free, new_arrivals, window):

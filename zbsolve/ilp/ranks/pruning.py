@@ -184,8 +184,8 @@ def hopeless(
         pairs[k].queue = at
         at += max(0, position[pairs[k].before] - position[pairs[k].after])
     for a in range(len(lanes)):  # each lane after the ones before it
-        before, mine = np.int64(free[lanes[a].rank]), np.int64(position[a])
-        for j in range(mine, front if mine < front else min(front + 1, m)):
+        before, reached = np.int64(free[lanes[a].rank]), np.int64(position[a])
+        for j in range(reached, front if reached < front else min(front + 1, m)):
             then = max(before, passes[a, j].head)
             for x in range(lanes[a].wait_first, lanes[a].wait_last):
                 b = waits[x].before
@@ -194,7 +194,7 @@ def hopeless(
             for x in range(lanes[a].into_first, lanes[a].into_last):
                 k = into[x]
                 if j < position[pairs[k].before]:
-                    then = max(then, np.int64(arrivals[pairs[k].queue + j - mine]))
+                    then = max(then, np.int64(arrivals[pairs[k].queue + j - reached]))
             before = then + lanes[a].duration
             passes[a, j].end = before
             if before + passes[a, j].tail > window:

@@ -114,10 +114,10 @@ class PeriodicModel:
         while the rest lasts."""
         e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
         result: list[cp_model.LinearExprT] = []
-        mine = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+        holding = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
         rank: Ints = rounds.problem.passes.rank[e.before]
         for number in range(rounds.problem.ranks):
-            rows = mine[rank[mine] == number]
+            rows = holding[rank[holding] == number]
             arcs = rounds.into(e.before[rows], e.after[rows], e.lag[rows])
             always, intervals, demands = [], [], []
             for i, j, _, distance, size in zip(*(c.tolist() for c in (*arcs, e.bytes[rows])), strict=True):
@@ -287,8 +287,8 @@ def lower_bound(rounds: Rounds) -> tuple[Fraction, str]:
     problem, rows = rounds.problem, rounds.rows
     p = problem.passes
     forms = [(Fraction(0), "nothing")]
-    for stream, mine in problem.members.items():
-        work = int(p.duration[mine[np.isin(mine, rows)]].sum())
+    for stream, members in problem.members.items():
+        work = int(p.duration[members[np.isin(members, rows)]].sum())
         forms.append((Fraction(work), f"{stream}: its passes of a round"))
     ring = largest_mean(rounds, arcs_of_rounds(rounds))
     if ring.cycle:

@@ -127,7 +127,7 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     pending = _ints(block.held_until_W + block.held_from_B)
     most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
-    head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
+    head = Times(*(_ints(whole_vocabulary * time) for time in _all_slices(last, slices)))
     gathers = gathered_of(model, layout)
     costs = Costs(
         model.layers,
