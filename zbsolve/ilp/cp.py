@@ -183,11 +183,12 @@ def solve_cp(
     effort: float | None = None,
     solver: cp_model.CpSolver | None = None,
 ) -> CpResult:
-    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none. Where `incumbent` is a value
-    in µs, the search asks for a schedule of that value or less.
+    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
 
-    `effort`: deterministic time instead of seconds (the same answer on every machine, one thread). solver: one that has its
-    limits already.
+    incumbent: a schedule, or a value in µs; then the search asks for a schedule of that value or less.
+    bound: µs that no schedule undercuts.
+    effort: deterministic time in place of seconds: the same answer on every machine, one thread.
+    solver: one that has its limits already.
     """
     limit = serial_length(problem) if incumbent is None else _value(incumbent)
     built = build_cp(problem, min(bound, limit), limit)

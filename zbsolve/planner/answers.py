@@ -63,14 +63,17 @@ def what_if(
     stop: Callable[[], bool] = lambda: False,
     **search: Any,
 ) -> tuple[Plan, tuple[Answer, ...]]:
-    """The plan again for each change (see `case.changed`; "links": each link twice as fast); and the plan itself, with the
-    best order that was found on the way.
+    """The plan again for each change; and the plan itself, with the best order that was found on the way.
 
-    search: seconds or effort for each change, and the seed, as `plan` takes them. Orders of the plans before are tried
-    first, where their layouts are in the space: so a change that makes nothing harder gives no longer step. A bound also
-    holds for every case that is nowhere easier. others: answers about the same plan, which count too. After
-    KeyboardInterrupt, or when `stop` says True, no further change is looked at. Raises BadInput naming the change, before
-    any search.
+    Orders of the plans before are tried first, where their layouts are in the space. So a change that makes nothing harder
+    gives no longer step. A bound also holds for every case that is nowhere easier. After KeyboardInterrupt, or when `stop`
+    says True, no further change is looked at.
+
+    changes: as `case.changed` reads them, or "links": each link twice as fast.
+    others: answers about the same plan, which count too.
+    search: seconds or effort for each change, and the seed, as `plan` takes them.
+
+    Raises BadInput naming the change, before any search.
     """
     cases = changed_cases(case_of(before), changes)
     known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
@@ -213,10 +216,14 @@ def parse_front(text: str) -> Front:
 def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **search: Any) -> PlanFront:
     """The plan with other memory, or other numbers of devices, beside the plan as it is.
 
-    at: bytes a device, or devices; None: from the least memory in which any layout fits to what the best plan without a
-    limit needs, evenly by ratio; or a quarter to four times the devices. search: seconds or effort for each point, seed,
-    progress and stop, as `what_if` takes them. What is found in less memory holds in more, what is proven of more holds of
-    less. Raises BadInput.
+    What is found in less memory holds in more, and what is proven of more holds of less.
+
+    over: one of `OVER`.
+    at: bytes a device, or numbers of devices. None: memory from the least in which any layout fits to what the best plan
+      without a limit needs, evenly by ratio; or a quarter to four times the devices.
+    search: seconds or effort for each point, seed, progress and stop, as `what_if` takes them.
+
+    Raises BadInput.
     """
     if over not in OVER:
         raise BadInput(f"front '{over[:20]}': one of {', '.join(OVER)}")

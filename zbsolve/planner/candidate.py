@@ -65,9 +65,6 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     )
 
 
-# --- Candidates ---
-
-
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 
 

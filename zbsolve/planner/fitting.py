@@ -71,9 +71,11 @@ class MeasuredStep(NamedTuple):
 def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     """ms that each row's step takes by the cost model.
 
-    rows: dicts with the columns of `NUMBERS` as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
-    ("full"), sequence_parallel (0), vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
-    a message in parts, one from each tensor rank (2104.04473, section 4.1). Raises BadInput naming row and column.
+    rows: dicts with the columns of `NUMBERS`, as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
+      ("full"), sequence_parallel (0) and vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
+      a message in parts, one from each tensor rank (2104.04473, section 4.1).
+
+    Raises BadInput naming row and column.
     """
     return [step_time(*step, cluster) / MS for step in steps_of(rows)]
 
@@ -176,9 +178,13 @@ ROUNDS, TRIES, FIRST_DAMPING, MAX_MOVE, ENOUGH = 40, 6, 1.0, 1.0, 1e-6
 def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
     """The cluster under which the cost model says best what was measured: the constants with the highest posterior.
 
-    rows: as `predict` takes them, with a column step_ms. prior: a data sheet's cluster, whose constants are the priors'
-    medians; None: A100s. Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine
-    numbers need no more than NumPy. Raises BadInput naming row and column.
+    Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine numbers need no more than
+    NumPy.
+
+    rows: as `predict` takes them, with a column step_ms.
+    prior: a data sheet's cluster, whose constants are the priors' medians; None: A100s.
+
+    Raises BadInput naming row and column.
     """
     rows, prior = list(rows), CLUSTERS["a100"] if prior is None else prior
     if not rows:

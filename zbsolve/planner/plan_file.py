@@ -175,8 +175,12 @@ class CheckedPlan:
 
 def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, search: bool = False) -> CheckedPlan:
     """Recompute a plan file without a search: the space, each layout's bound (one look at it), profile, schedule, step, gap.
-    The bound of the schedule's own certificate follows from its layout's or from closed forms, or is not proven; with
-    `search` it must follow, in so many seconds. Raises BadInput for a damaged file."""
+
+    seconds: for the bound of the schedule's own certificate.
+    search: whether that bound must follow. Else it follows from its layout's or from closed forms, or is not proven.
+
+    Raises BadInput for a damaged file.
+    """
     where = str(path)
     form, model, cluster = _read(path)
     space = cheap_bounds(model, _layouts(form, model, cluster), cluster, form.memory)

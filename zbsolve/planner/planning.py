@@ -48,14 +48,21 @@ def plan(
 ) -> Plan:
     """How to split a step of `batch` sequences over `devices` devices, with a bound over the whole space.
 
-    Every legal layout is enumerated. Dominance, the least memory and bounds for every partition and schedule prune; the
-    others are searched on their balanced partition, the most promising first, and the best of them longer. cluster: also a
-    preset's name or a file. memory: of a device ("80GiB"); None: the cluster's. effort: in place of seconds, for the same
-    answer on every machine. progress: called with a line. After KeyboardInterrupt, or when `stop` says True, the plan is
-    what was found until then. start: candidates of other plans, the best first, whose orders are tried here. workers: who
-    solves layouts (`zbsolve.solvers_on`); None: this process. only: the layouts of an engine, with gradients as it has them,
-    or with given fields; an engine that takes no order gets steps of its own. Raises BadInput; Infeasible where nothing
-    fits; NotFound; WorkersLost.
+    Every legal layout is enumerated. Dominance, the least memory, and bounds for every partition and schedule prune. The
+    others are searched on their balanced partition, the most promising first, and the best of them longer. After
+    KeyboardInterrupt, or when `stop` says True, the plan is what was found until then.
+
+    cluster: also a preset's name, or a file.
+    memory: of a device, in bytes or as "80GiB"; None: the cluster's.
+    seconds: for all of it.
+    effort: in place of seconds, for the same answer on every machine.
+    progress: called with a line.
+    start: candidates of other plans, the best first, whose orders are tried here.
+    workers: who solves layouts (`zbsolve.solvers_on`); None: this process.
+    only: the layouts of an engine, with gradients as it has them, or with given fields. An engine that takes no order gets
+      steps of its own.
+
+    Raises BadInput; Infeasible where nothing fits; NotFound; WorkersLost.
     """
     compiled()
     model = model if only.target is None else replace(model, gradients=only.target.gradients)

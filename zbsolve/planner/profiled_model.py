@@ -57,9 +57,6 @@ def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
-# --- Models ---
-
-
 TIMES = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
 SAME = ("parameter_bytes", "output_bytes")  # of all blocks

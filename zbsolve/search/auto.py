@@ -73,17 +73,26 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over the step's placements and partitions, and what became of each.
 
-    Placement "auto" is single, loop with 2 and 4 chunks and vee (those with as many stages as the partition has, where that
-    is layers a stage); partition "auto" is all names, and single layers moved from the best of them; gathers "auto" is once
-    a step and 2, 4 and 8 times; vocabulary "auto" is last, redistribute, sharded and two-barriers; slices "auto" is 1, 2, 4,
-    … up to twice the ranks, of each kind, and from there as `climb.try_more` has it; recompute "auto" is none, all, and from
-    there single stages and rows of stages; offload "auto" is none, full, half, the same, and copies of fewer microbatches.
-    Each is looked at for an equal part of a fifth of `seconds` (or `effort`); up to three tenths go to moved layers and
-    changed stages; the rest to those whose bound does not rule them out: half of it to the best so far, half of what is
-    left to the next, and so on; what is left then goes to moves again. Further `options` go to `solve`; `workers`
-    (`zbsolve.solvers_on`) solve in place of this process; `progress` is called with a name too; `stop` is asked between two
-    solves. Of equal schedules the one with the least peak wins, and `prefer` and `peaks`, as in `solve`, are for the winner
-    alone.
+    | option | what "auto" looks at |
+    |---|---|
+    | placement | single, loop with 2 and 4 chunks, vee; where the partition is layers a stage, those of as many stages |
+    | partition | all names, and single layers moved from the best of them |
+    | gathers | once a step, and 2, 4 and 8 times |
+    | vocabulary | last, redistribute, sharded, two-barriers |
+    | slices | 1, 2, 4, … up to twice the ranks, of each kind, and from there as `climb.try_more` has it |
+    | recompute | none, all, and from there single stages and rows of stages |
+    | offload | none, full, half, the same, and copies of fewer microbatches |
+
+    A fifth of the time is for all of them in equal parts. Up to three tenths go to moved layers and changed stages. The rest
+    goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so
+    on; then to moves again. Of equal schedules the one with the least peak wins.
+
+    effort: in place of seconds, for the same answer on every machine.
+    progress: as in `solve`, but called with a name first.
+    stop: asked between two solves.
+    options: `workers` (`zbsolve.solvers_on`) solve in place of this process. All others go to `solve`; `prefer` and `peaks`
+      are for the winner alone.
+
     Raises Infeasible where nothing fits the memory, BadInput where nothing can be built.
     """
     if effort is None and not seconds > 0:

@@ -22,9 +22,6 @@ from .choices import EVEN, EXCHANGE, in_slices, is_open, kinds_of_slices, most_s
 from .race import Job, Race, Run
 from .task_runner import ROUND
 
-# --- One change at a time ---
-
-
 LOOK_EFFORT = 0.05  # effort for one of these
 CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that came close, doubled until; how many of them
 

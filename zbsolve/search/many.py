@@ -78,8 +78,12 @@ def solve_many(
 ) -> RepeatedSchedule:
     """A schedule of so many microbatches that are all like the only one of `one`, with a certificate of the whole.
 
-    effort: in place of seconds. progress: called with a line whenever something better was found. Raises BadInput for a step
-    whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state was found.
+    one: the step with one microbatch.
+    effort: in place of seconds, for the same answer on every machine.
+    progress: called with a line whenever something better was found.
+
+    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state
+    was found.
     """
     bound = bound_of_many(one, microbatches)
     graph = microbatch_graph(one)

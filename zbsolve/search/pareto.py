@@ -87,17 +87,22 @@ def frontier(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Frontier:
-    """Value and bound of a profile's step, or of a problem (then without `step`), at `points` memory limits or more (the
-    peaks of named schedules are added), in `seconds` in all, or `effort` in their place: the same points on every machine
-    (see `solve`). The memory that it has itself does not count. A problem knows activations alone.
+    """Value and bound of a profile's step, or of a problem, at several memory limits.
 
-    First down from unlimited memory, then, with what time is left, up again over the points that are still open, each
-    from the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is
-    still solved: what fits there fits everywhere. Limits lie closer together where memory is short. Fewer points come out
-    where the range has fewer bytes. Further `options` go to `solve`; `workers` (`zbsolve.solvers_on`) solve in
-    place of this process. `progress` is called with the point's place; after
-    `stop` says True no further point is solved, and points without a schedule are left out. Raises BadInput, and
-    Infeasible where a rank's parameters do not fit any memory.
+    First down from unlimited memory. Then, with what time is left, up again over the points that are still open, each from
+    the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is still
+    solved: what fits there fits everywhere. Limits lie closer together where memory is short. The memory that the step has
+    itself does not count. A problem knows activations alone.
+
+    asked: a profile with its `step`, or a problem without one.
+    points: memory limits, or more, as the peaks of named schedules are added; fewer where the range has fewer bytes.
+    seconds: for all of it.
+    effort: in place of seconds, for the same points on every machine (see `solve`).
+    progress: as in `solve`, but called with the point's place first.
+    stop: after it says True no further point is solved, and points without a schedule are left out.
+    options: `workers` (`zbsolve.solvers_on`) solve in place of this process. All others go to `solve`.
+
+    Raises BadInput, and Infeasible where a rank's parameters do not fit any memory.
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")

@@ -105,9 +105,6 @@ def _begins(problem: Problem, hint: Schedule) -> Floats | None:
     return np.maximum(begin, 0.0)
 
 
-# --- The race ---
-
-
 @dataclass(eq=False)
 class Run:
     """A step in the race. name: its placement and what else was chosen for it; place: the placement (and gathers) alone;

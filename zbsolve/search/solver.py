@@ -57,14 +57,19 @@ def solve(
 ) -> Schedule:
     """A schedule for `problem` with a certificate: value, proven lower bound, gap.
 
-    method: "auto", "greedy" (list scheduling alone), "cp", "milp" (with `solver`, see ilp.milp), or the name of a preset.
-    effort: in place of seconds, for the same answer on every machine. hint: a schedule to start from; one made for other
-    times counts by its order. progress: called with the State whenever value or bound got better.
-    prefer: with "time" a schedule of the least value found, and among those the one with the least peak that a part of the
-    time left gives; with "memory" the least peak within 1 % of that value; None looks at no peaks. It counts for method
-    "auto" alone. peaks: called with what became of that search as it goes on. contest: what others reach beside it.
-    Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt. Raises Infeasible with the reason,
-    NotFound, BadInput.
+    Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt.
+
+    effort: in place of seconds, for the same answer on every machine.
+    method: "auto", "greedy" (list scheduling alone), "cp", "milp", or the name of a preset.
+    solver: of "milp", see `ilp.milp`.
+    hint: a schedule to start from. One made for other times counts by its order.
+    progress: called with the State whenever value or bound got better.
+    prefer: for method "auto". "time": of schedules of the least value found, the one with the least peak that a part of the
+      time left gives. "memory": the least peak within 1 % of that value. None: no peaks are looked at.
+    peaks: called with what became of the search for less memory as it goes on.
+    contest: what others reach beside it.
+
+    Raises Infeasible with the reason, NotFound, BadInput.
     """
     check_options(method, solver, prefer)
     if method == "auto":

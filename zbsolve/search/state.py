@@ -43,9 +43,6 @@ def fullness(schedule: Schedule) -> Fraction:
     return max(Fraction(peak, room) for peak, room in zip(peaks, rooms(schedule.problem), strict=True))
 
 
-# --- The state ---
-
-
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
 STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
 NEAR_SOLVERS = LNS_SOLVER, TABU_SOLVER = "lns", "tabu search"  # what they find is near to what was known

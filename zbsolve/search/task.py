@@ -30,8 +30,6 @@ from .many import solve_many, worth_repeating
 from .solver import compiled, retimed, solve
 from .state import Contest
 
-# --- Tasks ---
-
 
 @dataclass(frozen=True, eq=False)
 class Task:

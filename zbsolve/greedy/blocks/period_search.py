@@ -99,9 +99,6 @@ def anneal_settled(g: MicrobatchGraph, pools: BlockPools, settling: Settling, of
     return least
 
 
-# --- Periods ---
-
-
 # Periods, over the least that one can be: near it, then far.
 NEAR = (1.003, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.27)
 PERIODS = (*NEAR, 1.35, 1.45, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.2, 5.0)

@@ -95,9 +95,6 @@ def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
     return min(left, key=taken, default=None)
 
 
-# --- Losses ---
-
-
 WINDOW = MAX_WINDOW - 1  # µs: longer than any order, so that energy alone limits the search
 MAX_MICROBATCHES = 255  # that one search knows of
 PARTS = 1_000  # of all that must be held, in µs: to such a part the loss is found

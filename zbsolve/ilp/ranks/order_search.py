@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...util.kernels import kernel
 from .lanes import WINDOW_BEGIN, Lanes
 from .partial_orders import (
+    Positions,
     States,
+    Times,
     arrivals_of,
     could_start,
     empty_order,
@@ -205,9 +206,7 @@ def _next_level(
 
 
 @kernel
-def _times_in(
-    k: int, own: int, free: NDArray[np.int32], size: int, arrivals: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _times_in(k: int, own: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
     """Of one state's times those on the clock of further window k. own: how many ranks there are; size: how many arrivals a
     window."""
     return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
@@ -265,9 +264,7 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
 
 
 @kernel
-def _after_twin(
-    tables: Tables, further: TableWindows, position: NDArray[np.int16], start: Ints, starts: Ints, a: int
-) -> bool:
+def _after_twin(tables: Tables, further: TableWindows, position: Positions, start: Ints, starts: Ints, a: int) -> bool:
     """Whether an order that takes the next pass of a twin of lane a first is as good as those that go on with lane a.
 
     start: µs, of the next pass of each lane (−1: it waits for a pass that is not placed), shape (lanes,).
@@ -291,7 +288,7 @@ def _after_twin(
 
 
 @kernel
-def _twin_everywhere(further: TableWindows, position: NDArray[np.int16], starts: Ints, a: int, b: int) -> bool:
+def _twin_everywhere(further: TableWindows, position: Positions, starts: Ints, a: int, b: int) -> bool:
     """Whether lane b's next pass could run in the place of its twin a's, with a tail as long or longer, in every further
     window."""
     for k in range(len(starts)):

@@ -134,9 +134,6 @@ class PeriodicModel:
         return result
 
 
-# --- Least memory and least period ---
-
-
 ANNEALING_ROUNDS = 1000  # of annealing a block of one period
 MAX_POLICIES = 40  # of the list scheduler, whose schedules are looked at
 
@@ -195,9 +192,10 @@ def least_memory(problem: Problem, period: int | None = None, seconds: float = 1
 def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Schedule] = ()) -> SteadyState:
     """The least mean time of a round in which training goes on for ever within the problem's memory.
 
-    known: schedules to start from, where they hold, beside the named ones. Raises Infeasible where no strictly periodic
-    schedule fits the memory, NotFound where none was found in time, BadInput (see `rounds_of`, and where a pass occupies
-    several streams).
+    known: schedules to start from, where they hold, beside the named ones.
+
+    Raises Infeasible where no strictly periodic schedule fits the memory, NotFound where none was found in time, BadInput
+    (see `rounds_of`, and where a pass occupies several streams).
     """
     rounds = rounds_of(problem)
     bound, proof = lower_bound(rounds)
