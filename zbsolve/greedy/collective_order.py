@@ -15,7 +15,7 @@ def same_order(schedule: Schedule) -> bool:
     if number.max(initial=-1) < 0:
         return True
     orders = [found for rows in schedule.sequences.values() if len(found := number[rows][number[rows] >= 0])]
-    return all(np.array_equal(one, orders[0]) for one in orders)
+    return all(np.array_equal(order, orders[0]) for order in orders)
 
 
 def without_orders_beside(schedule: Schedule) -> Schedule:
@@ -64,6 +64,6 @@ def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
 
 def _in_turn(problem: Problem, rows: Ints, start: Ints) -> None:
     """Move the starts of passes, in place, so that those of a stream come in this order. rows: stream by stream."""
-    for mine in np.split(rows, np.flatnonzero(np.diff(problem.passes.streams[rows])) + 1):
-        steps = 2 * np.arange(len(mine))
-        start[mine] = np.maximum.accumulate(start[mine] - steps) + steps
+    for collectives in np.split(rows, np.flatnonzero(np.diff(problem.passes.streams[rows])) + 1):
+        steps = 2 * np.arange(len(collectives))
+        start[collectives] = np.maximum.accumulate(start[collectives] - steps) + steps

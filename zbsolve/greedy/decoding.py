@@ -153,32 +153,32 @@ def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, 
     """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
     for lane in range(len(lanes)):
-        one = lanes[lane]
-        one.taken, one.freed, one.duration, one.sink = g.taken[lane], g.freed[lane], g.duration[lane], g.sink[lane]
-        one.rank, one.next_pass, one.before_sinks = g.rank[lane], lane * m, _before_sinks(g, lane)
+        row = lanes[lane]
+        row.taken, row.freed, row.duration, row.sink = g.taken[lane], g.freed[lane], g.duration[lane], g.sink[lane]
+        row.rank, row.next_pass, row.before_sinks = g.rank[lane], lane * m, _before_sinks(g, lane)
         for i in range(lane * m, lane * m + m):
             passes[i].ready = 0
             passes[i].waiting = g.in_first[lane + 1] - g.in_first[lane]
     for rank in range(len(ranks)):
-        one, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
-        one.first, one.last, one.capacity, one.head = a, z, g.capacity[rank], order[a * m]
-        one.used, one.takers, one.begin, one.free, one.opened = 0, 0, a * m, 0, -1
+        row, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
+        row.first, row.last, row.capacity, row.head = a, z, g.capacity[rank], order[a * m]
+        row.used, row.takers, row.begin, row.free, row.opened = 0, 0, a * m, 0, -1
         for k in range(a * m, z * m):
             i = order[k]
             passes[i].place = k
             passes[i].previous = order[k - 1] if k > a * m else -1
             passes[i].following = order[k + 1] if k + 1 < z * m else -1
-            one.takers += g.taken[i // m] > 0
+            row.takers += g.taken[i // m] > 0
     return lanes, passes, ranks
 
 
 @kernel
-def _fits(lanes: Records, passes: Records, mine: Row, m: int, i: int) -> bool:
-    """Whether the rest of the order of rank `mine` holds its memory with pass i moved before all others."""
+def _fits(lanes: Records, passes: Records, row: Row, m: int, i: int) -> bool:
+    """Whether the rest of the order of the rank `row` holds its memory with pass i moved before all others."""
     change = lanes[i // m].taken - lanes[i // m].freed
     if change <= 0:
         return True
-    limit, held, at = mine.capacity - change, mine.used, mine.head
+    limit, held, at = row.capacity - change, row.used, row.head
     for _ in range(LOOKAHEAD):
         if at == i:
             return True
@@ -191,17 +191,17 @@ def _fits(lanes: Records, passes: Records, mine: Row, m: int, i: int) -> bool:
 
 
 @kernel
-def _choose(lanes: Records, passes: Records, mine: Row, rank_lanes: Ints, rule: DecodeRule, m: int, now: int) -> int:
-    """The pass that rank `mine` starts now, or −1."""
-    head = mine.head
+def _choose(lanes: Records, passes: Records, row: Row, rank_lanes: Ints, rule: DecodeRule, m: int, now: int) -> int:
+    """The pass that the rank `row` starts now, or −1."""
+    head = row.head
     leads = lanes[head // m].sink == 1
-    favour = rule.early == 2 or (rule.early == 1 and mine.takers == 0)
+    favour = rule.early == 2 or (rule.early == 1 and row.takers == 0)
     if passes[head].waiting == 0 and passes[head].ready <= now and not (favour and leads):
         return int(head)
     arrival = 1 << 50  # not 60: it is multiplied below
     later = arrival  # when the first of the others that somebody waits for arrives
     best, filler = -1, -1
-    for h in range(mine.first, mine.last):
+    for h in range(row.first, row.last):
         lane = lanes[rank_lanes[h]]
         i = lane.next_pass
         if i < 0 or passes[i].waiting > 0:
@@ -211,14 +211,14 @@ def _choose(lanes: Records, passes: Records, mine: Row, rank_lanes: Ints, rule: 
                 arrival = passes[i].ready
             elif lane.sink == 0:
                 later = min(later, passes[i].ready)
-        elif mine.used + lane.taken <= mine.capacity:
+        elif row.used + lane.taken <= row.capacity:
             if lane.sink == 1:
-                if (filler < 0 or passes[i].place < passes[filler].place) and _fits(lanes, passes, mine, m, i):
+                if (filler < 0 or passes[i].place < passes[filler].place) and _fits(lanes, passes, row, m, i):
                     filler = i
             elif (
                 (rule.fillers == 2 or favour)
                 and (best < 0 or passes[i].place < passes[best].place)
-                and _fits(lanes, passes, mine, m, i)
+                and _fits(lanes, passes, row, m, i)
             ):
                 best = i
     if best >= 0:
@@ -235,16 +235,16 @@ def _choose(lanes: Records, passes: Records, mine: Row, rank_lanes: Ints, rule: 
 
 
 @kernel
-def _take_out(lane: Row, passes: Records, mine: Row, m: int, i: int) -> None:
-    """Take pass i of `lane`, which starts now, out of the rest of the order of rank `mine`."""
+def _take_out(lane: Row, passes: Records, row: Row, m: int, i: int) -> None:
+    """Take pass i of `lane`, which starts now, out of the rest of the order of the rank `row`."""
     following, previous = passes[i].following, passes[i].previous
-    mine.used += lane.taken - lane.freed
-    mine.takers -= lane.taken > 0
+    row.used += lane.taken - lane.freed
+    row.takers -= lane.taken > 0
     lane.next_pass = i + 1 if i % m + 1 < m else -1
     if previous >= 0:
         passes[previous].following = following
     else:
-        mine.head = following
+        row.head = following
     if following >= 0:
         passes[following].previous = previous
 
@@ -264,11 +264,11 @@ def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule) -> tuple[int
         rank, now = first_of(wakes), wakes[1]
         if now == NEVER:
             break
-        mine = ranks[rank]
-        i = _choose(lanes, passes, mine, rank_lanes, rule, m, now)
+        row = ranks[rank]
+        i = _choose(lanes, passes, row, rank_lanes, rule, m, now)
         if i < 0:
             wake = NEVER
-            for h in range(mine.first, mine.last):
+            for h in range(row.first, row.last):
                 k = lanes[rank_lanes[h]].next_pass
                 if k >= 0 and passes[k].waiting == 0 and passes[k].ready > now:
                     wake = min(wake, passes[k].ready)
@@ -277,14 +277,14 @@ def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule) -> tuple[int
         lane, j = i // m, i % m
         end = now + lanes[lane].duration
         start[lane, j] = now
-        order[mine.begin] = i
-        mine.begin += 1
+        order[row.begin] = i
+        row.begin += 1
         done += 1
-        if mine.opened < 0:
-            mine.opened = now
-        mine.free = end
-        _take_out(lanes[lane], passes, mine, m, i)
-        put(wakes, rank, end if mine.head >= 0 else NEVER)
+        if row.opened < 0:
+            row.opened = now
+        row.free = end
+        _take_out(lanes[lane], passes, row, m, i)
+        put(wakes, rank, end if row.head >= 0 else NEVER)
         for e in range(out_first[lane], out_first[lane + 1]):
             k = out_lane[e] * m + j
             passes[k].ready = max(passes[k].ready, end + out_lag[e])

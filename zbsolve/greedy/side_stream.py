@@ -226,9 +226,9 @@ class _Beside:
         p, e, taken, freed = problem.passes, problem.edges, problem.taken, problem.freed
         self.problem, self.row = problem, row
         self.capacity = 0 if problem.capacity is None else problem.capacity[rank]
-        mine = np.flatnonzero(p.rank == rank)
-        self.side = mine[np.isin(mine, problem.side_stream)]
-        own = np.setdiff1d(mine, self.side)
+        on_rank = np.flatnonzero(p.rank == rank)
+        self.side = on_rank[np.isin(on_rank, problem.side_stream)]
+        own = np.setdiff1d(on_rank, self.side)
         moment = np.concatenate([row.start[own], row.end[own]])
         order = np.argsort(moment)
         self.moment = moment[order]

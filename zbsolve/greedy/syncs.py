@@ -237,7 +237,7 @@ class _Ranked(NamedTuple):
         """Their passes in order of their starts; before and after of all that waits on them."""
         passes = np.concatenate([self.passes[self.first[r] : self.first[r + 1]] for r in ranks])
         rows = [slice(self.arc_first[r], self.arc_first[r + 1]) for r in ranks]
-        before, after = (np.concatenate([column[one] for one in rows]) for column in (self.before, self.after))
+        before, after = (np.concatenate([column[row] for row in rows]) for column in (self.before, self.after))
         return passes[np.argsort(self.row.start[passes])], before, after
 
 

@@ -183,11 +183,12 @@ def solve_cp(
     effort: float | None = None,
     solver: cp_model.CpSolver | None = None,
 ) -> CpResult:
-    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none. Where `incumbent` is a value
-    in µs, the search asks for a schedule of that value or less.
+    """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
 
-    `effort`: deterministic time instead of seconds (the same answer on every machine, one thread). solver: one that has its
-    limits already.
+    incumbent: a schedule, or a value in µs; then the search asks for a schedule of that value or less.
+    bound: µs that no schedule undercuts.
+    effort: deterministic time in place of seconds: the same answer on every machine, one thread.
+    solver: one that has its limits already.
     """
     limit = serial_length(problem) if incumbent is None else _value(incumbent)
     built = build_cp(problem, min(bound, limit), limit)
@@ -221,12 +222,12 @@ def holds_beside(problem: Problem) -> bool:
     only passes of the whole step hold it (gathered parameters, gradients), ranks have to be smaller: CP-SAT then takes
     minutes that its deterministic time does not count, and tells little."""
     e, computing, repeated = problem.edges, problem.computing, problem.in_microbatch
-    mine = (e.bytes > 0) & ~(computing[e.before] & computing[e.after])
+    held = (e.bytes > 0) & ~(computing[e.before] & computing[e.after])
     room = problem.room
     where = np.where(e.pool > 0, problem.ranks - 1 + e.pool, problem.passes.rank[e.before])
-    moving = bool((repeated[e.before] & repeated[e.after])[mine].any())
+    moving = bool((repeated[e.before] & repeated[e.after])[held].any())
     small = np.bincount(problem.passes.rank).max() <= (MAX_RANK_PASSES if moving else MAX_GATHERED_PASSES)
-    return bool(small and (room[where[mine]] < UNLIMITED).any())
+    return bool(small and (room[where[held]] < UNLIMITED).any())
 
 
 def ranks_alone(problem: Problem, ranks: tuple[int, ...]) -> tuple[Problem, Ints, Ints]:
@@ -250,7 +251,7 @@ def _pairs(microbatch: Ints) -> tuple[Ints, Ints]:
     """All pairs of two different rows with the same microbatch."""
     order = np.argsort(microbatch, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(microbatch[order])) + 1)
-    pairs = [np.stack(np.meshgrid(one, one, indexing="ij")).reshape(2, -1) for one in groups]
+    pairs = [np.stack(np.meshgrid(group, group, indexing="ij")).reshape(2, -1) for group in groups]
     before, after = np.concatenate(pairs, axis=1)
     return before[before != after], after[before != after]
 

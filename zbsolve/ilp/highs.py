@@ -28,7 +28,7 @@ def solve_with_highs(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[
     """
     with temporary_folder("highs") as folder:
         model.writeMPS(str(folder / "model.mps"))
-        start = {one.name: one.varValue for one in model.variables() if one.varValue is not None}
+        start = {variable.name: variable.varValue for variable in model.variables() if variable.varValue is not None}
         (folder / "job.json").write_text(json.dumps({"seconds": seconds, "seed": seed, "start": start}), encoding="utf-8")
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         command = [sys.executable, "-m", "zbsolve.ilp.highs", str(folder)]

@@ -130,13 +130,13 @@ def _memory(m: MilpModel, horizon: int) -> None:
     problem = m.problem
     for pool, capacity in enumerate(problem.room.tolist()):
         taken, freed = (column.tolist() for column in problem.moved(pool))
-        mine = [i for i in range(len(taken)) if taken[i] or freed[i]] if capacity < UNLIMITED else []
-        takers = [i for i in mine if taken[i]]
+        holding = [i for i in range(len(taken)) if taken[i] or freed[i]] if capacity < UNLIMITED else []
+        takers = [i for i in holding if taken[i]]
         if sum(taken[i] for i in takers) <= capacity:
             continue
         for i in takers:
             held = [taken[j] * _started(m, j, i, horizon) for j in takers if j != i]
-            gone = [freed[j] * _ended(m, j, i, horizon) for j in mine if freed[j] and j != i]
+            gone = [freed[j] * _ended(m, j, i, horizon) for j in holding if freed[j] and j != i]
             m.model.addConstraint(pulp.lpSum(held) - pulp.lpSum(gone) + taken[i] <= capacity)
 
 
@@ -203,8 +203,8 @@ def _solve_with(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *
     """Solve, leaving values in the model's variables: whether they are proven optimal, or None where none were found."""
     if solver == "highs":
         values, optimal = solve_with_highs(model, seconds, seed)
-        for one in model.variables() if values else ():
-            one.varValue = values.get(one.name, one.lowBound)
+        for variable in model.variables() if values else ():
+            variable.varValue = values.get(variable.name, variable.lowBound)
         return optimal if values else None
     options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
     if solver == "cbc":

@@ -145,7 +145,9 @@ def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcLis
 def _pools_within(schedule: Schedule, neighbourhood: Neighbourhood) -> set[int]:
     """The devices whose ranks have passes on streams that the neighbourhood has runs of, and all pools beside devices."""
     problem = schedule.problem
-    ranks = {int(one) for stream in neighbourhood.runs for one in np.unique(problem.passes.rank[schedule.sequences[stream]])}
+    ranks = {
+        int(rank) for stream in neighbourhood.runs for rank in np.unique(problem.passes.rank[schedule.sequences[stream]])
+    }
     return ranks | set(range(problem.ranks, len(problem.room)))
 
 
@@ -209,11 +211,11 @@ def _memory(
     a, b = run
     room = problem.capacity[int(problem.passes.rank[rows[0]])]
     edges, duration = problem.edges, problem.passes.duration.tolist()
-    mine = problem.edges_in(int(problem.passes.rank[rows[0]]))
-    if edges.bytes[mine].sum() <= room:  # all fits, whatever runs on other streams
+    within = problem.edges_in(int(problem.passes.rank[rows[0]]))
+    if edges.bytes[within].sum() <= room:  # all fits, whatever runs on other streams
         return
     intervals, demands = [], []
-    for i, j, size in zip(*(c[mine].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
+    for i, j, size in zip(*(c[within].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
         if place[i] < a and place[j] >= b:
             room -= size
         elif place[j] >= a and place[i] < b and (place[j] < b or place[i] >= a):
@@ -232,9 +234,9 @@ def _memory_of_pool(
     """All that a pool holds, where several streams take its memory: no order of one of them decides it."""
     problem, now = schedule.problem, schedule.timeline().start.tolist()
     edges, duration = problem.edges, problem.passes.duration.tolist()
-    mine = problem.edges_in(pool)
+    within = problem.edges_in(pool)
     intervals, demands = [], []
-    for i, j, size in zip(*(c[mine].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
+    for i, j, size in zip(*(c[within].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
         begin, end = (start.get(k, now[k]) for k in (i, j))
         length = model.new_int_var(0, horizon, "")
         intervals.append(model.new_interval_var(begin, length, end + duration[j], ""))

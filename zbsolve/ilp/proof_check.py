@@ -83,12 +83,12 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         return many  # of large steps far sooner
     found = [Bound(0, NOT_PROVEN, bound.kind, bound.ranks)]
     with suppress(TimeUp):
-        for one in _closed_forms(problem, bound.ranks, Clock(seconds)):
-            if (one.kind, one.ranks) == (bound.kind, bound.ranks):
-                found.append(one)
-                if one.value >= bound.value:
+        for form in _closed_forms(problem, bound.ranks, Clock(seconds)):
+            if (form.kind, form.ranks) == (bound.kind, bound.ranks):
+                found.append(form)
+                if form.value >= bound.value:
                     break
-    return max(found, key=lambda one: one.value)
+    return max(found, key=lambda form: form.value)
 
 
 def _closed_forms(problem: Problem, ranks: tuple[int, ...], clock: Clock) -> Iterator[Bound]:
@@ -99,8 +99,8 @@ def _closed_forms(problem: Problem, ranks: tuple[int, ...], clock: Clock) -> Ite
 
 def _of_many(problem: Problem) -> Bound | None:
     """What one microbatch says of the problem, where all others are like it."""
-    one = repeated_microbatch(problem)
-    return None if one is None else bound_of_many(one, problem.microbatches)
+    microbatch = repeated_microbatch(problem)
+    return None if microbatch is None else bound_of_many(microbatch, problem.microbatches)
 
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:

@@ -84,16 +84,16 @@ def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str
     certificate = body.get("certificate")
     derived = {name: certificate.pop(name, None) for name in ("gap", "status")} if isinstance(certificate, dict) else {}
     form = checked(body, RepeatedForm, where)
-    one = Problem.from_form(form.step, f"{where}: step")
-    if one.microbatches != 1 or not one.in_microbatch.all():
+    microbatch = Problem.from_form(form.step, f"{where}: step")
+    if microbatch.microbatches != 1 or not microbatch.in_microbatch.all():
         raise BadInput(f"{where}: field 'step' is not a step of one microbatch")
     if form.certificate is not None:
         form.certificate.check(derived["gap"], derived["status"], where)
-    if form.few * len(one.passes) > MAX_PASSES:
+    if form.few * len(microbatch.passes) > MAX_PASSES:
         raise BadInput(f"{where}: field 'few': an order of more than {MAX_PASSES} passes")
     begin = unpacked(form.round.begin, f"{where}: round.begin") if isinstance(form.round.begin, str) else form.round.begin
     round = Round(form.round.microbatches, form.round.period, np.array(begin, np.int64), form.round.copies)
-    return RepeatedSchedule(one, form.microbatches, form.few, (), round, form.certificate), form.order
+    return RepeatedSchedule(microbatch, form.microbatches, form.few, (), round, form.certificate), form.order
 
 
 def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> RepeatedSchedule:

@@ -20,9 +20,9 @@ def counted(lanes: Ints) -> Ints:
     number = lanes[rows]
     first = np.flatnonzero(np.diff(number, prepend=-1))
     within = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
-    found = np.empty(len(rows), np.int64)
-    found[rows] = within
-    return found
+    tensor = np.empty(len(rows), np.int64)
+    tensor[rows] = within
+    return tensor
 
 
 def places(lanes: Ints) -> Ints:

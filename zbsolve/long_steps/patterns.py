@@ -19,7 +19,7 @@ def as_text(row: Ints, words: Sequence[str]) -> str:
     """Indices into `words`, shape (n,), as a text that `from_text` reads again."""
     parts = []
     for at, width, times in _parts(np.ascontiguousarray(row, np.int64), MAX_WIDTH).tolist():
-        part = " ".join(words[one] for one in row[at : at + width].tolist())
+        part = " ".join(words[word] for word in row[at : at + width].tolist())
         parts.append(part if times == 1 else f"({part})*{times}" if width > 1 else f"{part}*{times}")
     return " ".join(parts)
 

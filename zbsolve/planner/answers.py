@@ -77,9 +77,9 @@ def what_if(
     any search.
     """
     cases = changed_cases(case_of(before), changes)
-    known = [(case_of(before), before), *((one.case, one.plan) for one in others if one.plan)]
+    known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
     limits: dict[str, Any] = {"seconds": SECONDS, **search, "stop": stop}
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for text, case in cases:
         if stop():
             break
@@ -90,8 +90,8 @@ def what_if(
                 raise
             break
         known += [(case, answer.plan)] if answer.plan else []
-        found.append(answer)
-    return _shared(before, found, others)
+        answers.append(answer)
+    return _shared(before, answers, others)
 
 
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
@@ -100,7 +100,7 @@ def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
 
 
 def _expanded(changes: Sequence[str]) -> list[str]:
-    return [one for text in changes for one in (LINK_CHANGES if text.strip() == LINKS else (text,))]
+    return [change for text in changes for change in (LINK_CHANGES if text.strip() == LINKS else (text,))]
 
 
 def _legal(base: Case, text: str) -> Case:
@@ -128,12 +128,15 @@ def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answ
 def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
     """The plan that nothing is changed of, with the bound that answers about it leave."""
     base = case_of(before)
-    return _bounded(Answer("", base, before), [(one.case, one.plan) for one in answers if one.plan])
+    return _bounded(Answer("", base, before), [(answer.case, answer.plan) for answer in answers if answer.plan])
 
 
 def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
-    known = [(case_of(before), before), *((one.case, one.plan) for one in (*found, *others) if one.plan)]
+    known = [
+        (case_of(before), before),
+        *((candidate.case, candidate.plan) for candidate in (*found, *others) if candidate.plan),
+    ]
     orders = [there.best for _, there in known]
     again = [replace(one, plan=one.plan and _with_orders(one.plan, one.case, orders)) for one in found]
     return _with_orders(before, case_of(before), orders), tuple(_bounded(one, known) for one in again)
@@ -141,11 +144,11 @@ def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> 
 
 def _with_orders(there: Plan, case: Case, orders: Sequence[Candidate]) -> Plan:
     """The plan with those orders of others that are shorter in its case."""
-    for one in orders:
-        rows = rows_of(there.bounds.layout, one.layout)
-        if one is there.best or not len(rows) or there.bounds.pipeline[rows[0]] == NEVER:
+    for order in orders:
+        rows = rows_of(there.bounds.layout, order.layout)
+        if order is there.best or not len(rows) or there.bounds.pipeline[rows[0]] == NEVER:
             continue
-        again = retimed(one, case.model, case.cluster, case.memory, there.best.value)
+        again = retimed(order, case.model, case.cluster, case.memory, there.best.value)
         if again is not None:
             further = (other for other in there.candidates if other.layout != again.layout)
             there = replace(there, candidates=(again, *further))
@@ -205,7 +208,7 @@ def parse_front(text: str) -> Front:
     if not given:
         return over, None
     where = f"front '{text[:40]}': {over}"
-    numbers = [parse_bytes(one, where) for one in said.split(",")]
+    numbers = [parse_bytes(word, where) for word in said.split(",")]
     if min(numbers) < 1:
         raise BadInput(f"{where} '{min(numbers)}': at least 1 is needed")
     return over, numbers
@@ -214,10 +217,14 @@ def parse_front(text: str) -> Front:
 def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **search: Any) -> PlanFront:
     """The plan with other memory, or other numbers of devices, beside the plan as it is.
 
-    at: bytes a device, or devices; None: from the least memory in which any layout fits to what the best plan without a
-    limit needs, evenly by ratio; or a quarter to four times the devices. search: seconds or effort for each point, seed,
-    progress and stop, as `what_if` takes them. What is found in less memory holds in more, what is proven of more holds of
-    less. Raises BadInput.
+    What is found in less memory holds in more, and what is proven of more holds of less.
+
+    over: one of `OVER`.
+    at: bytes a device, or numbers of devices. None: memory from the least in which any layout fits to what the best plan
+      without a limit needs, evenly by ratio; or a quarter to four times the devices.
+    search: seconds or effort for each point, seed, progress and stop, as `what_if` takes them.
+
+    Raises BadInput.
     """
     if over not in OVER:
         raise BadInput(f"front '{over[:20]}': one of {', '.join(OVER)}")
@@ -228,11 +235,11 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
         at = _ladder(before, free[0].plan if free else None)
     numbers = _numbers_of_devices(base) if at is None else at
     here = base.memory if over == "memory" else base.devices
-    asked = [f"{over}={one}" for one in sorted(set(numbers)) if one != here]
+    asked = [f"{over}={number}" for number in sorted(set(numbers)) if number != here]
     before, found = what_if(before, asked, others=free, **search)
     answers = sorted((*found, as_it_is(before, (*free, *found))), key=lambda one: getattr(one.case, over))
     pool = [candidate for one in (*answers, *free) if one.plan for candidate in one.plan.candidates]
-    points = [_point(one, pool if over == "memory" else ()) for one in answers]
+    points = [_point(answer, pool if over == "memory" else ()) for answer in answers]
     return PlanFront(
         before,
         over,

@@ -65,9 +65,6 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     )
 
 
-# --- Candidates ---
-
-
 MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
 
 
@@ -112,7 +109,7 @@ class Candidate:
         held = self._held(rank)
         names = ("states", "gathered", "activations", "messages and inside passes")
         parts = fixed[rank], *held, moving[rank]
-        return dict(zip(names, (int(one) for one in np.ceil(parts)), strict=True))
+        return dict(zip(names, (int(part) for part in np.ceil(parts)), strict=True))
 
     def _held(self, rank: int) -> tuple[int, int]:
         """Bytes of gathered parameters with gradients that are not reduced, and of activations, when a rank holds most."""
@@ -158,7 +155,7 @@ def unsolved(
 
 def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
     """The layout on its balanced partition, solved here; None where nothing was found. search: options of `search.solve`."""
-    tasks = [one.task(search) for one in unsolved(model, layout, cluster, memory)]
+    tasks = [step.task(search) for step in unsolved(model, layout, cluster, memory)]
     answers = [solve_task(task, ALONE, {}) for task in tasks]
     found = [answer.task.of.solved(answer.schedule) for answer in answers if answer.schedule is not None]
     return min(found, key=lambda one: one.value, default=None)

@@ -67,10 +67,18 @@ def no_harder(one: Case, other: Case) -> bool:
     same = one.model is other.model and (one.devices, one.batch, one.only) == (other.devices, other.batch, other.only)
     if not same or one.memory < other.memory:
         return False
-    mine, theirs = _flat(one.cluster), _flat(other.cluster)
-    differ = {name for name in mine if mine[name] != theirs[name] and name not in ("name", "source", "error", "memory")}
+    numbers, other_numbers = _flat(one.cluster), _flat(other.cluster)
+    differ = {
+        name
+        for name in numbers
+        if numbers[name] != other_numbers[name] and name not in ("name", "source", "error", "memory")
+    }
     more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
-    return differ == more | less and all(mine[i] > theirs[i] for i in more) and all(mine[i] < theirs[i] for i in less)
+    return (
+        differ == more | less
+        and all(numbers[i] > other_numbers[i] for i in more)
+        and all(numbers[i] < other_numbers[i] for i in less)
+    )
 
 
 def _numbers(case: Case) -> dict[str, float]:

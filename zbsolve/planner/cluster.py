@@ -279,7 +279,7 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     rows = [one for one in collective_rows(profile, where) if one.kind == ALL_REDUCE and one.ranks > 1]
     if not rows:
         raise BadInput(f"{where}: facts: 'collectives' has no {ALL_REDUCE} between several ranks")
-    inside, between = ([one for one in rows if (one.nodes == 1) == same] for same in (True, False))
+    inside, between = ([row for row in rows if (row.nodes == 1) == same] for same in (True, False))
     found, said = cluster, []
     if inside:
         found = replace(found, inside=_group_link(inside))

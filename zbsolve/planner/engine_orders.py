@@ -24,13 +24,13 @@ MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 
 def in_its_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
     """The layout with the best of these orders that holds within the memory; None where none does."""
-    return _best(found for one in unsolved(model, layout, cluster, memory, (True,)) for found in _in_groups(one))
+    return _best(found for step in unsolved(model, layout, cluster, memory, (True,)) for found in _in_groups(step))
 
 
 def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
     """The layout with the best of all named orders that holds within the memory; None where none does."""
     steps = unsolved(model, layout, cluster, memory)
-    return _best(one.solved(schedule) for one in steps for _, schedule in presets_of(one.problem, searched=False))
+    return _best(step.solved(schedule) for step in steps for _, schedule in presets_of(step.problem, searched=False))
 
 
 def _in_groups(one: Unsolved) -> Iterator[Candidate]:
@@ -44,7 +44,7 @@ def _powers(problem: Problem) -> set[int]:
 
 def _best(orders: Iterable[Candidate]) -> Candidate | None:
     """The shortest that is legal and holds within the memory."""
-    for one in sorted(orders, key=lambda one: one.value):
+    for one in sorted(orders, key=lambda order: order.value):
         if not verify(one.schedule.problem, one.schedule):
             return replace(one, schedule=certified(one.schedule, GIVEN))
     return None

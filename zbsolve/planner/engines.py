@@ -102,7 +102,7 @@ class Target:
     def check_ending(self, path: str) -> None:
         """Raise BadInput for a file's name that promises a format which this target does not write."""
         formats = self.writes.split(" or ")
-        if (ending := ending_of(path)) in ENDINGS.values() and ending not in [ENDINGS[one] for one in formats]:
+        if (ending := ending_of(path)) in ENDINGS.values() and ending not in [ENDINGS[name] for name in formats]:
             raise BadInput(f"{path}: for {self.engine} the file is {self.writes}: name it …{ENDINGS[formats[0]]}")
 
     @property

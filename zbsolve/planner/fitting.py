@@ -71,11 +71,13 @@ class MeasuredStep(NamedTuple):
 def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     """ms that each row's step takes by the cost model.
 
-    rows: dicts with the columns of `NUMBERS` as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
-    ("full"), sequence_parallel (0), vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
-    a message in parts, one from each tensor rank (2104.04473, section 4.1). Raises BadInput naming row and column.
+    rows: dicts with the columns of `NUMBERS`, as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
+      ("full"), sequence_parallel (0) and vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
+      a message in parts, one from each tensor rank (2104.04473, section 4.1).
+
+    Raises BadInput naming row and column.
     """
-    return [step_time(*one, cluster) / MS for one in steps_of(rows)]
+    return [step_time(*step, cluster) / MS for step in steps_of(rows)]
 
 
 def read_rows(path: str) -> list[Row]:
@@ -176,9 +178,13 @@ ROUNDS, TRIES, FIRST_DAMPING, MAX_MOVE, ENOUGH = 40, 6, 1.0, 1.0, 1e-6
 def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
     """The cluster under which the cost model says best what was measured: the constants with the highest posterior.
 
-    rows: as `predict` takes them, with a column step_ms. prior: a data sheet's cluster, whose constants are the priors'
-    medians; None: A100s. Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine
-    numbers need no more than NumPy. Raises BadInput naming row and column.
+    Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine numbers need no more than
+    NumPy.
+
+    rows: as `predict` takes them, with a column step_ms.
+    prior: a data sheet's cluster, whose constants are the priors' medians; None: A100s.
+
+    Raises BadInput naming row and column.
     """
     rows, prior = list(rows), CLUSTERS["a100"] if prior is None else prior
     if not rows:
@@ -188,7 +194,7 @@ def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
 
     def deviations(x: Floats) -> Floats:
         cluster = _with_constants(prior, _at(medians, x))
-        said = np.log([step_time(*one, cluster) for one in steps])
+        said = np.log([step_time(*step, cluster) for step in steps])
         return np.concatenate([_huber((said - times) / NOISE), x])
 
     found = _least_squares(deviations, np.zeros(len(medians)))
@@ -206,11 +212,11 @@ def errors(said: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[
 def _constants(cluster: Cluster) -> Constants:
     inside, between = cluster.inside, cluster.between
     rates = (inside.bytes_per_us, inside.latency, between.bytes_per_us, cluster.messages)
-    found = Constants(cluster.efficiency, cluster.launch, cluster.traffic, *rates, cluster.host, cluster.constant)
-    for name, value in found._asdict().items():
+    constants = Constants(cluster.efficiency, cluster.launch, cluster.traffic, *rates, cluster.host, cluster.constant)
+    for name, value in constants._asdict().items():
         if value <= 0:
             raise BadInput(f"cluster {cluster.name}: '{name}' is {value:g}: a prior must be above 0")
-    return found
+    return constants
 
 
 def _with_constants(cluster: Cluster, to: Constants) -> Cluster:

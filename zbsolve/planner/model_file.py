@@ -26,10 +26,10 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
 
 def model_of(said: Sequence[str]) -> Model:
     """A published model by its name, or one by profiles in files. Raises BadInput."""
-    files = [one for one in said if one == "-" or one.endswith((".json", ".json.gz")) or Path(one).is_file()]
+    files = [name for name in said if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
         if len(files) < len(said):
-            other = next(one for one in said if one not in files)
+            other = next(name for name in said if name not in files)
             raise BadInput(f"model '{other[:60]}': beside profiles ({files[0]}): give one model, or profiles of one model")
         return ProfiledModel.of([Profile.load(path) for path in files], files)
     if len(said) > 1:
@@ -41,7 +41,7 @@ def model_to_json(model: Model) -> dict[str, Any]:
     """The fields of a model in a file."""
     if isinstance(model, Shape):
         return asdict(model)
-    return {"profiles": [one.to_json() for one in model.profiles], "gradients": model.gradients}
+    return {"profiles": [profile.to_json() for profile in model.profiles], "gradients": model.gradients}
 
 
 def model_from_json(body: dict[str, Any], where: str) -> Model:
@@ -51,5 +51,5 @@ def model_from_json(body: dict[str, Any], where: str) -> Model:
     form = checked(body, ProfilesForm, where)
     rows = form.profiles
     names = [f"{where}: profiles[{i}]" for i in range(len(rows))]
-    found = ProfiledModel.of([Profile.from_json(one, name) for one, name in zip(rows, names, strict=True)], names)
-    return replace(found, gradients=form.gradients)
+    profiled_model = ProfiledModel.of([Profile.from_json(one, name) for one, name in zip(rows, names, strict=True)], names)
+    return replace(profiled_model, gradients=form.gradients)

@@ -53,16 +53,16 @@ def parse_only(engine_name: str | None, fixed: str | None) -> Only:
     """Of an engine's name, and of text like `tp=8,pp=8,placement=vee`. Raises BadInput naming the part."""
     if engine_name:
         engine(engine_name)
-    found = Only(engine_name or "", tuple(map(_field, fixed.split(","))) if fixed is not None else ())
-    names = [name for name, _ in found.fixed]
+    only = Only(engine_name or "", tuple(map(_field, fixed.split(","))) if fixed is not None else ())
+    names = [name for name, _ in only.fixed]
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"--fix '{name}': it is there twice")
-    return found
+    return only
 
 
 def _field(part: str) -> tuple[str, int]:
-    name, _, said = (one.strip() for one in part.partition("="))
+    name, _, said = (word.strip() for word in part.partition("="))
     if name not in FIXABLE:
         raise BadInput(f"--fix '{part[:40]}': '{name[:20]}' is no field{did_you_mean(name, FIXABLE)} ({', '.join(FIXABLE)})")
     if name in NAMES and said in NAMES[name]:

@@ -55,7 +55,7 @@ class Plan:
     @property
     def near(self) -> tuple[Candidate, ...]:
         """All within `NEAR` of the best."""
-        return tuple(one for one in self.candidates if one.value <= (1 + NEAR) * self.best.value)
+        return tuple(candidate for candidate in self.candidates if candidate.value <= (1 + NEAR) * self.best.value)
 
     @property
     def bound(self) -> float:
@@ -93,7 +93,7 @@ class Plan:
     def space(self) -> SolvedSpace:
         """Every layout with its bound, and the steps of those that were solved."""
         row = {layout: i for i, layout in enumerate(zip(*self.bounds.layout, strict=True))}
-        solved = {row[one.layout]: one.value for one in self.candidates}
+        solved = {row[candidate.layout]: candidate.value for candidate in self.candidates}
         return SolvedSpace(self.shape, self.cluster, self.devices, self.batch, self.memory, self.bounds, solved, self.only)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -295,7 +295,7 @@ def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, wh
     step = step_of(layout, form.memory, schedule.problem.layers, form.fused)
     if step.problem(profile) != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
-    wrong += [f"schedule: {one}" for one in verify(schedule.problem, schedule)]
+    wrong += [f"schedule: {violation}" for violation in verify(schedule.problem, schedule)]
     return Candidate(
         layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
     ), wrong

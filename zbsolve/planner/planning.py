@@ -79,7 +79,7 @@ def plan(
     race = SpaceRace(model, cluster, limit, clock, runner, seed, bounds, progress, stop)
     runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
     _run(race, start, only.target)
-    found = tuple(sorted(race.candidates, key=lambda one: one.value))
+    found = tuple(sorted(race.candidates, key=lambda candidate: candidate.value))
     if race.bounds.least > found[0].value + SAME_US:
         raise WrongBound(
             f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of {found[0].layout.title}, "

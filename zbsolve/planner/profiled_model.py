@@ -57,9 +57,6 @@ def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
-# --- Models ---
-
-
 TIMES = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
 SAME = ("parameter_bytes", "output_bytes")  # of all blocks
@@ -87,7 +84,7 @@ class ProfiledModel:
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
         """names: of the profiles, for errors. Raises BadInput naming profile and field where one says too little, two are of
         the same size, or they are of different models."""
-        found = cls(tuple(replace(one, samples={}) for one in profiles))
+        found = cls(tuple(replace(profile, samples={}) for profile in profiles))
         if not found.profiles:
             raise BadInput("profiles: at least one is needed")
         named = names or [f"profile {i}" for i in range(len(found.profiles))]
@@ -98,8 +95,8 @@ class ProfiledModel:
     @cached_property
     def points(self) -> dict[int, dict[int, Point]]:
         """Tensor ranks → sequences a microbatch → what was profiled there, both ascending."""
-        rows = sorted((point_of(one, "profile") for one in self.profiles), key=lambda one: (one.tp, one.size))
-        return {tp: {one.size: one for one in rows if one.tp == tp} for tp in dict.fromkeys(one.tp for one in rows)}
+        rows = sorted((point_of(profile, "profile") for profile in self.profiles), key=lambda one: (one.tp, one.size))
+        return {tp: {row.size: row for row in rows if row.tp == tp} for tp in dict.fromkeys(row.tp for row in rows)}
 
     @property
     def name(self) -> str:
@@ -138,8 +135,8 @@ class ProfiledModel:
     @property
     def update_us(self) -> float | None:
         """µs of the optimizer's update for each 16 bits of parameters, in the mean over all profiles; None: not known."""
-        times = [sum(one.U for one in profile.layers) for profile in self.profiles]
-        sizes = [sum(one.parameter_bytes for one in profile.layers) for profile in self.profiles]
+        times = [sum(layer.U for layer in profile.layers) for profile in self.profiles]
+        sizes = [sum(layer.parameter_bytes for layer in profile.layers) for profile in self.profiles]
         return 2 * sum(times) / sum(sizes) if all(times) and all(sizes) else None
 
     @property
@@ -157,7 +154,7 @@ class ProfiledModel:
     @property
     def source(self) -> str:
         """Where the layers' costs come from: what was profiled, at which tensor ranks and sizes, what lies between."""
-        sources = ", ".join(dict.fromkeys(one.source.removeprefix("estimated: ") for one in self.profiles))
+        sources = ", ".join(dict.fromkeys(profile.source.removeprefix("estimated: ") for profile in self.profiles))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
         gaps = any(b - a > 1 for row in self.points.values() for a, b in pairwise(row))
         off = "by an unknown error" if self.error is None else f"off by up to {self.error:.1%} where that is known"
@@ -222,14 +219,14 @@ def point_of(profile: Profile, where: str) -> Point:
     for name in ("rank_factors", "microbatch_factors"):
         if getattr(profile, name):
             raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
-    if any(one.frozen_bytes for one in profile.layers):
+    if any(layer.frozen_bytes for layer in profile.layers):
         raise BadInput(f"{where}: field 'frozen_bytes': a plan takes parameters that are all trained")
-    if any(one.all_to_all for one in profile.layers):
+    if any(layer.all_to_all for layer in profile.layers):
         raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
     ends = {0, len(profile.layers) - 1}
     if any(set(group) != ends for _, group in profile.tied):
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")
-    first, *blocks, last = (_plain(one) for one in profile.layers)
+    first, *blocks, last = (_plain(layer) for layer in profile.layers)
     block = _mean(blocks, where)
     first = replace(first, output_kept=min(first.output_kept, _kept(first)))  # nothing counts twice that is not kept
     last = replace(last, input_unneeded=min(last.input_unneeded, _kept(last)))
@@ -253,13 +250,13 @@ def _plain(layer: Layer) -> Layer:
 def _mean(blocks: Sequence[Layer], where: str) -> Layer:
     """The block that stands for all: mean times, most bytes. Raises BadInput where they differ in size."""
     for name in SAME:
-        values = [getattr(one, name) for one in blocks]
+        values = [getattr(block, name) for block in blocks]
         if len(set(values)) > 1:
             i = next(i for i, one in enumerate(values) if one != values[0])
             told = f"{blocks[0].name} has {values[0]} and {blocks[i].name} {values[i]}"
             raise BadInput(f"{where}: layers: field '{name}': {told}: a plan takes blocks that are alike")
-    found: dict[str, Any] = {name: sum(getattr(one, name) for one in blocks) / len(blocks) for name in TIMES}
-    found |= {name: max(getattr(one, name) for one in blocks) for name in BYTES}
+    found: dict[str, Any] = {name: sum(getattr(block, name) for block in blocks) / len(blocks) for name in TIMES}
+    found |= {name: max(getattr(block, name) for block in blocks) for name in BYTES}
     return replace(blocks[0], **found)
 
 
@@ -284,7 +281,7 @@ def _check_together(points: Sequence[Point], profiles: Sequence[Profile], names:
     seen: dict[tuple[int, int], str] = {}
     parameters: dict[int, tuple[list[int], str]] = {}
     for point, profile, name in zip(points, profiles, names, strict=True):
-        key, sizes = (point.tp, point.size), [one.parameter_bytes for one in point.layers]
+        key, sizes = (point.tp, point.size), [layer.parameter_bytes for layer in point.layers]
         if key in seen:
             raise BadInput(
                 f"{name}: tp {point.tp} with {point.size} sequences a microbatch, as {seen[key]}: give one of them"

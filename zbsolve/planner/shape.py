@@ -185,7 +185,7 @@ SHAPES = {
         _llama("llama3-405b", 126, 16_384, 128, 53_248),
     )
 }
-CHANGED = tuple(one.name for one in fields(Shape) if one.type == "int")
+CHANGED = tuple(field.name for field in fields(Shape) if field.type == "int")
 
 
 def shape_by_name(spec: str) -> Shape:
@@ -195,7 +195,7 @@ def shape_by_name(spec: str) -> Shape:
         raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, SHAPES)} (models: {', '.join(SHAPES)})")
     changes: dict[str, Any] = {}
     for part in said.split(",") if at else ():
-        what, _, number = (one.strip() for one in part.partition("="))
+        what, _, number = (word.strip() for word in part.partition("="))
         if what not in CHANGED:
             raise BadInput(f"model '{spec[:60]}': '{part}' is none of {', '.join(f'{one}=N' for one in CHANGED)}")
         if what in changes:

@@ -105,9 +105,9 @@ def families(space: SolvedSpace) -> list[Family]:
     for name in FIELDS:
         column = np.asarray(getattr(layout, name))
         for value in np.unique(column).tolist():
-            mine = column == value
-            lost = float(step[mine].min()) / space.value - 1
-            found.append(Family(name, named(name, value), int(mine.sum()), lost))
+            in_family = column == value
+            lost = float(step[in_family].min()) / space.value - 1
+            found.append(Family(name, named(name, value), int(in_family.sum()), lost))
     return found
 
 

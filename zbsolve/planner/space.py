@@ -121,5 +121,5 @@ def _known(model: Model, cluster: Cluster) -> str:
 
 
 def _divisors(number: int) -> list[int]:
-    low = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
-    return [*low, *(number // one for one in reversed(low) if one * one < number)]
+    low = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return [*low, *(number // divisor for divisor in reversed(low) if divisor * divisor < number)]

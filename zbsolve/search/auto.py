@@ -141,11 +141,11 @@ def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
     """What is looked at first, built. Where partitions and what stages keep are both open, other choices of the latter are
     tried with the first partition, and other partitions then with the best choice."""
     closed = closed_steps(step)
-    for place, kept, one in closed:
-        first = one is closed[0][2]
-        if kept and one.partition == AUTO:
-            one = replace(one, partition=FIRST_PARTITION)
-        yield from _runs(profile, one, place, kept, first)
+    for place, kept, choice in closed:
+        first = choice is closed[0][2]
+        if kept and choice.partition == AUTO:
+            choice = replace(choice, partition=FIRST_PARTITION)
+        yield from _runs(profile, choice, place, kept, first)
 
 
 def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = False) -> list[Run]:
@@ -188,9 +188,9 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
 
     def layers(run: Run) -> Iterator[Run]:
         for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
-            one = replace(run.step, partition=counts)
+            moved = replace(run.step, partition=counts)
             name = run.partition.removesuffix(MOVED) + MOVED
-            yield Run(one, run.name, name, counts, place=run.place, moved="layers")
+            yield Run(moved, run.name, name, counts, place=run.place, moved="layers")
 
     def copies(run: Run) -> Iterator[Run]:
         if run.schedule is not None and run.step.slices == 1:

@@ -84,7 +84,7 @@ def certified(
     bound, used = work_bound(problem), 0.0
     if seconds is None:
         if len(problem.passes) <= QUICK_PASSES:
-            bound = max(bound, closed_form(problem), key=lambda one: one.value)
+            bound = max(bound, closed_form(problem), key=lambda pair: pair.value)
     else:
         state = State(problem, Clock(seconds, None), bound, progress=progress)
         state.offer(schedule, solver)

@@ -83,7 +83,7 @@ def _gathers(step: Step, said: object) -> list[Named]:
         return [("", step)]
     most = step.microbatches // len(step.routes)
     counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
-    return [(f" gathers={one}", replace(step, gathers=one)) for one in counts]
+    return [(f" gathers={count}", replace(step, gathers=count)) for count in counts]
 
 
 def vocabularies(step: Step) -> list[Named]:
@@ -92,8 +92,8 @@ def vocabularies(step: Step) -> list[Named]:
     if not is_auto(step.vocabulary):
         return [("", step)]
     names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
-    names = [one for one in names if step.ranks > 1 or one not in BARRIERS]
-    found = [(f" vocabulary={one}", replace(step, vocabulary=one)) for one in names]
+    names = [name for name in names if step.ranks > 1 or name not in BARRIERS]
+    found = [(f" vocabulary={name}", replace(step, vocabulary=name)) for name in names]
     if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
         found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
     return found
@@ -107,7 +107,7 @@ def _slices(step: Step) -> list[Named]:
     counts = [2]
     while 2 * counts[-1] <= 2 * step.ranks:
         counts.append(2 * counts[-1])
-    several = [(one, kind) for kind in kinds_of_slices(step) for one in counts if one <= most_slices(step)]
+    several = [(count, kind) for kind in kinds_of_slices(step) for count in counts if count <= most_slices(step)]
     return [in_slices(step, 1, EVEN), *(in_slices(step, one, kind) for one, kind in several if step.shards == 1)]
 
 
@@ -121,9 +121,9 @@ def kinds_of_slices(step: Step) -> tuple[str, ...]:
 
 def in_slices(step: Step, count: int, kind: str) -> Named:
     """The step in so many slices of a kind, and its name."""
-    said: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
-    one = replace(step.in_slices(said), attention_exchange=kind == EXCHANGE and count > 1)
-    return f" slices={said}{f' {EXCHANGE}' if one.attention_exchange else ''}", one
+    slices: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
+    sliced = replace(step.in_slices(slices), attention_exchange=kind == EXCHANGE and count > 1)
+    return f" slices={slices}{f' {EXCHANGE}' if sliced.attention_exchange else ''}", sliced
 
 
 def most_slices(step: Step) -> int:
@@ -209,8 +209,8 @@ def copy_moves(step: Step, schedule: Schedule) -> Iterator[Named]:
     eighth of all copies, or of one stage's."""
     away, shares = time_away(schedule), np.array([one.away for one in stages_of(step)])
     for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
-        mine = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
-        order = np.argsort(mine, axis=None, kind="stable")[: int(np.isfinite(mine).sum())]
+        distances = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
+        order = np.argsort(distances, axis=None, kind="stable")[: int(np.isfinite(distances).sum())]
         for part in (2, 4, 8):
             stay = np.isinf(away).ravel()
             stay[order[: len(order) // part]] = True

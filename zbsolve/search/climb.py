@@ -23,9 +23,6 @@ from .choices import EVEN, EXCHANGE, in_slices, kinds_of_slices, most_slices
 from .race import Job, Race, Run
 from .task_runner import ROUND
 
-# --- One change at a time ---
-
-
 LOOK_EFFORT = 0.05  # effort for one of these
 CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that came close, doubled until; how many of them
 
@@ -80,19 +77,19 @@ def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) 
 
     def looks() -> Iterator[Job]:
         nonlocal best
-        for i, one in enumerate(moves.near(run)):
+        for i, tried in enumerate(moves.near(run)):
             if i >= moves.breadth and best is not run:
                 return
-            if (one.name, one.layers) in known:
-                one = known[one.name, one.layers]
-                best = one if one.beats(best) else best
+            if (tried.name, tried.layers) in known:
+                tried = known[tried.name, tried.layers]
+                best = tried if tried.beats(best) else best
                 continue
             if _ended(race, keep):
                 return
-            known[one.name, one.layers] = built(profile, one)
-            if one.problem is not None and one.problem.work < run.value:
+            known[tried.name, tried.layers] = built(profile, tried)
+            if tried.problem is not None and tried.problem.work < run.value:
                 # By effort also where time is the limit: alike looks, however busy the machine is.
-                yield Job(one, LOOK_EFFORT, run.schedule, {"method": "greedy", "effort": LOOK_EFFORT})
+                yield Job(tried, LOOK_EFFORT, run.schedule, {"method": "greedy", "effort": LOOK_EFFORT})
 
     for one in race.solve_each(looks(), size=min(ROUND, moves.breadth)):
         best = one if one.beats(best) else best
@@ -102,13 +99,13 @@ def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) 
 def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
     """What is better than `run` after a longer look."""
     effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
-    found: list[Run] = []
+    runs: list[Run] = []
 
     def searches(near: list[Run]) -> Iterator[Job]:
-        for one in (run, *sorted(near, key=lambda one: one.value)[:CLOSE_RUNS]):
+        for one in (run, *sorted(near, key=lambda start: start.value)[:CLOSE_RUNS]):
             if one.beats(run):
-                found.append(one)
-            if found or _ended(race, keep) or race.left - keep < effort:
+                runs.append(one)
+            if runs or _ended(race, keep) or race.left - keep < effort:
                 return
             if one.bound < one.value:
                 yield Job(one, effort, None, {"effort": effort})
@@ -119,9 +116,9 @@ def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
             return None
         for one in race.solve_each(searches(near), size=1):
             if one.beats(run):
-                found.append(one)
-        if found:
-            return min(found, key=lambda one: one.value)
+                runs.append(one)
+        if runs:
+            return min(runs, key=lambda one: one.value)
         effort *= 2
     return None
 
@@ -229,15 +226,15 @@ class _Near:
             rest = sorted(set(range(2, max(known, default=1))) - known)
             larger = [f"{max(known, default=1) + 1} or more"] * (max(known, default=1) < self.most)
             if rest or larger:
-                one = self._changed(rest[0] if rest else max(known, default=1) + 1, kind)
-                one.name = one.name.replace(_named(one), f" slices {OF_EQUAL_WORK if kind == EVEN_WORK else kind}")
-                one.failed = f"{NOT_TRIED}: {', '.join([*rows_of_numbers(rest), *larger])}"
-                found.append(one)
+                run = self._changed(rest[0] if rest else max(known, default=1) + 1, kind)
+                run.name = run.name.replace(_named(run), f" slices {OF_EQUAL_WORK if kind == EVEN_WORK else kind}")
+                run.failed = f"{NOT_TRIED}: {', '.join([*rows_of_numbers(rest), *larger])}"
+                found.append(run)
         return found
 
     def _alike(self) -> list[Run]:
-        mine = _others(self.start)
-        return [run for run in self.race.runs if _others(run) == mine]
+        choice = _others(self.start)
+        return [run for run in self.race.runs if _others(run) == choice]
 
     def _known(self, kind: str) -> set[int]:
         """Numbers that were tried of a kind."""

@@ -37,7 +37,7 @@ def sizes_of(problem: Problem) -> list[int]:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
     few = dict.fromkeys(round(times * most) for times in SIZES)
-    return [one for one in few if 2 < one <= MAX_SIZE_SHARE * problem.microbatches]
+    return [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
 
 
 def worth_more(problem: Problem, few: int) -> bool:
@@ -100,8 +100,8 @@ def _best_repeated(g: MicrobatchGraph, small: Schedule, least: int, clock: Clock
     best: Decoded | None = None
     for target in islice(targets, CUTS):
         for rule in CUT_RULES:
-            found = decode(g, target, rule)
+            decoded = decode(g, target, rule)
             clock.spend(g.passes.size * SECONDS_PER_DECODED_PASS)
-            if found is not None and (best is None or found.value < best.value):
-                best = found
+            if decoded is not None and (best is None or decoded.value < best.value):
+                best = decoded
     return best

@@ -204,5 +204,5 @@ class _Race:
 
 def _choice(tried: tuple[Tried, ...], step: Step) -> str:
     """What the winner chose, as one writes it."""
-    best = next(one for one in tried if not one.why)
+    best = next(point for point in tried if not point.why)
     return best.placement.removeprefix(step.title).strip()

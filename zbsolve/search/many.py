@@ -78,8 +78,12 @@ def solve_many(
 ) -> RepeatedSchedule:
     """A schedule of so many microbatches that are all like the only one of `one`, with a certificate of the whole.
 
-    effort: in place of seconds. progress: called with a line whenever something better was found. Raises BadInput for a step
-    whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state was found.
+    one: the step with one microbatch.
+    effort: in place of seconds, for the same answer on every machine.
+    progress: called with a line whenever something better was found.
+
+    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state
+    was found.
     """
     bound = bound_of_many(one, microbatches)
     graph = microbatch_graph(one)
@@ -143,7 +147,7 @@ def _lengths_of(search: ManySearch, system: LongSystem, depth: int) -> list[int]
 def _named(search: ManySearch, depth: int) -> Iterator[None]:
     """The literature's schedules of a step: they repeat by themselves; then what decoding makes of the shortest."""
     lengths = [search.length(times * depth) for times in NAMED]
-    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_NAMED), None)
+    few = next((length for length in lengths if length * search.graph.rank.size <= MAX_NAMED), None)
     if few is None or few > search.microbatches:
         return
     g = of_length(search.graph, few)
@@ -164,7 +168,7 @@ def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
     """Blocks, repeated: packed ones; the passes of one microbatch as early as they can be; ever shorter legal ones; and ones
     near those of a shorter period, which decoding mends."""
     lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
-    few = next((one for one in lengths if one * search.graph.rank.size <= MAX_SHOWN), None)
+    few = next((length for length in lengths if length * search.graph.rank.size <= MAX_SHOWN), None)
     if few is None or few > search.microbatches or not search.time_to_show(few):
         return
     g, share = search.graph, search.clock.part(BLOCK_SHARE)

@@ -79,13 +79,19 @@ class ManySearch:
         order = tuple(np.split(lanes, ends))
         start = earliest_starts(self.one, few, order)
         self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
-        found = _with_rounds(self, order, start, rounds or self.every)
-        self.shown += found is not None
-        if found is None or (self.best is not None and found.value >= self.best.value) or not self._messages_fit(found):
+        few_found = _with_rounds(self, order, start, rounds or self.every)
+        self.shown += few_found is not None
+        if (
+            few_found is None
+            or (self.best is not None and few_found.value >= self.best.value)
+            or not self._messages_fit(few_found)
+        ):
             return
-        self.best, self.solver = found, solver
-        gap = 1 - self.bound.value / found.value
-        self.progress(f"{found.value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {found.round.every}")
+        self.best, self.solver = few_found, solver
+        gap = 1 - self.bound.value / few_found.value
+        self.progress(
+            f"{few_found.value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {few_found.round.every}"
+        )
 
     def _messages_fit(self, found: FewFound) -> bool:
         """Whether messages that wait fit: rounds repeat, so those of few microbatches show it."""

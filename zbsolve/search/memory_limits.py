@@ -126,7 +126,7 @@ class MemoryLimits:
         """
         at_once = min(count, self.runner.count)
         try:
-            for answer in self.runner.answers((self._task(*one, at_once) for one in shares), ROUND):
+            for answer in self.runner.answers((self._task(*share, at_once) for share in shares), ROUND):
                 self._keep(answer)
         except (KeyboardInterrupt, WorkersLost):
             if not self.found:
@@ -176,8 +176,8 @@ class MemoryLimits:
     def plan(self, points: int) -> None:
         """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
         of the named schedules between."""
-        one = one_microbatch_needs(self.free)[: self.free.ranks]
-        least, best = int((self.fixed + one).max()), self.best(None)
+        need = one_microbatch_needs(self.free)[: self.free.ranks]
+        least, best = int((self.fixed + need).max()), self.best(None)
         if best is None:
             raise Infeasible("no schedule was found without a memory limit in this time")
         top = max(least, best[1])

@@ -47,7 +47,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
         clock = state.clock.apart(max(LEAST_SHARE * amount, left))
         last = State(problem, clock, work_bound(problem), progress=state.progress, contest=state.contest)
         last.patience = patience(clock) if turn < ROUNDS - 1 else 0.0
-        last.leads += [one for one in (state.schedule,) if one is not None]
+        last.leads += [schedule for schedule in (state.schedule,) if schedule is not None]
         search(last)
         spent += clock.used
         if last.lean is not None:

@@ -59,9 +59,9 @@ def why_not(schedule: Schedule) -> str:
 
 def _check_same_passes(before: Problem, now: Problem) -> None:
     """Raise BadInput where the passes are not the same, or lie elsewhere."""
-    mine, other = set(before.names), set(now.names)
-    if mine != other:
-        sides = (("it alone has", mine - other), ("the profile's step alone has", other - mine))
+    given, other = set(before.names), set(now.names)
+    if given != other:
+        sides = (("it alone has", given - other), ("the profile's step alone has", other - given))
         raise BadInput("; ".join(f"{what} {_some(names)}" for what, names in sides if names))
     rows = np.array([now.index[name] for name in before.names], np.int64)
     moved = np.flatnonzero(now.passes.rank[rows] != before.passes.rank)

@@ -111,29 +111,29 @@ def frontier(
     clock, options = Clock(seconds, effort), {"seed": 0, **options}
     if (step is None) == isinstance(asked, Profile):
         raise BadInput("frontier: a profile needs a step, and a problem is one")
-    one = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)  # type: ignore[arg-type]
+    subject = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)  # type: ignore[arg-type]
     runner = TaskRunner(options.pop("workers", None), clock.counted, progress=progress)
-    found = MemoryLimits(one.free, one.fixed, one.named, clock, options, runner, stop)
-    found.solve((None, 1 / (points + 1), "unlimited"))
-    found.plan(points)
-    found.down()
-    found.up()
-    proven = found.bound(None)
+    memory_limits = MemoryLimits(subject.free, subject.fixed, subject.named, clock, options, runner, stop)
+    memory_limits.solve((None, 1 / (points + 1), "unlimited"))
+    memory_limits.plan(points)
+    memory_limits.down()
+    memory_limits.up()
+    proven = memory_limits.bound(None)
     free_bound = (0, "") if proven is None else (proven[1].bound, proven[1].proof)
     return Frontier(
-        ranks=one.free.ranks,
-        microbatches=one.free.microbatches,
-        objective=one.free.objective,
-        fixed=tuple(one.fixed.tolist()),
-        work=one.free.work,
+        ranks=subject.free.ranks,
+        microbatches=subject.free.microbatches,
+        objective=subject.free.objective,
+        fixed=tuple(subject.fixed.tolist()),
+        work=subject.free.work,
         seconds=seconds,
         effort=effort,
         seed=options["seed"],
-        points=found.points(),
-        named=one.named,
+        points=memory_limits.points(),
+        named=subject.named,
         free_bound=free_bound[0],
         free_proof=free_bound[1],
-        **one.of,
+        **subject.of,
     )
 
 

@@ -105,9 +105,6 @@ def _begins(problem: Problem, hint: Schedule) -> Floats | None:
     return np.maximum(begin, 0.0)
 
 
-# --- The race ---
-
-
 @dataclass(eq=False)
 class Run:
     """A step in the race. name: its placement and what else was chosen for it; place: the placement (and gathers) alone;
@@ -264,10 +261,10 @@ def better(one: Schedule, other: Schedule) -> Schedule:
     a, b = one.certificate, other.certificate
     assert a is not None
     assert b is not None
-    chosen, mine, proof = (one, a, b) if a.value <= b.value else (other, b, a)
-    if proof.bound <= mine.bound:
+    chosen, certificate, proof = (one, a, b) if a.value <= b.value else (other, b, a)
+    if proof.bound <= certificate.bound:
         return chosen
     check_bound(chosen, proof.bound, proof.proof)
     return chosen.certified(
-        replace(mine, bound=proof.bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof)
+        replace(certificate, bound=proof.bound, relaxation=proof.relaxation, ranks=proof.ranks, proof=proof.proof)
     )

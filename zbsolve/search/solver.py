@@ -147,9 +147,9 @@ def retimed(problem: Problem, hint: Schedule) -> Schedule:
 def _difference(hint: Problem, problem: Problem) -> str:
     """The first number in which they differ, in words; or the kinds of their passes."""
     for column, what in (("microbatch", "microbatches"), ("stage", "stages"), ("slice", "slices a microbatch")):
-        mine, theirs = (len(np.unique(getattr(one.passes, column))) for one in (hint, problem))
-        if mine != theirs:
-            return f": the hint has {mine} {what}, the problem {theirs}"
+        count, wanted = (len(np.unique(getattr(step.passes, column))) for step in (hint, problem))
+        if count != wanted:
+            return f": the hint has {count} {what}, the problem {wanted}"
     kinds = [" ".join(one.passes.kinds) for one in (hint, problem)]
     return f": the hint has passes {kinds[0]}, the problem {kinds[1]}" if kinds[0] != kinds[1] else ""
 

@@ -157,9 +157,9 @@ def _one_by_one(search: Search) -> list[Arm]:
 def _one_after_another(state: State) -> Arm:
     """Very long, but it needs the least memory."""
     state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
-    found = one_after_another(state.problem)
-    if found is not None:
-        state.offer(found, SERIAL_SOLVER)
+    schedule = one_after_another(state.problem)
+    if schedule is not None:
+        state.offer(schedule, SERIAL_SOLVER)
     yield
 
 
@@ -198,8 +198,8 @@ def _named(state: State) -> Arm:
 def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
     """Offer the best schedule that target starts, µs, shape (lanes, microbatches), are decoded to."""
     state.clock.spend(len(TIMES_RULES) * target.size * SECONDS_PER_DECODED_PASS)
-    found = [one for one in (decode(g, target, rule) for rule in TIMES_RULES) if one is not None]
-    best = min(found, key=lambda one: one.value, default=None)
+    found = [decoded for decoded in (decode(g, target, rule) for rule in TIMES_RULES) if decoded is not None]
+    best = min(found, key=lambda decoded: decoded.value, default=None)
     if best is not None and (state.schedule is None or best.value < state.value):
         state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 
@@ -235,9 +235,9 @@ def _serial(state: State) -> Arm:
         if state.schedule is not None and (large or share.over):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
-        found = serial_schedule(problem, begin, mean * put_off)
-        if found is not None:
-            state.offer(found, SERIAL_SOLVER)
+        schedule = serial_schedule(problem, begin, mean * put_off)
+        if schedule is not None:
+            state.offer(schedule, SERIAL_SOLVER)
         yield
 
 
@@ -318,9 +318,9 @@ def _shifted(search: Search) -> Arm:
         begin = begins[int(rng.integers(len(begins)))] if best is None else best.timeline().start
         shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
-        found = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
-        if found is not None:
-            state.offer(found, SERIAL_SOLVER)
+        schedule = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
+        if schedule is not None:
+            state.offer(schedule, SERIAL_SOLVER)
         yield
 
 
@@ -338,8 +338,8 @@ def _neighbours(search: Search) -> Arm:
 
     state, first = search.state, search.state.schedule
     assert first is not None
-    found = better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target)
-    yield from _offered(state, found, LNS_SOLVER)
+    schedules = better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target)
+    yield from _offered(state, schedules, LNS_SOLVER)
 
 
 def _moved(state: State, seed: int) -> Arm:
@@ -347,8 +347,8 @@ def _moved(state: State, seed: int) -> Arm:
     first = state.schedule
     if first is None:
         return
-    found = better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target)
-    yield from _offered(state, found, TABU_SOLVER)
+    schedules = better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target)
+    yield from _offered(state, schedules, TABU_SOLVER)
 
 
 # --- The tables ---

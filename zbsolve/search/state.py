@@ -34,16 +34,13 @@ def rooms(problem: Problem) -> tuple[int, ...]:
     A rank without room counts in bytes too: nothing fits it."""
     if problem.capacity is None or len(set(problem.capacity)) == 1:
         return (1,) * problem.ranks
-    return tuple(max(1, one) for one in problem.capacity)
+    return tuple(max(1, room) for room in problem.capacity)
 
 
 def fullness(schedule: Schedule) -> Fraction:
     """The largest peak of a rank: in bytes, or as a share of the rank's capacity where capacities differ."""
     peaks = schedule.timeline().peak_bytes
     return max(Fraction(peak, room) for peak, room in zip(peaks, rooms(schedule.problem), strict=True))
-
-
-# --- The state ---
 
 
 LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give

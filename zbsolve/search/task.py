@@ -30,8 +30,6 @@ from .many import solve_many, worth_repeating
 from .solver import compiled, retimed, solve
 from .state import Contest
 
-# --- Tasks ---
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -78,12 +76,12 @@ def _repeated(task: Task) -> Schedule | None:
     large = (
         task.many is not None and len(problem.passes) >= task.many and options.get("method", "auto") in ("auto", "greedy")
     )
-    one = repeated_microbatch(problem) if large else None
-    if one is None or not worth_repeating(one, problem.microbatches, task.many or 0):
+    microbatch = repeated_microbatch(problem) if large else None
+    if microbatch is None or not worth_repeating(microbatch, problem.microbatches, task.many or 0):
         return None
     limits = {name: options[name] for name in ("seconds", "effort", "seed") if name in options}
     with suppress(NotFound):
-        return _of_whole(problem, solve_many(one, problem.microbatches, **limits).unrolled())
+        return _of_whole(problem, solve_many(microbatch, problem.microbatches, **limits).unrolled())
     return None
 
 
@@ -179,13 +177,15 @@ def _answer_body(form: TaskForm, rival: Rival) -> dict[str, Any]:
     if form.hint is not None:
         options["hint"] = Schedule(problem, order_from(problem, form.hint.order), tuple(form.hint.syncs))
     ends = partial(_only_the_end, rival) if form.offset is None else partial(_less, rival, form.offset)
-    found = solve_task(Task(None, problem, options, measured=form.measured, many=form.many), Contest(form.threads, ends), {})
-    if found.schedule is None:
-        return {"error": [type(found.error).__name__, str(found.error), ""]}
-    assert found.schedule.certificate is not None
-    order, syncs = order_as_json(found.schedule.order), [list(pair) for pair in found.schedule.syncs]
-    took = {"seconds": found.seconds, "pace": found.pace, "machine": dict(found.machine)}
-    return {"order": order, "syncs": syncs, "certificate": found.schedule.certificate.to_json(), **took}
+    answer = solve_task(
+        Task(None, problem, options, measured=form.measured, many=form.many), Contest(form.threads, ends), {}
+    )
+    if answer.schedule is None:
+        return {"error": [type(answer.error).__name__, str(answer.error), ""]}
+    assert answer.schedule.certificate is not None
+    order, syncs = order_as_json(answer.schedule.order), [list(pair) for pair in answer.schedule.syncs]
+    took = {"seconds": answer.seconds, "pace": answer.pace, "machine": dict(answer.machine)}
+    return {"order": order, "syncs": syncs, "certificate": answer.schedule.certificate.to_json(), **took}
 
 
 def _less(rival: Rival, offset: float) -> float:

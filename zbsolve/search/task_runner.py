@@ -93,8 +93,8 @@ class TaskRunner:
         came: dict[int, Answer] = {}
         numbers = {id(task): number for number, task in enumerate(drawn)}
         try:
-            for one in self._there(iter(drawn), workers):
-                came[numbers[id(one.task)]] = one
+            for answer in self._there(iter(drawn), workers):
+                came[numbers[id(answer.task)]] = answer
         finally:
             yield from (came[number] for number in sorted(came))
 

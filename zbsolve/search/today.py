@@ -80,11 +80,11 @@ class Today:
             "bubble": self.bubble,
             "replayed": self.replayed,
             "memory": "bytes" if self.counted else "microbatches in flight",
-            "peaks": [one / unit for one in self.peaks],
+            "peaks": [peak / unit for peak in self.peaks],
             "room": [one / unit for one in self.room],
             "even_stages_save": self.replayed - self.even,
             "microbatches_alike": self.alike,
-            "found": [one.to_json() | {"peaks": [x / unit for x in one.to_json()["peaks"]]} for one in self.found],
+            "found": [better.to_json() | {"peaks": [x / unit for x in better.to_json()["peaks"]]} for better in self.found],
         }
 
 
@@ -115,15 +115,15 @@ def today_of(
     step = trace.steps[trace.median_step]
     busiest = _busiest(problem, trace.computed()[trace.median_step])
     asked = _candidates(problem) if effort is not None or seconds > 0 else []
-    found: list[Better] = []
+    betters: list[Better] = []
     for name, one in asked:
-        if stop() and found:
+        if stop() and betters:
             break
         hint = Schedule(one, trace.schedule, trace.syncs) if one is problem else None
         limits: dict[str, Any] = {"seconds": seconds / len(asked), "effort": None if effort is None else effort / len(asked)}
         with suppress(Infeasible, NotFound):
             schedule = solve(one, **limits, seed=seed, hint=hint, prefer=None, progress=partial(progress, name))
-            found.append(Better(name, one.stages > problem.stages, schedule))
+            betters.append(Better(name, one.stages > problem.stages, schedule))
     return Today(
         int(np.rint(step.value)),
         1 - busiest / step.value if step.value else 0.0,
@@ -132,7 +132,7 @@ def today_of(
         timeline.peak_bytes,
         room,
         int(Schedule(even_stages(problem), trace.schedule, trace.syncs).timeline().value),
-        tuple(found),
+        tuple(betters),
         problem.alike,
     )
 

@@ -86,16 +86,16 @@ def copies_out(problem: Problem) -> Ints:
     into = np.flatnonzero((problem.device_bytes > 0) & out[e.after])
     alone = np.bincount(e.after[into], minlength=len(out)) == 1
     into = into[alone[e.after[into]]]
-    found = np.full(len(out), -1, np.int64)
-    found[e.before[into]] = e.after[into]
-    return found
+    tensor = np.full(len(out), -1, np.int64)
+    tensor[e.before[into]] = e.after[into]
+    return tensor
 
 
 def _before(problem: Problem) -> Ints:
-    found = np.full(len(problem.passes), -1, np.int64)
+    tensor = np.full(len(problem.passes), -1, np.int64)
     for rows in problem.lanes:
-        found[rows[1:]] = rows[:-1]
-    return found
+        tensor[rows[1:]] = rows[:-1]
+    return tensor
 
 
 def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:

@@ -168,8 +168,8 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
     if takers:  # room there may also be taken ahead, by the pass whose copy it is for
         out = copies_out(problem)
         sends = np.flatnonzero(out >= 0)
-        for one in takers:
-            one[sends] |= one[out[sends]]
+        for taker in takers:
+            taker[sends] |= taker[out[sends]]
     pairs = []
     for number, rows in enumerate(problem.members.values()):
         pairs += [(rank, number) for rank in np.unique(problem.passes.rank[rows]).tolist()]
@@ -209,9 +209,9 @@ def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> 
         if not aside[rows[0]]:
             homes.setdefault((int(passes.rank[rows[0]]), int(passes.stage[rows[0]])), []).append(number)
     partner = np.where([aside[rows[0]] for rows in lanes], np.arange(len(lanes)), -1)
-    for mine in homes.values():
-        mine.sort(key=lambda number: (int(depth[lanes[number][0]]), int(level[lanes[number][0]]), number))
-        for a, b in zip(mine, mine[1:], strict=False):
+    for numbers in homes.values():
+        numbers.sort(key=lambda number: (int(depth[lanes[number][0]]), int(level[lanes[number][0]]), number))
+        for a, b in zip(numbers, numbers[1:], strict=False):
             partner[a] = b
     lane_of = np.empty(len(passes), np.int64)
     for number, rows in enumerate(lanes):

@@ -113,12 +113,12 @@ class BlockSearch:
     def decode_all(self, target: Ints, rules: tuple[DecodeRule, ...]) -> Iterator[None]:
         """Decode target starts with each of the rules."""
         for rule in rules:
-            found = decode(self.g, target, rule)
+            decoded = decode(self.g, target, rule)
             self.clock.spend(self.cost)
-            if self.offer(found):
+            if self.offer(decoded):
                 self.justify(self.pool[0])
             yield
-            if found is None:
+            if decoded is None:
                 return
 
     def decode_block(self, block: BuildingBlock, rules: tuple[DecodeRule, ...]) -> Iterator[None]:
@@ -131,11 +131,11 @@ class BlockSearch:
             if self.left < 4 * self.cost:
                 return
             self.clock.spend(2 * self.cost)
-            found = justified(self.g, best.start, best.rule)
-            self.offer(found)
-            if found is None or found.value >= best.value:
+            decoded = justified(self.g, best.start, best.rule)
+            self.offer(decoded)
+            if decoded is None or decoded.value >= best.value:
                 return
-            best = found
+            best = decoded
 
     def adopt(self) -> Iterator[None]:
         """Decode the schedules that others found since the last time, by their start times."""

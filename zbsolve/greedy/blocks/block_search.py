@@ -41,11 +41,13 @@ def block_schedules(
 ) -> Iterator[Schedule]:
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once.
 
-    Ends earlier where a schedule of value `target` (µs) is found. Where microbatches differ in numbers, mean ones are
-    searched, and what is better for those is yielded. Yields none where they differ in more, or where passes need more than
-    one stream. `others`: what others have found by now; each is decoded again by its start times
-    (mended where it is over the memory) and improved here. room: the share of the memory of side streams that is left for
-    them (see `with_room_for_them`).
+    Where microbatches differ in numbers, mean ones are searched, and what is better for those is yielded. Yields none where
+    they differ in more, or where passes need more than one stream.
+
+    target: µs. The search ends earlier where a schedule of that value is found.
+    others: what other sources have found by now. Each is decoded again by its start times, mended where it is over the
+      memory, and improved here.
+    room: the share of the memory of side streams that is left for them (see `with_room_for_them`).
     """
     plain = with_room_for_them(problem, room)
     g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))

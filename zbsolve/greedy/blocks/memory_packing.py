@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...problem import Ints, Problem
 from ...tables import Bools
@@ -24,7 +23,7 @@ from .building_block import MemoryEdges, longest_ways
 
 
 @kernel
-def free_from(g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, end: int, period: int, offset: Ints) -> int:
+def free_from(g: MicrobatchGraph, placed: Bools, lane: int, at: int, end: int, period: int, offset: Ints) -> int:
     """The first time from `at` on, before `end`, when no other placed lane of the stream runs; `end` where there is none.
     placed, offset: whether and when each lane has a place, shape (lanes,). All times in µs."""
     length, rank = g.duration[lane], g.rank[lane]
@@ -44,9 +43,7 @@ def free_from(g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int,
 
 
 @kernel
-def free_before(
-    g: MicrobatchGraph, placed: NDArray[np.bool_], lane: int, at: int, begin: int, period: int, offset: Ints
-) -> int:
+def free_before(g: MicrobatchGraph, placed: Bools, lane: int, at: int, begin: int, period: int, offset: Ints) -> int:
     """The last time until `at`, after `begin`, when no other placed lane of the stream runs; `begin` where there is none.
     The others as in `free_from`."""
     length, rank = g.duration[lane], g.rank[lane]
@@ -112,9 +109,6 @@ def least_period(g: MicrobatchGraph, pools: BlockPools) -> int:
     pool = np.repeat(np.arange(len(pools.room)), np.diff(pools.edges.first))
     energy = np.bincount(pool, pools.edges.bytes * pools.least, len(pools.room))
     return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(pools.room, 1)).max(initial=0) - 1e-9)))
-
-
-# --- Packing ---
 
 
 NOBODY = -1

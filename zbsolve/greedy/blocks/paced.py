@@ -36,17 +36,17 @@ def paced_graph(problem: Problem) -> MicrobatchGraph | None:
     """The graph of one microbatch where each stream is a rank of its own and nothing is held; None where microbatches are
     not alike or a pass occupies several streams. Passes that belong to no microbatch are left out."""
     rows = np.flatnonzero(problem.in_microbatch)
-    mine = problem if len(rows) == len(problem.passes) else problem.only(rows)
-    sets = mine.passes.stream_sets
-    number = {stream: at for at, stream in enumerate(mine.streams)}
+    kept = problem if len(rows) == len(problem.passes) else problem.only(rows)
+    sets = kept.passes.stream_sets
+    number = {stream: at for at, stream in enumerate(kept.streams)}
     if any(len(streams) != 1 for streams in sets):
         return None
-    rank = np.array([number.get(streams[0], 0) for streams in sets])[mine.passes.streams]
+    rank = np.array([number.get(streams[0], 0) for streams in sets])[kept.passes.streams]
     alone = tuple((f"compute:{at}",) for at in range(len(number)))
-    passes = replace(mine.passes, rank=rank, streams=rank, stream_sets=alone)
-    nothing = np.zeros_like(mine.edges.bytes)
-    edges = replace(mine.edges, bytes=nothing, pool=nothing)
-    found = microbatch_graph(replace(mine, passes=passes, edges=edges, capacity=None, pools=(), messages=None))
+    passes = replace(kept.passes, rank=rank, streams=rank, stream_sets=alone)
+    nothing = np.zeros_like(kept.edges.bytes)
+    edges = replace(kept.edges, bytes=nothing, pool=nothing)
+    found = microbatch_graph(replace(kept, passes=passes, edges=edges, capacity=None, pools=(), messages=None))
     return None if found is None else found._replace(passes=rows[found.passes])
 
 

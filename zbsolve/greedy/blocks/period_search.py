@@ -99,9 +99,6 @@ def anneal_settled(g: MicrobatchGraph, pools: BlockPools, settling: Settling, of
     return least
 
 
-# --- Periods ---
-
-
 # Periods, over the least that one can be: near it, then far.
 NEAR = (1.003, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.27)
 PERIODS = (*NEAR, 1.35, 1.45, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.2, 5.0)
@@ -118,7 +115,7 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
     """Blocks that fit, the one by which the whole step is shortest first, as far as estimated; g: see `paced.paced_graph`.
     rounds: moves of an annealing for each period that is tried; 0: none."""
     least, most = least_period(g, pools), len(PERIODS)
-    found: list[BuildingBlock] = []
+    building_blocks: list[BuildingBlock] = []
     for make in ways(g, pools, rounds):
         low, high = -1, most
         while high - low > 1:
@@ -129,9 +126,9 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
                 low = middle
             else:
                 high = middle
-                found.append(BuildingBlock(offset - offset.min(), period))
+                building_blocks.append(BuildingBlock(offset - offset.min(), period))
         most = min(most, high)
-    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, one))
+    return sorted(building_blocks, key=lambda one: one.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, one))
 
 
 def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:

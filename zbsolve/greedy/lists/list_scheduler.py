@@ -55,9 +55,6 @@ def pop(heap: Ints, size: int) -> int:
     return int(least)
 
 
-# --- The scheduler ---
-
-
 class Policy(NamedTuple):
     """How the list scheduler chooses: one value a lane each.
 

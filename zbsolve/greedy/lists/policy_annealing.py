@@ -122,8 +122,8 @@ def improve_policies(
         value = policy_value(sample, policy)
         begin, length = clock.used, share if turn < ANNEALED_STARTS else 2 * share
         current, top = (policy, value), (policy, value)
-        mine = clock.share(length)
-        while not (mine.over or whole.over):
+        step_share = clock.share(length)
+        while not (step_share.over or whole.over):
             rounds = max(1, min(ROUNDS_AT_ONCE, int(SECONDS_AT_ONCE / cost)))
             heat = HEAT * value * max(0.0, 1 - (clock.used - begin) / length) ** 2
             budget = _Budget(heat, rounds, int(rng.integers(1 << 30)))

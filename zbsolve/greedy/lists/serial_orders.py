@@ -125,13 +125,13 @@ class _Order:
         fit.sort(key=lambda i: (-rule[self.kind[i]], self.depth[i], -i))
         return next(([i] for i in reversed(fit) if self.harmless[i]), fit)
 
-    def _run(self, i: int, ready: set[int], mine: dict[int, int]) -> None:
+    def _run(self, i: int, ready: set[int], places: dict[int, int]) -> None:
         for pool, taken, freed in self.moves[i]:
             self.used[pool] += taken - freed
         ready.remove(i)
         for j in self.behind[i]:
             self.waiting[j] -= 1
-            if self.waiting[j] == 0 and j in mine:
+            if self.waiting[j] == 0 and j in places:
                 ready.add(j)
 
     def _take_back(self, i: int, ready: set[int]) -> None:
@@ -168,7 +168,7 @@ def serial_targets(problem: Problem) -> list[Floats]:
     starts that the list scheduler gives the passes of compute streams, with more and with less memory left for side
     streams."""
     a, whole = arrays_of(problem), int(problem.passes.duration.sum())
-    found = [np.asarray(one, np.float64) for one in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
+    found = [np.asarray(key, np.float64) for key in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
     rest = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
     for room in reversed(rooms_beside(problem)):
         plain = with_room_for_them(problem, room)

@@ -87,7 +87,7 @@ def tables_of(schedule: Schedule) -> OrderTables:
 
 def schedule_of(problem: Problem, tables: OrderTables, order: Ints) -> Schedule:
     """The schedule of an order, as in `OrderTables.order`."""
-    parts = [order[one["first"] : one["last"]] for one in tables.streams]
+    parts = [order[stream["first"] : stream["last"]] for stream in tables.streams]
     return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[rows[0]]][0]: rows for rows in parts})
 
 
@@ -107,11 +107,11 @@ def possible(t: OrderTables, a: int, b: int, forward: bool) -> bool:
 def _behind(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go behind others: no path leads from what waits for it to the last of them."""
     passes, links, order = t.passes, t.links, t.order
-    one, last = passes[order[a]], passes[order[b]]
-    used = _held_after(t, one, a + 1, b + 1, t.held[a])
-    if used < 0 or used + one.taken > t.streams[one.stream].capacity:
+    moved, last = passes[order[a]], passes[order[b]]
+    used = _held_after(t, moved, a + 1, b + 1, t.held[a])
+    if used < 0 or used + moved.taken > t.streams[moved.stream].capacity:
         return False
-    for x in range(one.out_first, one.out_last):
+    for x in range(moved.out_first, moved.out_last):
         after = passes[links[x].other]
         if links[x].other == order[b] or last.duration + last.tail < after.duration + after.tail:
             return False
@@ -122,11 +122,11 @@ def _behind(t: OrderTables, a: int, b: int) -> bool:
 def _before(t: OrderTables, a: int, b: int) -> bool:
     """Whether a pass may go before others: no path leads from the first of them to what it waits for."""
     passes, links, order = t.passes, t.links, t.order
-    one, first = passes[order[b]], passes[order[a]]
-    used = t.held[a] + one.taken
-    if used > t.streams[one.stream].capacity or _held_after(t, one, a, b, used - one.freed) < 0:
+    moved, first = passes[order[b]], passes[order[a]]
+    used = t.held[a] + moved.taken
+    if used > t.streams[moved.stream].capacity or _held_after(t, moved, a, b, used - moved.freed) < 0:
         return False
-    for x in range(one.in_first, one.in_last):
+    for x in range(moved.in_first, moved.in_last):
         before = passes[links[x].other]
         if links[x].other == order[a] or first.head + first.duration < before.head + before.duration:
             return False
@@ -134,13 +134,13 @@ def _before(t: OrderTables, a: int, b: int) -> bool:
 
 
 @inner_kernel
-def _held_after(t: OrderTables, one: Row, first: int, last: int, used: int) -> int:
+def _held_after(t: OrderTables, row: Row, first: int, last: int, used: int) -> int:
     """Bytes held when passes first:last of `order` have run, with `used` before them; −1 where they do not fit, or one is of
     the lane of pass `one`."""
-    room = t.streams[one.stream].capacity
+    room = t.streams[row.stream].capacity
     for k in range(first, last):
         other = t.passes[t.order[k]]
-        if other.lane == one.lane or used + other.taken > room:
+        if other.lane == row.lane or used + other.taken > room:
             return -1
         used += other.taken - other.freed
     return used
@@ -180,19 +180,19 @@ def _moved_to(t: OrderTables, a: int, b: int, forward: bool, k: int) -> int:
 @inner_kernel
 def _end(t: OrderTables, i: int, free: int) -> int:
     """When pass i ends where its stream is free from a time on, µs."""
-    one, start = t.passes[i], max(0, free)
-    for x in range(one.in_first, one.in_last):
+    row, start = t.passes[i], max(0, free)
+    for x in range(row.in_first, row.in_last):
         before = t.passes[t.links[x].other]
         start = max(start, before.head + before.duration + t.links[x].lag)
-    return int(start + one.duration)
+    return int(start + row.duration)
 
 
 @inner_kernel
 def _tail(t: OrderTables, i: int, behind: int) -> int:
     """The tail of pass i, µs, where what follows on its stream takes so long."""
-    one = t.passes[i]
-    tail = max(behind, -t.streams[one.stream].origin)
-    for x in range(one.out_first, one.out_last):
+    row = t.passes[i]
+    tail = max(behind, -t.streams[row.stream].origin)
+    for x in range(row.out_first, row.out_last):
         after = t.passes[t.links[x].other]
         tail = max(tail, t.links[x].lag + after.duration + after.tail)
     return int(tail)
@@ -202,8 +202,8 @@ def _tail(t: OrderTables, i: int, behind: int) -> int:
 def move(t: OrderTables, a: int, b: int, forward: bool) -> None:
     """Make the move, in `order`. Moving the other way takes it back."""
     first, last, step = (a, b, 1) if forward else (b, a, -1)
-    one = t.order[first]
+    moved = t.order[first]
     for k in range(first, last, step):
         t.order[k] = t.order[k + step]
         t.passes[t.order[k]].place = k
-    t.order[last], t.passes[one].place = one, last
+    t.order[last], t.passes[moved].place = moved, last

@@ -93,8 +93,8 @@ class OneStream:
 def _turns(schedule: Schedule, rows: Ints, count: int) -> Ints:
     """The place of each pass on its stream, shape (count,): rows says which passes those of the schedule are."""
     found = np.zeros(count, np.int64)
-    for mine in schedule.sequences.values():
-        found[rows[mine]] = np.arange(len(mine))
+    for sequence in schedule.sequences.values():
+        found[rows[sequence]] = np.arange(len(sequence))
     return found
 
 
@@ -132,8 +132,8 @@ def _edges(problem: Problem, stands_for: Ints) -> Edges:
     total = np.bincount(np.cumsum(new) - 1, size[order]).astype(np.int64)
     kept = order[new]
     held, taker, freer = in_their_place(problem)
-    found = Edges.of(before[kept], after[kept], lag=e.lag[kept], bytes=total)
-    return found + Edges.of(taker, freer, bytes=problem.device_bytes[held])
+    edges = Edges.of(before[kept], after[kept], lag=e.lag[kept], bytes=total)
+    return edges + Edges.of(taker, freer, bytes=problem.device_bytes[held])
 
 
 # --- Searches side by side ---
@@ -183,15 +183,15 @@ def better_orders(
     searches, value = [_Search(first)] if _fits(first) else [], int(first.timeline().value)
     while searches and clock.left > 0 and (value := min(value, int(seen(known()).timeline().value))) > target():
         _add(searches, [seen(starts.pop()) for _ in range(len(starts))], seen(known()))
-        _, one = min(enumerate(searches), key=lambda ranked: ranked[1].turns << ranked[0])
-        share = 1.0 if one.turns else FIRST_TURNS
+        _, search = min(enumerate(searches), key=lambda ranked: ranked[1].turns << ranked[0])
+        share = 1.0 if search.turns else FIRST_TURNS
         turns = max(MIN_TURNS, int(share * min(TURN_SECONDS, TURN_SHARE * clock.left) / turn))
         clock.spend(turns * turn)
-        goes_on = one.go_on(turns, target(), int(random.integers(1 << 31)))
-        yield _whole(view, schedule_of(moved, one.tables, one.state.best), clock) if one.value < value else None
-        value = min(value, one.value)
+        goes_on = search.go_on(turns, target(), int(random.integers(1 << 31)))
+        yield _whole(view, schedule_of(moved, search.tables, search.state.best), clock) if search.value < value else None
+        value = min(value, search.value)
         if not goes_on:
-            searches.remove(one)
+            searches.remove(search)
 
 
 def _seen(view: OneStream | None, schedule: Schedule) -> Schedule:
@@ -210,10 +210,10 @@ def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule
 def _add(searches: list[_Search], starts: Sequence[Schedule], best: Schedule) -> None:
     """Add a search from each start that fits the memory and is like none, and keep the best of all searches, the best one
     first. Where the best schedule is better, and none of the starts, the first search goes on from it."""
-    if best.timeline().value < min(one.value for one in searches) and best not in starts and _fits(best):
+    if best.timeline().value < min(search.value for search in searches) and best not in starts and _fits(best):
         searches[0] = _Search(best)
     for new in starts:
-        if _fits(new) and all(new.timeline().value not in (one.first, one.value) for one in searches):
+        if _fits(new) and all(new.timeline().value not in (search.first, search.value) for search in searches):
             searches.append(_Search(new))
     searches.sort(key=lambda one: one.value)
     searches[:] = [one for k, one in enumerate(searches) if k < MOST_SEARCHES or not one.turns]

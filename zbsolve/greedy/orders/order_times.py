@@ -74,20 +74,20 @@ def _sort(t: OrderTables) -> bool:
     passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
     n, ready, at = len(order), 0, 0
     for i in range(n):
-        one = passes[i]
-        one.waiting = one.in_last - one.in_first + (one.place > streams[one.stream].first)
-        if one.waiting == 0:
+        row = passes[i]
+        row.waiting = row.in_last - row.in_first + (row.place > streams[row.stream].first)
+        if row.waiting == 0:
             line[ready] = i
             ready += 1
     while at < ready:
-        one = passes[line[at]]
-        one.level = at
+        row = passes[line[at]]
+        row.level = at
         at += 1
-        for x in range(one.out_first, one.out_last + 1):
-            if x < one.out_last:
+        for x in range(row.out_first, row.out_last + 1):
+            if x < row.out_last:
                 i = links[x].other
-            elif one.place + 1 < streams[one.stream].last:
-                i = order[one.place + 1]
+            elif row.place + 1 < streams[row.stream].last:
+                i = order[row.place + 1]
             else:
                 break
             passes[i].waiting -= 1
@@ -106,11 +106,11 @@ def _sort_behind(t: OrderTables, b: int, count: int) -> bool:
     for k in range(b - count + 1, b + 1):
         marks[passes[order[k]].level] = 1
     for at in range(low, high + 1):
-        one = passes[line[at]]
-        for x in range(one.in_first, one.in_last):
+        row = passes[line[at]]
+        for x in range(row.in_first, row.in_last):
             marks[at] |= marks[passes[links[x].other].level]
-        if one.place > t.streams[one.stream].first:
-            marks[at] |= marks[passes[order[one.place - 1]].level]
+        if row.place > t.streams[row.stream].first:
+            marks[at] |= marks[passes[order[row.place - 1]].level]
     holds = marks[high] == 0
     if holds:
         _part(t, low, high)
@@ -148,22 +148,22 @@ def _heads(t: OrderTables, low: int, count: int) -> None:
             continue
         marks[at] = 0
         count -= 1
-        one, head = passes[t.sorted[at]], 0
-        for x in range(one.in_first, one.in_last):
+        row, head = passes[t.sorted[at]], 0
+        for x in range(row.in_first, row.in_last):
             other = passes[links[x].other]
             head = max(head, other.head + other.duration + links[x].lag)
-        if one.place > streams[one.stream].first:
-            other = passes[order[one.place - 1]]
+        if row.place > streams[row.stream].first:
+            other = passes[order[row.place - 1]]
             head = max(head, other.head + other.duration)
-        if head == one.head:
+        if head == row.head:
             continue
-        one.head = head
-        for x in range(one.out_first, one.out_last):
+        row.head = head
+        for x in range(row.out_first, row.out_last):
             level = passes[links[x].other].level
             count += 1 - marks[level]
             marks[level] = 1
-        if one.place + 1 < streams[one.stream].last:
-            level = passes[order[one.place + 1]].level
+        if row.place + 1 < streams[row.stream].last:
+            level = passes[order[row.place + 1]].level
             count += 1 - marks[level]
             marks[level] = 1
 
@@ -199,22 +199,22 @@ def _tails(t: OrderTables, high: int, count: int) -> None:
             continue
         marks[at] = 0
         count -= 1
-        one = passes[t.sorted[at]]
-        tail = -streams[one.stream].origin
-        for x in range(one.out_first, one.out_last):
+        row = passes[t.sorted[at]]
+        tail = -streams[row.stream].origin
+        for x in range(row.out_first, row.out_last):
             other = passes[links[x].other]
             tail = max(tail, links[x].lag + other.duration + other.tail)
-        if one.place + 1 < streams[one.stream].last:
-            other = passes[order[one.place + 1]]
+        if row.place + 1 < streams[row.stream].last:
+            other = passes[order[row.place + 1]]
             tail = max(tail, other.duration + other.tail)
-        if tail == one.tail:
+        if tail == row.tail:
             continue
-        one.tail = tail
-        for x in range(one.in_first, one.in_last):
+        row.tail = tail
+        for x in range(row.in_first, row.in_last):
             level = passes[links[x].other].level
             count += 1 - marks[level]
             marks[level] = 1
-        if one.place > streams[one.stream].first:
-            level = passes[order[one.place - 1]].level
+        if row.place > streams[row.stream].first:
+            level = passes[order[row.place - 1]].level
             count += 1 - marks[level]
             marks[level] = 1

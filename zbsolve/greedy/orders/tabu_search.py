@@ -172,14 +172,14 @@ def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
     while at >= 0:
         path[length] = at
         length += 1
-        one, at, count = passes[at], -1, 0
-        if one.place > streams[one.stream].first:
-            before = order[one.place - 1]
-            if passes[before].head + passes[before].duration == one.head:
+        row, at, count = passes[at], -1, 0
+        if row.place > streams[row.stream].first:
+            before = order[row.place - 1]
+            if passes[before].head + passes[before].duration == row.head:
                 at, count = before, 1
-        for x in range(one.in_first, one.in_last):
+        for x in range(row.in_first, row.in_last):
             before = links[x].other
-            if passes[before].head + passes[before].duration + links[x].lag == one.head:
+            if passes[before].head + passes[before].duration + links[x].lag == row.head:
                 count += 1
                 if np.random.randint(count) == 0:
                     at = before

@@ -54,7 +54,7 @@ def bound_over_choices(problem: Problem) -> Bound:
     base, copies = without_copies(problem)
     step = with_more_room(problem, base, copies)
     one_pool = (in_one_pool(problem, step, copies, pool) for pool in np.unique(copies.pool).tolist())
-    best = max((closed_form(one) for one in (step, *one_pool) if one is not None), key=lambda bound: bound.value)
+    best = max((closed_form(simpler) for simpler in (step, *one_pool) if simpler is not None), key=lambda bound: bound.value)
     best = Bound(best.value, f"{ANY_CHOICE}: {best.proof}", CHOICES)
     for whose in [-1] if problem.objective == "makespan" else range(problem.ranks):
         best = max(best, _copying(problem, step, copies, whose, best.value), key=lambda bound: bound.value)
@@ -82,7 +82,7 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
 
 def _too_short(window: int, devices: list[Device], streams: list[StreamWork]) -> str | None:
     """Why a window, µs, has no time for the copies that memory asks for; None where it has."""
-    missing = [one.missing(window) for one in devices]
+    missing = [device.missing(window) for device in devices]
     for stream, own, its in streams:
         work = 0.0
         for i, out, back in its:
@@ -108,13 +108,13 @@ def stream_work(
         out, back = np.isin(copies.out, rows), np.isin(copies.back, rows)
         its = []
         for i, one in enumerate(ranks):
-            mine = rank == one
+            on_rank = rank == one
             if (
-                (out | back)[mine].all()
-                and (out[mine].all() or not out[mine].any())
-                and (back[mine].all() or not back[mine].any())
+                (out | back)[on_rank].all()
+                and (out[on_rank].all() or not out[on_rank].any())
+                and (back[on_rank].all() or not back[on_rank].any())
             ):
-                its.append((i, bool(out[mine].any()), bool(back[mine].any())))
+                its.append((i, bool(out[on_rank].any()), bool(back[on_rank].any())))
         use = known & np.isin(rank[copies.pair], [ranks[i] for i, _, _ in its])
         if its and use.any():
             yield StreamWork(stream, int(first[copies.pair[use]].min() + last[use].min()), its)
@@ -144,19 +144,19 @@ def bound_over_exchanges(problem: Problem, costs: AttentionExchange, helpers: in
     check_exchangeable(problem)
     ranks, p = problem.ranks, problem.passes
     share = min(helpers + 1, ranks)
-    one = _Passes.of(problem, costs.checked(problem.stages), share)
-    mine = [problem.computing & (p.rank == rank) for rank in range(ranks)]
-    whole = int(one.work.sum())
+    passes = _Passes.of(problem, costs.checked(problem.stages), share)
+    rows_of = [problem.computing & (p.rank == rank) for rank in range(ranks)]
+    whole = int(passes.work.sum())
     if problem.objective == "span":
-        return max(-(-whole // ranks), *(int(one.kept[rows].sum()) for rows in mine))
-    head, tail = _longest(problem, one.length), _longest(problem, one.length, back=True)
-    own = (int(head[rows].min() + one.kept[rows].sum() + tail[rows].min()) for rows in mine if rows.any())
+        return max(-(-whole // ranks), *(int(passes.kept[rows].sum()) for rows in rows_of))
+    head, tail = _longest(problem, passes.length), _longest(problem, passes.length, back=True)
+    own = (int(head[rows].min() + passes.kept[rows].sum() + tail[rows].min()) for rows in rows_of if rows.any())
     first, last = (_windows(at[problem.computing]) for at in (head, tail))
-    early = one.done_by(first, head, one.before, share)
-    late = one.done_by(last, tail, one.behind, share)
+    early = passes.done_by(first, head, passes.before, share)
+    late = passes.done_by(last, tail, passes.behind, share)
     rest = whole - early[:, None] - late[None]
     window = np.where(rest > 0, first[:, None] + last[None] + rest / ranks, 0)
-    return max(int((head + one.length + tail).max()), *own, int(np.ceil(window.max() - 1e-6)))
+    return max(int((head + passes.length + tail).max()), *own, int(np.ceil(window.max() - 1e-6)))
 
 
 class _Passes(NamedTuple):

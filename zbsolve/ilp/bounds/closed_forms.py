@@ -256,7 +256,7 @@ def _of_side_streams(problem: Problem, streams: dict[str, Ints], times: tuple[In
     of them."""
     (head, tail), p = times, problem.passes
     for stream, rows in streams.items():
-        mine = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
-        if len(mine):
-            value = int(one_machine(head[mine], p.duration[mine], tail[mine]))
-            yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(int(p.rank[mine].min()), whose)[0])
+        known = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]
+        if len(known):
+            value = int(one_machine(head[known], p.duration[known], tail[known]))
+            yield Bound(value, f"{stream}: {ONE_BY_ONE}", WORK, _kept(int(p.rank[known].min()), whose)[0])

@@ -69,8 +69,8 @@ def without_copies(problem: Problem) -> tuple[Problem, Copies]:
     base, of = problem.only(np.flatnonzero(stay)), pair[e.before[onward]]
     moved = Edges.of(place[taker[out[of]]], place[e.after[onward]], bytes=e.bytes[onward])
     kept = len(base.edges)
-    found = Copies(out, back, place[taker[out]], problem.ranks - 1 + e.pool[rows], kept + np.arange(len(of)), of)
-    return replace(base, edges=base.edges + moved), found
+    copies = Copies(out, back, place[taker[out]], problem.ranks - 1 + e.pool[rows], kept + np.arange(len(of)), of)
+    return replace(base, edges=base.edges + moved), copies
 
 
 def with_more_room(problem: Problem, base: Problem, copies: Copies) -> Problem:
@@ -96,11 +96,11 @@ def in_one_pool(problem: Problem, step: Problem, copies: Copies, pool: int) -> P
     if room >= UNLIMITED:
         return None
     e, index = step.edges, pool - problem.ranks
-    mine = np.isin(step.passes.rank[e.before], ranks) & (e.pool == 0)
+    on_ranks = np.isin(step.passes.rank[e.before], ranks) & (e.pool == 0)
     pools = list(problem.pools)
     pools[index] = replace(pools[index], capacity=room)
     capacity = tuple(UNLIMITED if rank in ranks else one for rank, one in enumerate(step.room[: problem.ranks].tolist()))
-    edges = replace(e, pool=np.where(mine, index + 1, e.pool))
+    edges = replace(e, pool=np.where(on_ranks, index + 1, e.pool))
     return replace(step, edges=edges, capacity=capacity, pools=tuple(pools))
 
 
@@ -188,9 +188,9 @@ def _after_the_copy(base: Problem, edge: Ints, pair: Ints) -> Ints:
     result = base.passes.duration[after].copy()
     for shift in range(1, int(np.bincount(pair).max())):
         order = np.argsort(pair, kind="stable")
-        one, other = order, np.roll(order, shift)
-        same = np.flatnonzero(pair[one] == pair[other])
-        for a, b in ((one[same], other[same]), (other[same], one[same])):
+        order_now, other = order, np.roll(order, shift)
+        same = np.flatnonzero(pair[order_now] == pair[other])
+        for a, b in ((order_now[same], other[same]), (other[same], order_now[same])):
             result[b] = np.maximum(result[b], paths_within(base, after[a], after[b]))
     return result
 
@@ -237,7 +237,7 @@ def _most(s: Savings, weight: Floats, cost: Floats, rounding: float) -> Floats:
             size = s.size[:, : k + 1].sum(axis=1)[:, None]
             gain = (s.size * (s.least + 1))[:, : k + 1].sum(axis=1)[:, None]
             points += [(gain - weight * slope) / (2 * size * longer) for slope in (0 * cost, cost)]
-    x = np.stack([np.broadcast_to(one, (len(cost), len(weight))) for one in points], axis=1)
+    x = np.stack([np.broadcast_to(point, (len(cost), len(weight))) for point in points], axis=1)
     x = np.clip(np.nan_to_num(x, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
     value = saved(s, x) - weight * np.maximum(0.0, x * cost[:, None] - rounding)
     result: Floats = value.max(axis=1)

@@ -190,12 +190,12 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
     """Each pool with a limit that it can exceed; and each further pool together with each device that moves bytes there, and
     with all of them."""
     room = problem.room.tolist()
-    found = []
+    bounds = []
     for rank in (rank for rank in range(problem.ranks) if room[rank] < UNLIMITED):
-        found.append(PoolStays((rank,), f"rank {rank}", room[rank], _alone(problem, problem.edges_in(rank))))
+        bounds.append(PoolStays((rank,), f"rank {rank}", room[rank], _alone(problem, problem.edges_in(rank))))
     for pool in (pool for pool in range(problem.ranks, len(room)) if room[pool] < UNLIMITED):
-        found += _with_devices(problem, pool)
-    return [one for one in found if _exceeds(one.stays, one.room)]
+        bounds += _with_devices(problem, pool)
+    return [one for one in bounds if _exceeds(one.stays, one.room)]
 
 
 def _exceeds(stays: Stays, room: int) -> bool:

@@ -71,14 +71,14 @@ class Reach:
         """µs from the end of a pass to the start of whichever of others, all behind it, can be first."""
         after = dict[int, int]()
         ready = {row: 0}
-        for one in self.order:
-            if one not in ready:
+        for x in self.order:
+            if x not in ready:
                 continue
-            end = ready[one] + (self.duration[one] if one != row else 0)
-            for b, lag in self.outputs[one]:
+            end = ready[x] + (self.duration[x] if x != row else 0)
+            for b, lag in self.outputs[x]:
                 ready[b] = max(ready.get(b, 0), end + lag)
-            if one in others:
-                after[one] = ready[one]
+            if x in others:
+                after[x] = ready[x]
         return min(after.values())
 
 
@@ -101,7 +101,7 @@ def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait
             found.append((x, other & ~apart, apart))
     found = sorted(found, key=lambda one: int(full[one[0]]))[:MAX_WAITS]
     waits = [Wait(x, reach.soonest(int(rows[x]), set(rows[behind[x]].tolist())), free, apart) for x, free, apart in found]
-    return _disjoint([one for one in waits if one.time > 0], until)
+    return _disjoint([wait for wait in waits if wait.time > 0], until)
 
 
 def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
@@ -118,8 +118,8 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
     waits = waits_of(problem, reach, rows, room)
     if not waits:
         return 0
-    free = np.any([one.free for one in waits], axis=0)
-    return max(0, sum(one.time for one in waits) - int(problem.passes.duration[rows][free].sum()))
+    free = np.any([wait.free for wait in waits], axis=0)
+    return max(0, sum(wait.time for wait in waits) - int(problem.passes.duration[rows][free].sum()))
 
 
 def reach_of(problem: Problem) -> Reach | None:
@@ -234,13 +234,13 @@ def _least(distance: Ints, ends: Ends) -> int:
     return min(int(distance[places].min()) - work for places, work in ends)
 
 
-def _chains(problem: Problem, mine: Ints) -> list[StageChain] | None:
+def _chains(problem: Problem, passes_of_rank: Ints) -> list[StageChain] | None:
     """These passes (rows) by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
     passes, a = problem.passes, arrays_of(problem)
-    takes, frees = bytes_within(problem, mine)
+    takes, frees = bytes_within(problem, passes_of_rank)
     result = []
-    for s in np.unique(passes.stage[mine]).tolist():
-        here = mine[passes.stage[mine] == s]
+    for s in np.unique(passes.stage[passes_of_rank]).tolist():
+        here = passes_of_rank[passes.stage[passes_of_rank] == s]
         rows = here[np.lexsort((a.level[here], a.depth[here], passes.microbatch[here]))]
         groups = len(np.unique(passes.microbatch[rows]))
         if len(rows) % groups:

@@ -145,9 +145,9 @@ def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
 
 def ordered_passes(problem: Problem, rank: int) -> Ints:
     """Rows of a rank's passes on its compute stream."""
-    mine = problem.passes.rank == rank
-    mine[problem.side_stream] = False
-    return np.flatnonzero(mine)
+    on_rank = problem.passes.rank == rank
+    on_rank[problem.side_stream] = False
+    return np.flatnonzero(on_rank)
 
 
 def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
@@ -185,15 +185,15 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
 def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Arcs:
     """Arcs that memory forces. They tell more of which pass comes before which, so the search for them is repeated while it
     finds some. `shift` is closed over other lanes, in place. Raises TimeUp."""
-    found: Arcs = {}
+    arcs: Arcs = {}
     for _ in range(ROUNDS):
-        lower = add_memory_arcs(problem, place, shift, found)
+        lower = add_memory_arcs(problem, place, shift, arcs)
         clock.check()
         if not lower or len(shift) > MAX_LANES:
             break
         _close_shifts(shift)
         clock.check()
-    return found
+    return arcs
 
 
 @kernel

@@ -98,10 +98,10 @@ def _newest(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32]]:
         n = 0
         for k in range(len(turn)):
             i = way.order[k]
-            one = way.lane[i]
-            for m in range(way.mate_first[one], way.mate_first[one + 1]):
+            lane = way.lane[i]
+            for m in range(way.mate_first[lane], way.mate_first[lane + 1]):
                 mate = way.mates[m]
-                place = way.place[i] - (way.shift[mate, one] if mate != one else 1)
+                place = way.place[i] - (way.shift[mate, lane] if mate != lane else 1)
                 if 0 <= place < way.length[mate]:
                     if fill:
                         newest[n] = turn[way.lane_passes[way.lane_first[mate] + place]]
@@ -128,7 +128,7 @@ def _walked(walk: Walk, begin: Ints) -> Ints:
             j = walk.source[e]
             if start[j] > NO_PATH:
                 at = max(at, start[j] + walk.leave[e])
-        one = walk.lane[k]
+        lane = walk.lane[k]
         newest, newest_work = -NO_PATH, 0
         for m in range(walk.mate_first[k], walk.mate_first[k + 1]):
             j = walk.newest[m]
@@ -136,14 +136,14 @@ def _walked(walk: Walk, begin: Ints) -> Ints:
                 continue
             newest = min(newest, start[j])
             newest_work += duration[j]
-            if start[j] >= since[one]:
-                work[one] += duration[j]
+            if start[j] >= since[lane]:
+                work[lane] += duration[j]
         if newest < -NO_PATH:
-            least[one] = min(least[one], newest)
-            all_work[one] += newest_work
-            for h, w in ((least[one], all_work[one]), (newest, newest_work)):
-                if since[one] == NO_PATH or h + w > since[one] + work[one]:
-                    since[one], work[one] = h, w
-            at = max(at, since[one] + work[one])
+            least[lane] = min(least[lane], newest)
+            all_work[lane] += newest_work
+            for h, w in ((least[lane], all_work[lane]), (newest, newest_work)):
+                if since[lane] == NO_PATH or h + w > since[lane] + work[lane]:
+                    since[lane], work[lane] = h, w
+            at = max(at, since[lane] + work[lane])
         start[k] = at
     return start

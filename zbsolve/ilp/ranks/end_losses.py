@@ -95,9 +95,6 @@ def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
     return min(left, key=taken, default=None)
 
 
-# --- Losses ---
-
-
 WINDOW = MAX_WINDOW - 1  # µs: longer than any order, so that energy alone limits the search
 MAX_MICROBATCHES = 255  # that one search knows of
 PARTS = 1_000  # of all that must be held, in µs: to such a part the loss is found
@@ -150,7 +147,7 @@ class BothEnds:
     def __init__(self, problem: Problem, rank: int, lanes: Lanes) -> None:
         self.rank, self.room, self.microbatches = rank, int(lanes.capacity[0]), lanes.head.shape[1]
         self.held = -(-energy_each(lanes) * self.microbatches // self.room)
-        self.ends = [End(one, self.held // self.microbatches) for one in (lanes, mirrored(lanes))]
+        self.ends = [End(way, self.held // self.microbatches) for way in (lanes, mirrored(lanes))]
         self.around = 0
         if problem.objective == "makespan":
             passes = ordered_passes(problem, rank)
@@ -180,7 +177,7 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
     """The losses of one rank: the one whose memory alone gives the highest closed form. None where that rank's passes need
     all its memory for only a small part (`HELD_SHARE`) of `least` µs."""
     forms = [one for one in all_closed_forms(problem) if one.kind == AREA and 0 < len(one.ranks) <= 2]
-    fullest = max(forms, key=lambda one: one.value, default=None)
+    fullest = max(forms, key=lambda form: form.value, default=None)
     found = None if fullest is None else both_ends(problem, fullest.ranks[-1])
     return found if found is not None and found.held >= HELD_SHARE * least else None
 

@@ -72,11 +72,12 @@ def higher_bounds(
 ) -> Iterator[Bound]:
     """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
 
-    After the closed forms come single ranks, exactly, then groups of them, all with few states each, then again with more;
-    for the span also groups in their own windows, which take more states for each order.
-    Early on one look asks whether all ranks together refute a better value at once. Ends early where no search gains
-    anything in the first part of the time. incumbent: its value, µs, shape (1,), which another thread may lower meanwhile
-    (`INFINITE` or more: there is none).
+    After the closed forms come single ranks, exactly. Groups of ranks follow with few states each, then with more; for the
+    span also groups in their own windows, which take more states for each order. Early on, one look asks whether all ranks
+    together refute a better value at once. It ends early where no search gains anything in the first part of the time.
+
+    seconds: of the clock.
+    incumbent: its value, µs, shape (1,), which another thread may lower meanwhile (`INFINITE` or more: there is none).
     """
     forms = sorted(all_closed_forms(problem), key=lambda bound: -bound.value)
     if forms[0].value > best.value:
@@ -86,7 +87,7 @@ def higher_bounds(
     of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
     if not of_forms:  # no rank has one stream alone: nothing to keep whole
         return
-    first_ranks = (one._replace(ranks=one.ranks[:1]) for one in of_forms)
+    first_ranks = (of_form._replace(ranks=of_form.ranks[:1]) for of_form in of_forms)
     own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
     alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
     yield from search.begin_with_ends()

@@ -93,7 +93,7 @@ def all_ranks(problem: Problem, firsts: list[Group]) -> list[Group]:
     if problem.ranks > MAX_LEAN_RANKS:
         return []
     groups = [
-        Group((one.ranks[0], *(rank for rank in range(problem.ranks) if rank != one.ranks[0])), True, one.whose)
-        for one in firsts
+        Group((first.ranks[0], *(rank for rank in range(problem.ranks) if rank != first.ranks[0])), True, first.whose)
+        for first in firsts
     ]
     return [*dict.fromkeys(groups), groups[0]._replace(lean=False)]

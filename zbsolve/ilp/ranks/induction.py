@@ -215,9 +215,9 @@ def _tails(w: Waves, claims: dict[int, int]) -> Ints:
 
 def _own_tails(tail: Ints, n: int) -> Ints:
     """The tails of P(n): of the last n microbatches, without what is claimed for n itself."""
-    mine = tail[:, tail.shape[1] - n :].copy()
-    mine[0, 0] = mine[0].min()
-    return mine
+    tails = tail[:, tail.shape[1] - n :].copy()
+    tails[0, 0] = tails[0].min()
+    return tails
 
 
 def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:

@@ -113,18 +113,18 @@ def lanes_of(
     return Lanes(rank_of, duration, taken, freed, capacity, slack, head[place], tail[place], lag, held, end_energy, windows)
 
 
-def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], mine: Ints, place: Ints) -> Windows:
-    """The windows of the ranks `whose`, among `ranks`, whose passes on their own streams are `mine`; place: where among
+def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], rows: Ints, place: Ints) -> Windows:
+    """The windows of the ranks `whose`, among `ranks`, whose passes on their own streams are `rows`; place: where among
     those each lane's are, shape (lanes, microbatches)."""
     if not whose:
         return no_windows(place.shape, len(ranks))
-    times = [[column[mine] for column in heads_and_tails(problem, one)] for one in whose]
+    times = [[column[rows] for column in heads_and_tails(problem, one)] for one in whose]
     head, tail = (np.stack([pair[i] for pair in times]) for i in (0, 1))
     return Windows(  # contiguous, as kernels are compiled for one layout
         np.where(head > NO_PATH, WINDOW_BEGIN + head, 0).take(place, axis=1),
         np.where(tail > NO_PATH, tail - WINDOW_BEGIN, NO_PATH).take(place, axis=1),
         np.array([[WINDOW_BEGIN if rank == one else INFINITE for rank in ranks] for one in whose]),
-        np.stack([[_end_energy(problem, mine, row, rank) for rank in ranks] for row in tail]),
+        np.stack([[_end_energy(problem, rows, row, rank) for rank in ranks] for row in tail]),
     )
 
 
@@ -186,13 +186,13 @@ def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
     return np.array(rows_of, np.int64).reshape(-1, 4)
 
 
-def _end_energy(problem: Problem, mine: Ints, tail: Ints, rank: int) -> Floats:
+def _end_energy(problem: Problem, passes: Ints, tail: Ints, rank: int) -> Floats:
     """Rows of (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
-    many rows for every rank. `tail`: µs, of the passes `mine`."""
+    many rows for every rank. `tail`: µs, of `passes`."""
     edges = problem.edges
-    rows = np.flatnonzero((problem.device_bytes > 0) & np.isin(edges.before, mine) & np.isin(edges.after, mine))
+    rows = np.flatnonzero((problem.device_bytes > 0) & np.isin(edges.before, passes) & np.isin(edges.after, passes))
     here = problem.passes.rank[edges.before[rows]] == rank
-    time = np.maximum(tail[np.searchsorted(mine, edges.after[rows])], 0)
+    time = np.maximum(tail[np.searchsorted(passes, edges.after[rows])], 0)
     order = np.argsort(time, kind="stable")
     level = np.minimum(int(arrays_of(problem).capacity[rank]), np.cumsum(np.where(here, edges.bytes[rows], 0)[order]))
     when = np.concatenate([[0], time[order]])

@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...problem import Ints
 from ...util.kernels import kernel
 from .lanes import WINDOW_BEGIN, Lanes
 from .partial_orders import (
+    Positions,
     States,
+    Times,
     arrivals_of,
     could_start,
     empty_order,
@@ -157,10 +158,10 @@ def _next_level(
             next_starts(here, position[s], *_times_in(k, own, free[s], size, arrivals[s]), starts[k])
         ranks_to_extend(tables, position[s], free[s, :own], turn)
         for a in range(count):
-            one = lanes[a]
-            r, end = one.rank, start[a] + one.duration
+            lane = lanes[a]
+            r, end = lane.rank, start[a] + lane.duration
             room = ranks[r].capacity - used[r]
-            if start[a] < 0 or not turn[r] or one.taken > room:
+            if start[a] < 0 or not turn[r] or lane.taken > room:
                 continue
             if end + passes[a, position[s, a]].tail > window:
                 continue
@@ -173,9 +174,9 @@ def _next_level(
             if swaps and not skip:
                 skip = _after_twin(tables, further, position[s], start, starts, a)
             w = last[s, r]
-            if swaps and not skip and w >= 0 and lanes[w].unawaited and not one.unawaited and lanes[w].duration > 0:
-                swapped = free[s, r] + one.duration + passes[w, position[s, w] - 1].tail <= window
-                skip = swapped and start[a] == free[s, r] and lanes[w].freed + one.taken <= room
+            if swaps and not skip and w >= 0 and lanes[w].unawaited and not lane.unawaited and lanes[w].duration > 0:
+                swapped = free[s, r] + lane.duration + passes[w, position[s, w] - 1].tail <= window
+                skip = swapped and start[a] == free[s, r] and lanes[w].freed + lane.taken <= room
                 then = free[s, r] - lanes[w].duration
                 skip = skip and could_start(passes, pairs, a, then, position[s], arrivals[s, :size])
                 skip = skip and _swap_everywhere(clocks, states, s, a, w)
@@ -205,9 +206,7 @@ def _next_level(
 
 
 @kernel
-def _times_in(
-    k: int, own: int, free: NDArray[np.int32], size: int, arrivals: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _times_in(k: int, own: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
     """Of one state's times those on the clock of further window k. own: how many ranks there are; size: how many arrivals a
     window."""
     return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
@@ -250,13 +249,13 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
     before one is too short, and whether one is."""
     tables, further, window, starts = clocks
     lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
-    position, one = states.position[s], lanes[a]
+    position, lane = states.position[s], lanes[a]
     size, new_size = arrivals_of(position, pairs), arrivals_of(new.position[n], pairs)
     for k in range(len(starts)):
         _, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
         new_free, new_arrivals = _times_in(k, own, new.free[n], new_size, new.arrivals[n])
-        new_free[one.rank] = starts[k, a] + one.duration if starts[k, a] >= WINDOW_BEGIN else 0
-        if new_free[one.rank] + further.passes[k, a, position[a]].tail > window:
+        new_free[lane.rank] = starts[k, a] + lane.duration if starts[k, a] >= WINDOW_BEGIN else 0
+        if new_free[lane.rank] + further.passes[k, a, position[a]].tail > window:
             return k + 1, True
         next_arrivals(lanes, pairs, a, position, arrivals, new_free, new_arrivals)
         if hopeless(in_window(tables, further, k), new.position[n], new_free, new_arrivals, window):
@@ -265,9 +264,7 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
 
 
 @kernel
-def _after_twin(
-    tables: Tables, further: TableWindows, position: NDArray[np.int16], start: Ints, starts: Ints, a: int
-) -> bool:
+def _after_twin(tables: Tables, further: TableWindows, position: Positions, start: Ints, starts: Ints, a: int) -> bool:
     """Whether an order that takes the next pass of a twin of lane a first is as good as those that go on with lane a.
 
     start: µs, of the next pass of each lane (−1: it waits for a pass that is not placed), shape (lanes,).
@@ -291,7 +288,7 @@ def _after_twin(
 
 
 @kernel
-def _twin_everywhere(further: TableWindows, position: NDArray[np.int16], starts: Ints, a: int, b: int) -> bool:
+def _twin_everywhere(further: TableWindows, position: Positions, starts: Ints, a: int, b: int) -> bool:
     """Whether lane b's next pass could run in the place of its twin a's, with a tail as long or longer, in every further
     window."""
     for k in range(len(starts)):

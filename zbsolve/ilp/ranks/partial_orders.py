@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...greedy.arrays.records import Records
-from ...tables import Ints
+from ...tables import Bools, Ints
 from ...util.kernels import kernel
 from .search_tables import Tables
+
+Positions = NDArray[np.int16]  # how many passes of a lane are placed
+Times = NDArray[np.int32]  # µs
 
 
 class States(NamedTuple):
@@ -25,11 +28,11 @@ class States(NamedTuple):
     early: bool, shape (n,): whether all passes placed end as early as an induction needs it (see `order_search.Induction`).
     """
 
-    position: NDArray[np.int16]
-    free: NDArray[np.int32]
+    position: Positions
+    free: Times
     last: NDArray[np.int8]
-    arrivals: NDArray[np.int32]
-    early: NDArray[np.bool_]
+    arrivals: Times
+    early: Bools
 
 
 @kernel
@@ -64,7 +67,7 @@ def room_for(states: States, longest: int, count: int) -> States:
 
 
 @kernel
-def arrivals_of(position: NDArray[np.int16], pairs: Records) -> int:
+def arrivals_of(position: Positions, pairs: Records) -> int:
     """How many arrivals a state with these positions, shape (lanes,), has in each window."""
     size = 0
     for k in range(len(pairs)):
@@ -73,7 +76,7 @@ def arrivals_of(position: NDArray[np.int16], pairs: Records) -> int:
 
 
 @kernel
-def most_arrivals_next(position: NDArray[np.int16], lanes: Records, pairs: Records) -> int:
+def most_arrivals_next(position: Positions, lanes: Records, pairs: Records) -> int:
     """The most arrivals a window that a state may have once a pass more is placed; position: shape (n, lanes)."""
     longest = 0
     for s in range(len(position)):
@@ -85,9 +88,7 @@ def most_arrivals_next(position: NDArray[np.int16], lanes: Records, pairs: Recor
 
 
 @kernel
-def next_starts(
-    tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], arrivals: NDArray[np.int32], start: Ints
-) -> None:
+def next_starts(tables: Tables, position: Positions, free: Times, arrivals: Times, start: Ints) -> None:
     """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, memory aside; −1 where a
     forerunner has not been placed, or where all of the lane's passes are."""
     lanes, passes, waits, pairs = tables.lanes, tables.passes, tables.waits, tables.pairs
@@ -108,7 +109,7 @@ def next_starts(
 
 
 @kernel
-def ranks_to_extend(tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], turn: NDArray[np.bool_]) -> None:
+def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bools) -> None:
     """Fill `turn`, bool, shape (ranks,), for one state: whether the search places a next pass on the rank.
 
     It does on the rank that is free first. It does on another rank only where every rank that is free before has no pass
@@ -137,9 +138,7 @@ def ranks_to_extend(tables: Tables, position: NDArray[np.int16], free: NDArray[n
 
 
 @kernel
-def could_start(
-    passes: Records, pairs: Records, a: int, then: int, position: NDArray[np.int16], arrivals: NDArray[np.int32]
-) -> bool:
+def could_start(passes: Records, pairs: Records, a: int, then: int, position: Positions, arrivals: Times) -> bool:
     """Whether the next pass of lane a could have started at `then`, µs, in one state."""
     if passes[a, position[a]].head > then:
         return False
@@ -157,10 +156,10 @@ def next_arrivals(
     lanes: Records,
     pairs: Records,
     lane: int,
-    position: NDArray[np.int16],
-    arrivals: NDArray[np.int32],
-    free: NDArray[np.int32],
-    new_arrivals: NDArray[np.int32],
+    position: Positions,
+    arrivals: Times,
+    free: Times,
+    new_arrivals: Times,
 ) -> None:
     """Fill `new_arrivals` for a state of these positions and arrivals after `lane`'s next pass has run until its rank is
     free (`free`). An arrival before the pass could start anyway, after all of its lane ahead of it, counts as then."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...greedy.arrays.records import Records
 from ...tables import Ints
 from ...util.kernels import kernel
-from .partial_orders import States, arrivals_of, windows_in
+from .partial_orders import Positions, States, Times, arrivals_of, windows_in
 from .search_tables import Tables
 
 # --- Dominance and merging ---
@@ -54,7 +54,7 @@ def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shi
 
 
 @kernel
-def _keys(position: NDArray[np.int16], less: int) -> Ints:
+def _keys(position: Positions, less: int) -> Ints:
     """A number for each row of positions, lowered by `less`; it may wrap around, and be the same for two."""
     key = np.zeros(len(position), np.int64)
     for a in range(position.shape[1]):
@@ -119,7 +119,7 @@ def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> 
 
 
 @kernel
-def _equal(one: Any, other: NDArray[np.int16]) -> bool:
+def _equal(one: Any, other: Positions) -> bool:
     """Whether two rows of positions are the same."""
     for a in range(len(one)):  # noqa: SIM110 (a generator is slow here)
         if one[a] != other[a]:
@@ -128,7 +128,7 @@ def _equal(one: Any, other: NDArray[np.int16]) -> bool:
 
 
 @kernel
-def _distance(one: NDArray[np.int32], other: NDArray[np.int32], size: int) -> int:
+def _distance(one: Times, other: Times, size: int) -> int:
     """How far the first `size` times are apart, µs in all."""
     away = 0
     for q in range(size):
@@ -137,7 +137,7 @@ def _distance(one: NDArray[np.int32], other: NDArray[np.int32], size: int) -> in
 
 
 @kernel
-def _no_later(one: Any, other: NDArray[np.int32], size: int) -> bool:
+def _no_later(one: Any, other: Times, size: int) -> bool:
     """Whether the first `size` times of `one` are nowhere later than the other's."""
     for q in range(size):  # noqa: SIM110 (a generator is slow here)
         if one[q] > other[q]:
@@ -152,9 +152,7 @@ TOLERANCE = 1e-9  # relative: sums of energy are floats
 
 
 @kernel
-def hopeless(
-    tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], arrivals: NDArray[np.int32], window: int
-) -> bool:
+def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, window: int) -> bool:
     """Whether the state of these positions, free times and arrivals cannot end within the window, µs.
 
     Reasons are the work left, the critical path of what is under way, or the energy over the time left. Where it can end,
@@ -184,8 +182,8 @@ def hopeless(
         pairs[k].queue = at
         at += max(0, position[pairs[k].before] - position[pairs[k].after])
     for a in range(len(lanes)):  # each lane after the ones before it
-        before, mine = np.int64(free[lanes[a].rank]), np.int64(position[a])
-        for j in range(mine, front if mine < front else min(front + 1, m)):
+        before, reached = np.int64(free[lanes[a].rank]), np.int64(position[a])
+        for j in range(reached, front if reached < front else min(front + 1, m)):
             then = max(before, passes[a, j].head)
             for x in range(lanes[a].wait_first, lanes[a].wait_last):
                 b = waits[x].before
@@ -194,7 +192,7 @@ def hopeless(
             for x in range(lanes[a].into_first, lanes[a].into_last):
                 k = into[x]
                 if j < position[pairs[k].before]:
-                    then = max(then, np.int64(arrivals[pairs[k].queue + j - mine]))
+                    then = max(then, np.int64(arrivals[pairs[k].queue + j - reached]))
             before = then + lanes[a].duration
             passes[a, j].end = before
             if before + passes[a, j].tail > window:
@@ -204,14 +202,7 @@ def hopeless(
 
 
 @kernel
-def _lift(
-    lanes: Records,
-    passes: Records,
-    pairs: Records,
-    position: NDArray[np.int16],
-    free: NDArray[np.int32],
-    arrivals: NDArray[np.int32],
-) -> None:
+def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, free: Times, arrivals: Times) -> None:
     """Count each rank as taken until one of its passes can start, and arrivals likewise, in place: states that differ only
     before that are the same."""
     m = passes.shape[1]
@@ -230,7 +221,7 @@ def _lift(
 
 
 @kernel
-def _too_much_energy(tables: Tables, position: NDArray[np.int16], free: NDArray[np.int32], front: int, window: int) -> bool:
+def _too_much_energy(tables: Tables, position: Positions, free: Times, front: int, window: int) -> bool:
     """Whether a rank has yet to hold more byte·µs than fit into what is left of the window. front: the most passes of a lane
     that are placed."""
     lanes, ranks, passes, held = tables.lanes, tables.ranks, tables.passes, tables.held

@@ -79,8 +79,8 @@ def windows_of(tables: Tables, windows: Windows) -> TableWindows:
     ranks, passes = np.empty((count, len(tables.ranks)), RANK), np.empty((count, lanes, m), PASS)
     for k in range(count):
         for r in range(len(tables.ranks)):
-            one = tables.ranks[r]
-            ranks[k, r].capacity, ranks[k, r].slack, ranks[k, r].takers = one.capacity, windows.slack[k, r], one.takers
+            row = tables.ranks[r]
+            ranks[k, r].capacity, ranks[k, r].slack, ranks[k, r].takers = row.capacity, windows.slack[k, r], row.takers
         for a in range(lanes):
             for j in range(m):
                 passes[k, a, j].head, passes[k, a, j].tail = windows.head[k, a, j], windows.tail[k, a, j]
@@ -95,10 +95,10 @@ def tables_of(lanes: Lanes, behind: Ints) -> Tables:
     for r in range(len(ranks)):
         ranks[r].capacity, ranks[r].slack, ranks[r].takers = lanes.capacity[r], lanes.slack[r], 0
     for a in range(count):
-        one = table[a]
-        one.rank, one.duration, one.taken, one.freed = lanes.rank[a], lanes.duration[a], lanes.taken[a], lanes.freed[a]
-        one.unawaited = 1 if one.taken == 0 else 0
-        ranks[one.rank].takers += one.taken > 0
+        lane = table[a]
+        lane.rank, lane.duration, lane.taken, lane.freed = lanes.rank[a], lanes.duration[a], lanes.taken[a], lanes.freed[a]
+        lane.unawaited = 1 if lane.taken == 0 else 0
+        ranks[lane.rank].takers += lane.taken > 0
         for j in range(m):
             passes[a, j].head, passes[a, j].tail, passes[a, j].behind = lanes.head[a, j], lanes.tail[a, j], behind[a, j]
     waits, pairs, into = _waits(table, lanes.lag)
@@ -140,14 +140,14 @@ def _twins(table: Records, tail: Ints, further: Ints) -> None:
     lanes count whose tails, µs, shape (lanes, microbatches), never rise, nor those of further windows, shape (windows,
     lanes, microbatches): passes one behind the other have such tails."""
     for a in range(len(table)):
-        one = table[a]
-        one.twins = a
+        lane = table[a]
+        lane.twins = a
         falls = _falls(tail, further, a)
-        for b in range(a if falls and one.unawaited == 1 else 0):
+        for b in range(a if falls and lane.unawaited == 1 else 0):
             other = table[b]
-            like = other.unawaited == 1 and other.rank == one.rank and other.duration == one.duration
-            if like and other.freed == one.freed and other.twins == b and _falls(tail, further, b):
-                one.twins = b
+            like = other.unawaited == 1 and other.rank == lane.rank and other.duration == lane.duration
+            if like and other.freed == lane.freed and other.twins == b and _falls(tail, further, b):
+                lane.twins = b
                 break
 
 

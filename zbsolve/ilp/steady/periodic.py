@@ -114,10 +114,10 @@ class PeriodicModel:
         while the rest lasts."""
         e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
         result: list[cp_model.LinearExprT] = []
-        mine = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
+        holding = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
         rank: Ints = rounds.problem.passes.rank[e.before]
         for number in range(rounds.problem.ranks):
-            rows = mine[rank[mine] == number]
+            rows = holding[rank[holding] == number]
             arcs = rounds.into(e.before[rows], e.after[rows], e.lag[rows])
             always, intervals, demands = [], [], []
             for i, j, _, distance, size in zip(*(c.tolist() for c in (*arcs, e.bytes[rows])), strict=True):
@@ -132,9 +132,6 @@ class PeriodicModel:
             model.add_cumulative(intervals, demands, room)
             result.append(room + cp_model.LinearExpr.sum(always))
         return result
-
-
-# --- Least memory and least period ---
 
 
 ANNEALING_ROUNDS = 1000  # of annealing a block of one period
@@ -195,9 +192,10 @@ def least_memory(problem: Problem, period: int | None = None, seconds: float = 1
 def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Schedule] = ()) -> SteadyState:
     """The least mean time of a round in which training goes on for ever within the problem's memory.
 
-    known: schedules to start from, where they hold, beside the named ones. Raises Infeasible where no strictly periodic
-    schedule fits the memory, NotFound where none was found in time, BadInput (see `rounds_of`, and where a pass occupies
-    several streams).
+    known: schedules to start from, where they hold, beside the named ones.
+
+    Raises Infeasible where no strictly periodic schedule fits the memory, NotFound where none was found in time, BadInput
+    (see `rounds_of`, and where a pass occupies several streams).
     """
     rounds = rounds_of(problem)
     bound, proof = lower_bound(rounds)
@@ -287,8 +285,8 @@ def lower_bound(rounds: Rounds) -> tuple[Fraction, str]:
     problem, rows = rounds.problem, rounds.rows
     p = problem.passes
     forms = [(Fraction(0), "nothing")]
-    for stream, mine in problem.members.items():
-        work = int(p.duration[mine[np.isin(mine, rows)]].sum())
+    for stream, members in problem.members.items():
+        work = int(p.duration[members[np.isin(members, rows)]].sum())
         forms.append((Fraction(work), f"{stream}: its passes of a round"))
     ring = largest_mean(rounds, arcs_of_rounds(rounds))
     if ring.cycle:

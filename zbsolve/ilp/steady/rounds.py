@@ -49,9 +49,9 @@ class Rounds:
     def into(self, before: Ints, after: Ints, lag: Ints, number: int | None = None) -> RoundArcs:
         """Of arcs between rows of the problem those into one round (the last), as arcs between rounds."""
         number = self.last if number is None else number
-        mine = np.flatnonzero(self.round[after] == number)
-        distance = number - self.round[before[mine]]
-        return RoundArcs(self.place[before[mine]], self.place[after[mine]], lag[mine], distance)
+        arcs = np.flatnonzero(self.round[after] == number)
+        distance = number - self.round[before[arcs]]
+        return RoundArcs(self.place[before[arcs]], self.place[after[arcs]], lag[arcs], distance)
 
     @cached_property
     def edges(self) -> RoundArcs:
@@ -167,11 +167,11 @@ def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
     if (home[arcs.before] != home[arcs.after]).any():
         raise BadInput("period: memory that passes of several streams take and free is not modelled")
     for number in np.unique(home[arcs.before]).tolist():
-        mine = np.flatnonzero(home[arcs.before] == number)
-        a, b, at = arcs.before[mine], arcs.after[mine], np.arange((home == number).sum())[:, None]
+        held_here = np.flatnonzero(home[arcs.before] == number)
+        a, b, at = arcs.before[held_here], arcs.after[held_here], np.arange((home == number).sum())[:, None]
         taken = later[a] - (seat[a] > at)  # the last round that has begun, or ended, when each pass of the order starts
         freed = later[b] - (seat[b] >= at)
-        held = np.maximum(taken + arcs.distance[mine] - freed, 0) @ size[mine]
+        held = np.maximum(taken + arcs.distance[held_here] - freed, 0) @ size[held_here]
         peaks[int(p.rank[rounds.rows[a[0]]])] += int(held.max())
     return tuple(peaks)
 

@@ -33,7 +33,7 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
     exchange follows in each."""
     exchange = costs.exchange
     whole: Ints = least_makespans(bound_rows(costs, layout, capacity))
-    costs = costs._replace(exchange=Exchanges(*(0 * one for one in exchange)))
+    costs = costs._replace(exchange=Exchanges(*(0 * column for column in exchange)))
     found: Ints = least_makespans(bound_rows(costs, layout, capacity)) if exchange.most.any() else whole
     free: Ints = least_makespans(bound_rows(costs, layout, None))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
@@ -45,7 +45,7 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
         COPIES: found > _without_copies(costs, layout, free),
         CHAIN: found <= chain,
     }
-    return whole, np.select([*binds.values()], [RULES.index(one) for one in binds], RULES.index(FILL))
+    return whole, np.select([*binds.values()], [RULES.index(bind) for bind in binds], RULES.index(FILL))
 
 
 def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
@@ -102,17 +102,17 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
     a smaller whole: layouts in slices are compared where layers take and keep as much.
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
-    columns = np.stack([np.asarray(one, np.float64) for one in sizes], axis=1)
-    found = np.full(len(columns), -1)
+    columns = np.stack([np.asarray(size, np.float64) for size in sizes], axis=1)
+    tensor = np.full(len(columns), -1)
     for rows in _groups(layout):
-        mine = columns[rows]
-        below = np.all(mine[:, None] <= mine[None, :], axis=2)  # [i, j]: i is nowhere larger than j
+        rows_here = columns[rows]
+        below = np.all(rows_here[:, None] <= rows_here[None, :], axis=2)  # [i, j]: i is nowhere larger than j
         equal_before = below & below.T & (np.arange(len(rows))[:, None] < np.arange(len(rows))[None, :])
         beats = (below & ~below.T) | equal_before
         free = ~beats.any(axis=0)
         winner = (beats & free[:, None]).argmax(axis=0)
-        found[rows] = np.where(free, -1, rows[winner])
-    return found
+        tensor[rows] = np.where(free, -1, rows[winner])
+    return tensor
 
 
 def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
@@ -122,13 +122,13 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
     layers = (*found.first, *found.block, *found.last, found.rest_kept)
     several = np.asarray(layout.slices) > 1
     sizes = (*layers, costs.sent, *behind, found.states, costs.waiting, *costs.shard)
-    return (*sizes, *(-1 * several * one for one in layers))
+    return (*sizes, *(-1 * several * layer for layer in layers))
 
 
 def _groups(layout: Layout) -> list[Ints]:
     """Rows of a table that agree in `GROUP`."""
     columns = [*(getattr(layout, name) for name in GROUP), layout.gathers_by_stage]  # which have passes AG and RS
-    keys = np.stack([np.asarray(one) for one in columns], axis=1)
+    keys = np.stack([np.asarray(column) for column in columns], axis=1)
     _, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group.ravel()[order])) + 1)

@@ -63,15 +63,15 @@ def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) ->
     out = [by >= 0, need > memory]
     pipeline: Ints = np.where(out[0] | out[1], NEVER, np.maximum(work, chain) + costs.exchange.least)
     names = [DOMINATED, NO_ROOM, WORK]
-    rule = np.select([*out, work >= chain], [RULES.index(one) for one in names], RULES.index(CHAIN))
+    rule = np.select([*out, work >= chain], [RULES.index(name) for name in names], RULES.index(CHAIN))
     return SpaceBounds(layout, costs, pipeline, behind, rule, by)
 
 
 def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:
     """Higher bounds of the layouts whose step may take less than `below` µs; count: of so many of them, the lowest."""
     higher = bounds
-    for one in raising(bounds, memory, below, count):
-        higher = one
+    for latest in raising(bounds, memory, below, count):
+        higher = latest
     return higher
 
 
@@ -106,13 +106,13 @@ def _costs_at(costs: Costs, rows: Ints) -> Costs:
     def at(column: Any) -> Any:
         return column[rows] if isinstance(column, np.ndarray) else column
 
-    fields: Iterator[Any] = (type(one)(*map(at, one)) if isinstance(one, tuple) else at(one) for one in costs)
+    fields: Iterator[Any] = (type(cost)(*map(at, cost)) if isinstance(cost, tuple) else at(cost) for cost in costs)
     return Costs(*fields)
 
 
 def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
-    on, shard = roles(layout), Shards(*(int(one[0]) for one in costs.shard))
+    on, shard = roles(layout), Shards(*(int(column[0]) for column in costs.shard))
     none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
     fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
     beside_states = int(least_there(costs, layout)[0])
@@ -136,7 +136,7 @@ def _nothing_fits(layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
     """The layout that needs least, how much, and which part of its fullest rank is largest."""
     best = int(need.argmin())
     parts = _parts(layout.rows(np.array([best])), _costs_at(costs, np.array([best])), int(need[best]))
-    largest = max(parts, key=lambda one: parts[one])
+    largest = max(parts, key=lambda part: parts[part])
     return (
         f"memory: no layout fits {exact_bytes(memory)} a device: the least that any needs is {exact_bytes(int(need[best]))} "
         f"({layout.row(best).title}), most of it {largest} ({exact_bytes(parts[largest])})"

@@ -136,7 +136,7 @@ class LayerCosts(NamedTuple):
         """The layer with these costs. The fields are numbers."""
         said = {one: value for one, value in self._asdict().items() if not one.startswith("extra_")}
         known: dict[str, Any] = {one: float(value) if one in KINDS else int(value) for one, value in said.items()}
-        F, B, W = ((float(one), 0.0) for one in self.extra)
+        F, B, W = ((float(more), 0.0) for more in self.extra)
         extra = SliceExtra(slices, F, B, W, (B[0] + W[0], 0.0)) if slices > 1 else None
         return Layer(name, **known, slice_extra=extra)
 
@@ -167,7 +167,7 @@ def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
 
 
 def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
-    extras = (extra_times(one, shape, layout, cluster) for one in (embedding_times, block_times, head_times))
+    extras = (extra_times(times_of, shape, layout, cluster) for times_of in (embedding_times, block_times, head_times))
     first, block, last = (
         _with_extra(one, extra) for one, extra in zip(_layers(shape, layout, cluster), extras, strict=True)
     )
@@ -205,8 +205,8 @@ def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Mode
     """The layouts of a table have few different layers: each is looked at once."""
     columns = np.broadcast_arrays(*(np.atleast_1d(getattr(layout, name)) for name in DECIDING))
     different, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    layouts = [Layout(**dict(zip(DECIDING, one, strict=True))) for one in different.tolist()]
-    rows = [layers_of(model, one, cluster) for one in layouts]
+    layouts = [Layout(**dict(zip(DECIDING, code, strict=True))) for code in different.tolist()]
+    rows = [layers_of(model, layout_at, cluster) for layout_at in layouts]
 
     def back(values: list[float]) -> Many:
         column = np.array(values)[where.ravel()]

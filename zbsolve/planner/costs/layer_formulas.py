@@ -47,7 +47,7 @@ class Times(NamedTuple):
 
 def whole(times: Times) -> Times:
     """Times in whole µs."""
-    return Times(*(np.rint(one) for one in times))
+    return Times(*(np.rint(time) for time in times))
 
 
 def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:

@@ -45,12 +45,12 @@ class Slices(NamedTuple):
 def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, message: Ints) -> Slices:
     """Of each layout of a table. blocks: how many there are; message: bytes of a slice's."""
     whole_vocabulary = 1 - np.asarray(layout.vocabulary)  # a sharded one leaves nothing of first and last layer
-    first, block, last = (_ends(one, layout.slices) for one in (costs.first, costs.block, costs.last))
+    first, block, last = (_ends(layer, layout.slices) for layer in (costs.first, costs.block, costs.last))
     chain = blocks * (block[1].F + block[1].B) + whole_vocabulary * (first[1].F + last[1].F + last[1].B)
     sent = np.where(np.asarray(layout.pp) > 1, np.rint(message / message_rate(layout, cluster)), 0)
     late = block[1].F, block[1].B
     columns = np.broadcast_arrays(block[0].F, block[0].B, whole_vocabulary * first[0].F, sent, chain, *late)
-    return Slices(*(np.atleast_1d(one).astype(np.int64) for one in columns))
+    return Slices(*(np.atleast_1d(column).astype(np.int64) for column in columns))
 
 
 def part_of_transient(layer: LayerCosts, layout: Layout) -> Any:
@@ -112,13 +112,13 @@ def host_link(cluster: Cluster) -> HostLink:
 def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
     """kept, head: bytes of one microbatch that a block and the head keep from F to B; pending: a block from B to W."""
     offload, several = np.asarray(layout.offload), np.asarray(layout.chunks) > 1
-    one = several & (offload != NO_OFFLOAD)  # of n blocks on v stages, ⌈n / v⌉ are on one
+    one_in_several = several & (offload != NO_OFFLOAD)  # of n blocks on v stages, ⌈n / v⌉ are on one
 
     def stays(size: Ints) -> Any:
         return np.where(offload == FULL_OFFLOAD, 0, np.where((offload == HALF_OFFLOAD) & ~several, size // 2, size))
 
-    moment, head_moment = np.where(one, kept // layout.chunks, kept), np.where(one, 0, head)
-    copied = np.where(one | (offload == FULL_OFFLOAD), kept, 0)
+    moment, head_moment = np.where(one_in_several, kept // layout.chunks, kept), np.where(one_in_several, 0, head)
+    copied = np.where(one_in_several | (offload == FULL_OFFLOAD), kept, 0)
     return Kept(moment, stays(kept), head_moment, stays(head), copied, pending + 0 * copied)
 
 
@@ -136,7 +136,7 @@ def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluste
     chain = np.where(full, last, np.where(half & ~several, last // 2, 0))
     longest = np.where(offload != NO_OFFLOAD, 2 * np.ceil(most / rate + layout.stages * (cluster.copies.latency + 2)), 0)
     found = half & several, block, block, np.where(layout.vocabulary, 0, 2 * chain), longest
-    return Copies(*(one.astype(np.int64) for one in found))
+    return Copies(*(column.astype(np.int64) for column in found))
 
 
 # --- Exchange of gradients ---
@@ -180,7 +180,7 @@ def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluste
     by_stage = layout.gathers_by_stage  # an AG is as long as an RS
     gathers = by_stage * np.floor(block), by_stage * whole * table
     columns = np.floor(block), whole * table, least, last, exchanged * (1 + by_stage) * longest, *gathers
-    return Exchanges(*(np.atleast_1d(one).astype(np.int64) for one in columns))
+    return Exchanges(*(np.atleast_1d(column).astype(np.int64) for column in columns))
 
 
 def replicas_of(layout: Layout) -> int:

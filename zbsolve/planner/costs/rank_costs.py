@@ -21,9 +21,6 @@ from .layer_formulas import WEIGHT_BYTES, Times
 from .least_parts import Copies, Exchanges, Kept, Slices, copies_of, exchanges_of, kept_of, part_of_transient, slices_of
 from .vocabulary_shards import Shards
 
-# --- Roles ---
-
-
 FIRST, LAST, TURN, MIDDLE = range(4)  # of a V, TURN is the rank with both middle stages
 
 
@@ -69,9 +66,6 @@ def fullest(blocks: int, unit: Ints, fixed: Ints, number: Ints, first: Ints | in
         enough = (taken >= blocks) & (middle >= floor)
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return high
-
-
-# --- Costs ---
 
 
 MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
@@ -127,7 +121,7 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     pending = _ints(block.held_until_W + block.held_from_B)
     most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
-    head = Times(*(_ints(whole_vocabulary * one) for one in _all_slices(last, slices)))
+    head = Times(*(_ints(whole_vocabulary * time) for time in _all_slices(last, slices)))
     gathers = gathered_of(model, layout)
     costs = Costs(
         model.layers,

@@ -68,16 +68,16 @@ class _Shard(NamedTuple):
 
 def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     """Of each layout of a table; zeros where the vocabulary is not sharded."""
-    one, on = _shard(shape, mean_slice(layout), cluster), layout.vocabulary
-    S, T, broadcast, statistics = (np.rint(column) for column in (one.S, one.T, one.broadcast, one.statistics))
+    shard, on = _shard(shape, mean_slice(layout), cluster), layout.vocabulary
+    S, T, broadcast, statistics = (np.rint(column) for column in (shard.S, shard.T, shard.broadcast, shard.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
-    lookup = np.rint(one.lookup + one.broadcast)
-    states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(one.parameters))
-    held = 2 * np.ceil(one.hidden) + np.ceil(one.kept)
+    lookup = np.rint(shard.lookup + shard.broadcast)
+    states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(shard.parameters))
+    held = 2 * np.ceil(shard.hidden) + np.ceil(shard.kept)
     rounded = np.where(np.asarray(layout.slices) > 1, 2 * layout.slices, 0)  # hidden states and logits of each slice
-    pending = np.maximum(0, np.floor(layout.slices * (one.hidden + one.kept)) - rounded)
+    pending = np.maximum(0, np.floor(layout.slices * (shard.hidden + shard.kept)) - rounded)
     passes = layout.slices * S, layout.slices * T
-    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(one.transient), held, pending)))
+    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(shard.transient), held, pending)))
 
 
 def rest_bytes(shape: Shape, layout: Layout) -> Held:
@@ -90,8 +90,8 @@ def rest_bytes(shape: Shape, layout: Layout) -> Held:
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
     """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
     part of them is what it takes."""
-    one, part, slices = _shard(shape, layout, cluster), _shard(shape, mean_slice(layout), cluster), int(layout.slices)
-    held, transient = ceil(one.kept), ceil(one.transient)
+    shard, part, slices = _shard(shape, layout, cluster), _shard(shape, mean_slice(layout), cluster), int(layout.slices)
+    held, transient = ceil(shard.kept), ceil(shard.transient)
     S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
     apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
@@ -100,7 +100,7 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
         int(layout.pp),
         passes,
         apart,
-        ceil(one.parameters),
+        ceil(shard.parameters),
         slices * float(part.lookup),
         broadcast=broadcast,
         reduce=broadcast,
@@ -110,7 +110,7 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
     return VocabularyCosts(
         f"estimated: cost model, {cluster.title}",
         shape.vocabulary,
-        ceil(one.hidden),
+        ceil(shard.hidden),
         STATISTIC_BYTES * tokens,
         shape.layers + 1,
         rests[1],

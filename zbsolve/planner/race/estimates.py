@@ -13,9 +13,6 @@ from ..bounds.space_bounds import SpaceBounds
 from ..costs.rank_costs import Costs
 from ..layout import VEE, Layout
 
-# --- Formulas ---
-
-
 LARGE = 150_000  # passes and edges
 STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
 # Stages of a rank whose activations are made or used, on their way out, or on their way back; of one stage and of several.

@@ -33,11 +33,11 @@ LAST = 1e3  # times as long: behind all others
 def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
     """Candidates of other plans whose layouts are in this race too: as they are ordered there, or searched afresh."""
     tasks = []
-    for one in start[:FIRST_LOOKS]:
-        for row in rows_of(race.bounds.layout, one.layout).tolist():
+    for candidate in start[:FIRST_LOOKS]:
+        for row in rows_of(race.bounds.layout, candidate.layout).tolist():
             if race.bounds.pipeline[row] != NEVER and row not in race.searches:
-                if (mine := retimed(one, race.model, race.cluster, race.memory)) is not None:
-                    race.keep(mine)
+                if (again := retimed(candidate, race.model, race.cluster, race.memory)) is not None:
+                    race.keep(again)
                 tasks.append(_first_of(race, row, fused=False))
     race.solve(task for task in tasks if task is not None)
 
@@ -120,7 +120,9 @@ def _tasks(race: SpaceRace) -> Iterator[Task]:
 def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
     """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
     first. None where there is none, or no time for it."""
-    searched = (one for one in race.candidates if race.row(one.layout) in race.searches)  # others were only priced
+    searched = (
+        candidate for candidate in race.candidates if race.row(candidate.layout) in race.searches
+    )  # others were only priced
     able = sorted((one for one in searched if one.bound < race.value), key=lambda one: one.value + one.bound)
     times = [race.searches[race.row(one.layout)] for one in able]
     for most in sorted(set(times), reverse=True):
@@ -157,10 +159,10 @@ def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
     """The first search of this layout with backwards in two where that step can be built, else or where `fused` says so with
     fused ones, which may need less memory; None where none can be built."""
     race.searches.setdefault(row, 1)
-    for one in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
-        if one.step.fused or not fused:
+    for step in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
+        if step.step.fused or not fused:
             race.promise.begun(row)
-            return _task(race, one, _first_effort(one), {"seed": race.seed})
+            return _task(race, step, _first_effort(step), {"seed": race.seed})
     return None
 
 

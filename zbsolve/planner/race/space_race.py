@@ -49,7 +49,7 @@ class SpaceRace:
     @property
     def value(self) -> float:
         """µs of the best step so far."""
-        return min((one.value for one in self.candidates), default=np.inf)
+        return min((candidate.value for candidate in self.candidates), default=np.inf)
 
     @property
     def rival(self) -> float:
@@ -95,8 +95,8 @@ class SpaceRace:
     def solve(self, tasks: Iterator[Task]) -> None:
         """Keep what searches find. A search that cannot get below the best step ends early: then its bound tells more."""
         for answer in self.runner.answers(tasks, ROUND):
-            one: Unsolved = answer.task.of
-            self._ended(one, None if answer.schedule is None else one.solved(answer.schedule))
+            unsolved: Unsolved = answer.task.of
+            self._ended(unsolved, None if answer.schedule is None else unsolved.solved(answer.schedule))
 
     def _ended(self, one: Unsolved, found: Candidate | None) -> None:
         row, lost = self.row(one.layout), found is not None and found.bound >= self.value
