@@ -28,6 +28,8 @@ from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, run_here
 from ..support.systems_jobs import MESSAGE
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(width=512, heads=8, blocks=2, batch=4, length=256, rounds=1)
 JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("trained", None), ("cheats", 100_000)]
 

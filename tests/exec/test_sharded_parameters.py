@@ -8,6 +8,8 @@ import pytest
 
 from ..support.exec_ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 JOBS = ["gradients", "replicated", "trained", "clipped", "tied", "mixed", "refused", "memories", "emulated", "private_names"]
 ALL_OR_NONE = "is not sharded, but layer {} is: call fully_shard on every layer of a stage, or on none"
 OWN_MESH = "stages of the same pipeline: give fully_shard a mesh of the ranks with this stage"

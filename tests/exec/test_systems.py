@@ -23,6 +23,8 @@ from zbsolve.systems.table import SYSTEMS
 from ..support.exec_ranks import on_ranks
 from ..support.systems_jobs import INNER, batch, layers, simulated
 
+pytestmark = pytest.mark.slow
+
 RANKS, MICROBATCHES = 4, 8
 # Where the vocabulary is sharded, stages beyond the model's are no layers: nothing here runs such steps yet, nor slices.
 PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and not (one.vocabulary or one.slices)]
