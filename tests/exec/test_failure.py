@@ -111,7 +111,7 @@ def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit() -> None:
 def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
     """In the first two steps, once; what ranks tell each other is longer by a number there, and not later."""
     jobs = [("loaded", [5, 5]), ("loaded", [5, 6])]
-    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs:several", jobs)
+    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs", jobs)
     assert [set(map(len, one["said"].values())) for one in (alike, same, first)] == [{0}] * 3
     assert {name: len(said) for name, said in other["said"].items()} == {
         "plain": 1,

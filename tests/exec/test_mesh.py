@@ -13,7 +13,7 @@ from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.mesh.sizes import coordinate_of, located, mesh_sizes, process_of
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,7 @@ EXACT = 1e-13
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    found = on_ranks(4, "tests.support.exec_jobs_mesh:several", FOUR, timeout=100)
-    return {name: [one[i] for one in found] for i, name in enumerate(FOUR)}
+    return jobs_on(4, "tests.support.exec_jobs_mesh", dict.fromkeys(FOUR), timeout=100)
 
 
 def test_tensor_parallel_stages_have_the_gradients_of_the_whole_model(four: dict[str, list[Any]]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import wait
@@ -52,13 +52,21 @@ def forking() -> ForkServerContext:
 
 
 def on_ranks(ranks: int, function: str, argument: Any = None, timeout: float = 60.0) -> list[Any]:
-    """What `function(rank, argument)` returned on each rank (JSON values). Fails where one does; no process stays."""
+    """What `function(rank, argument)` returned on each rank (JSON values); of a module alone, what its functions did that
+    `argument` names, [(name, argument), …], one after the other. Fails where one does; no process stays."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         given = (folder, ranks, timeout, function, json.dumps(argument))
-        for rank, code in enumerate(ended([(main, (*given, rank)) for rank in range(ranks)], timeout)):
+        for rank, code in enumerate(ended(function, [(main, (*given, rank)) for rank in range(ranks)], timeout)):
             assert code is None or code == 0, f"{function} on rank {rank}: {said(folder, 'stderr', rank)[-2000:]}"
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def jobs_on(ranks: int, module: str, jobs: Mapping[str, Any], timeout: float = 60.0) -> dict[str, list[Any]]:
+    """Function of `module` → what it did on each rank; one process group for all, since starting it takes longer than most.
+    jobs: function → its argument."""
+    found = on_ranks(ranks, module, list(jobs.items()), timeout)
+    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
 
 
 def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -69,12 +77,12 @@ def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         given = (Path(name), ranks, store.port, words)
-        codes = ended([(member, (*given, rank)) for rank in range(ranks)], 100.0)
+        codes = ended("torchrun", [(member, (*given, rank)) for rank in range(ranks)], 100.0)
         out, errors = ("".join(said(Path(name), what, rank) for rank in range(ranks)) for what in ("stdout", "stderr"))
     return subprocess.CompletedProcess(words, max(code or 0 for code in codes), out, errors)
 
 
-def ended(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> list[int | None]:
+def ended(what: str, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> list[int | None]:
     """The exit codes of forked processes, once all have ended or one has failed; None of those that were ended for it."""
     children = [forking().Process(target=function, args=given) for function, given in calls]
     try:
@@ -82,7 +90,7 @@ def ended(calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], seconds:
             child.start()
         until = time.monotonic() + seconds
         while any(one.exitcode is None for one in children) and not any(one.exitcode for one in children):
-            assert time.monotonic() < until, f"{calls}: not done after {seconds} s"
+            assert time.monotonic() < until, f"{what}: not done after {seconds} s"
             wait([one.sentinel for one in children if one.exitcode is None], 0.1)
         return [one.exitcode for one in children]
     finally:
@@ -175,6 +183,7 @@ def run(folder: Path, ranks: int, timeout: float, function: str, argument: Any, 
     limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
     module, _, name = function.partition(":")
-    result = getattr(importlib.import_module(module), name)(rank, argument)
+    jobs = importlib.import_module(module)
+    result = getattr(jobs, name)(rank, argument) if name else [getattr(jobs, one)(rank, given) for one, given in argument]
     dist.barrier()
     (folder / f"{rank}.json").write_text(json.dumps(result))
