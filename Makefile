@@ -19,13 +19,15 @@ kernels: .venv/stamp
 demo: kernels
 	$(BIN)/python -m benchmarks.demo
 
-# Two processes, a file's tests in one of them: most tests use one core.
+# Two processes, a file's tests in one of them: most tests use one core. Files in the order that tests/conftest.py gives.
+TESTS = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: kernels
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(TESTS)
 
 # All tests but those that take seconds each or start processes.
 quick: kernels
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
+	$(TESTS) -q -m "not slow"
 
 lint: .venv/stamp
 	$(BIN)/ruff check .

@@ -97,10 +97,12 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Layer by layer, so that real tensors need no more memory than the largest layer."""
+    """Layer by layer, so that real tensors need no more memory than the largest layer. Fake ones say the same of a layer
+    that is equal to an earlier one."""
     x, target = batch_of(model, mode)
     x = constant(x)
     inputs: list[Format] = []
+    known: dict[Hashable, Any] = {}
     prints, sizes, tied = [], [], []
     untrained, count = 0, len(model.layers)
     for i in range(count):
@@ -112,7 +114,10 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
             if i == holders[0] and len(holders) > 1:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
         inputs.append(Format.of(x))
-        x = detached(_forward(model, i, layer, x))
+        same = known.get((prints[i], inputs[i]))
+        x = detached(_forward(model, i, layer, x)) if same is None else same
+        if mode is not None:
+            known[prints[i], inputs[i]] = x
         untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
     if untrained == count:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")

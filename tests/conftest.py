@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,12 @@ import pytest
 
 from .support.browser import chromium
 from .support.exec_ranks import Forked
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process has a long one left when all others are done."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

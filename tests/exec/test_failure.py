@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,9 @@ from zbsolve.exec.transport.failure import LostRank, one_line
 from zbsolve.exec.transport.peers import explained
 from zbsolve.util.machine import child_environment
 
-from ..support.exec_failing import MODEL, Ranks
-from ..support.exec_ranks import on_ranks
+from ..support.exec_failing import MODEL, failing
+from ..support.exec_ranks import on_ranks, torchrun
 from ..support.exec_tools import a_problem, random_schedule
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks() as found:
-        yield found
 
 
 @pytest.fixture
@@ -52,8 +45,8 @@ def schedule(tmp_path: Path) -> str:
 @pytest.mark.parametrize(("what", "why"), [("die", "the connection broke"), ("hang", "nothing for 4 s")])
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.slow
-def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(ranks: Ranks, what: str, why: str, rank: int) -> None:
-    said = ranks.run(what, rank=rank, layer=2 if rank == 1 else 3, timeout=4 if what == "hang" else 20)
+def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(what: str, why: str, rank: int) -> None:
+    said = failing(what, rank=rank, layer=2 if rank == 1 else 3, timeout=4 if what == "hang" else 20)
     assert said[rank] is None
     for other in {0, 1, 2} - {rank}:
         assert said[other]["kind"] == "LostRank"
@@ -68,9 +61,9 @@ def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(ranks: Ra
     ("what", "why"), [("die", "the connection broke"), ("throw", "the connection broke"), ("hang", "too long")]
 )
 @pytest.mark.slow
-def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(ranks: Ranks, what: str, why: str, gathers: int) -> None:
+def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(what: str, why: str, gathers: int) -> None:
     """Ranks 0 and 2 are a pipeline, 1 and 3 the other; 2 and 3 share stage 1. Each names ranks of its own pipeline."""
-    said = ranks.run(what, ranks=4, rank=2, shard=gathers, timeout=4 if what == "hang" else 20)
+    said = failing(what, ranks=4, rank=2, shard=gathers, timeout=4 if what == "hang" else 20)
     assert (said[2] is None) == (what != "throw")
     other = rf"rank 1, pass 1(AG|F)\d: waiting for the parameters of stage 1: {why}"
     assert re.fullmatch(other, said[3]["text"])
@@ -91,8 +84,8 @@ def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(ranks: Ranks,
         ("structure", r"makes \(\(.*\) torch.float32, \(.*\) torch.float32\), not \(.*\) torch.float32 as before.*"),
     ],
 )
-def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str) -> None:
-    said = ranks.run(what, rank=1)
+def test_all_ranks_say_what_one_of_them_raised(what: str, why: str) -> None:
+    said = failing(what, rank=1)
     assert re.fullmatch(rf"rank 1, pass 1F\d: {why}", said[1]["text"])
     assert said[1]["kind"] == "RunFailed"
     assert not any(one["chained"] for one in said)  # the line comes alone; where it arose is there for who asks
@@ -105,10 +98,10 @@ def test_all_ranks_say_what_one_of_them_raised(ranks: Ranks, what: str, why: str
 WRONG = r"\(5, 4\) does not split into 3 microbatches of equal size: .*"
 
 
-def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit(ranks: Ranks) -> None:
+def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit() -> None:
     """Nothing has run, and the next batch does."""
     for what, rank in (("batch", 0), ("batches", None)):
-        said = [one["text"] for one in ranks.run(what, rank=rank)]
+        said = [one["text"] for one in failing(what, rank=rank)]
         assert re.fullmatch(f"BadInput: inputs: {WRONG}", said[0]["refused"])
         assert said[1]["refused"] == "BadInput: step: not run, because ranks of the first stage refuse their inputs"
         assert said[2]["refused"].startswith("BadInput: " + ("targets" if what == "batches" else "step: not run"))
@@ -118,7 +111,7 @@ def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit(ranks: Ranks) -
 def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
     """In the first two steps, once; what ranks tell each other is longer by a number there, and not later."""
     jobs = [("loaded", [5, 5]), ("loaded", [5, 6])]
-    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs:several", jobs)
+    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs", jobs)
     assert [set(map(len, one["said"].values())) for one in (alike, same, first)] == [{0}] * 3
     assert {name: len(said) for name, said in other["said"].items()} == {
         "plain": 1,
@@ -131,17 +124,17 @@ def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
     assert first["sizes"] == [5, 5, 4, 4] * 5
 
 
-def test_targets_that_do_not_fit_end_the_step_on_all_ranks(ranks: Ranks) -> None:
+def test_targets_that_do_not_fit_end_the_step_on_all_ranks() -> None:
     """The others run already."""
-    said = [one["text"]["refused"] for one in ranks.run("batch", rank=2)]
+    said = [one["text"]["refused"] for one in failing("batch", rank=2)]
     assert re.fullmatch(f"BadInput: targets: {WRONG}", said[2])
     for rank in (0, 1):
         assert re.match(rf"LostRank: rank 2, batch: targets: {WRONG}; then rank {rank}, ", said[rank])
 
 
-def test_the_first_cause_stays_where_a_loop_goes_on(ranks: Ranks) -> None:
+def test_the_first_cause_stays_where_a_loop_goes_on() -> None:
     """The rank that failed asks for more at once, while others still read why it stopped."""
-    said = [one["text"] for one in ranks.run("throw", rank=1, again=["step", "evaluate", "load", "save"])]
+    said = [one["text"] for one in failing("throw", rank=1, again=["step", "evaluate", "load", "save"])]
     cause = said[1]["first"]
     assert re.fullmatch(r"rank 1, pass 1F\d: ValueError: on purpose", cause)
     for rank, one in enumerate(said):
@@ -150,19 +143,19 @@ def test_the_first_cause_stays_where_a_loop_goes_on(ranks: Ranks) -> None:
         assert one["again"] == [f"RunFailed: {told}"] * 4
 
 
-def test_another_schedule_is_said_by_all(ranks: Ranks) -> None:
-    said = ranks.run("schedule", rank=1)
+def test_another_schedule_is_said_by_all() -> None:
+    said = failing("schedule", rank=1)
     assert said[0] == said[1] == said[2]
     assert re.fullmatch(r"rank 1 has another schedule than rank 0 \(digests \w{16} and \w{16}\)", said[0]["text"])
     assert said[0]["kind"] == "BadInput"
 
 
-def test_a_rank_that_cannot_build_is_named_by_all(ranks: Ranks) -> None:
-    said = ranks.run("build", rank=2)
+def test_a_rank_that_cannot_build_is_named_by_all() -> None:
+    said = failing("build", rank=2)
     assert said[2] == {"kind": "ValueError", "text": "no such weights"}
     assert said[0] == said[1]
     assert re.fullmatch(r"rank 2, building: ValueError at .*exec_failing.py:\d+: no such weights", said[0]["text"])
-    said = ranks.run("no loss", rank=0)
+    said = failing("no loss", rank=0)
     assert said[2] == {"kind": "BadInput", "text": "Pipeline: rank 2 has the last stage, and needs a loss"}
     assert said[0] == said[1] == {"kind": "BadInput", "text": f"rank 2: {said[2]['text']}"}
 
@@ -176,8 +169,8 @@ def test_a_rank_that_cannot_build_is_named_by_all(ranks: Ranks) -> None:
         ("nan", r"rank 1, pass 1F\d: its activation has 8 NaN among 8 numbers"),
     ],
 )
-def test_an_evaluation_fails_as_a_step_does(ranks: Ranks, what: str, text: str) -> None:
-    said = ranks.run(what, rank=1, evaluate=True, timeout=3, watch=what == "nan")
+def test_an_evaluation_fails_as_a_step_does(what: str, text: str) -> None:
+    said = failing(what, rank=1, evaluate=True, timeout=3, watch=what == "nan")
     for rank, one in enumerate(said):
         if rank != 1 or what in ("throw", "nan"):
             assert re.match(text, one["text"])
@@ -191,23 +184,23 @@ def test_an_evaluation_fails_as_a_step_does(ranks: Ranks, what: str, text: str) 
         ("nan weight", r"rank 1, pass 1W\d: the gradient of layer 2 inner.weight has .* among 16 numbers"),
     ],
 )
-def test_watch_names_the_pass_that_made_it(ranks: Ranks, what: str, text: str) -> None:
-    said = ranks.run(what, rank=1, watch=True)
+def test_watch_names_the_pass_that_made_it(what: str, text: str) -> None:
+    said = failing(what, rank=1, watch=True)
     assert re.fullmatch(text, said[1]["text"]), said[1]
     for other in (0, 2):
         assert said[other]["text"].startswith(f"{said[1]['text']}; then rank {other}, ")
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_at_the_end_of_a_step(ranks: Ranks) -> None:
-    said = ranks.run("hang late", rank=1, timeout=4)
+def test_a_rank_that_hangs_at_the_end_of_a_step() -> None:
+    said = failing("hang late", rank=1, timeout=4)
     assert said[1] is None
     for other in (0, 2):
         assert re.match(rf"rank 1 is lost: rank {other}, end of the step: ", said[other]["text"]), said
 
 
-def test_without_watch_it_is_a_loss_like_others(ranks: Ranks) -> None:
-    assert [one["text"] for one in ranks.run("nan", rank=1)] == ["nan"] * 3
+def test_without_watch_it_is_a_loss_like_others() -> None:
+    assert [one["text"] for one in failing("nan", rank=1)] == ["nan"] * 3
 
 
 def test_who_is_lost_follows_from_who_waited_for_whom() -> None:
@@ -246,7 +239,7 @@ def test_one_line() -> None:
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str, request: pytest.FixtureRequest) -> None:
     """However long starting takes: time is counted since a rank last went on."""
-    if what == "throw":  # the others are of processes: how they end, and when they have begun
+    if what != "hang":  # which is of processes that take their time to start
         request.getfixturevalue("forked")
     planned = random_schedule(a_problem((0, 1), 4, layers=4))
     with pytest.raises(RunFailed) as caught:
@@ -298,25 +291,11 @@ def test_a_signal_to_the_launcher_ends_all(
 
 # --- with torchrun ---
 
-BY_RANK = """
-import os, sys
-from zbsolve.cli import main
-sys.exit(main([argument.replace("RANK", os.environ["RANK"]) for argument in sys.argv[1:]]))
-"""
 
-
-def torchrun(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "by_rank.py"
-    script.write_text(BY_RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=child_environment(), check=False)
-
-
-@pytest.mark.slow
 def test_torchrun_with_other_schedules(own: str, tmp_path: Path) -> None:
     for rank in range(2):
         random_schedule(a_problem((0, 1), 2, layers=4), rank).save(tmp_path / f"{rank}.json")
-    done = torchrun(tmp_path, "run", str(tmp_path / "RANK.json"), "--model", f"{own}:good")
+    done = torchrun(2, "run", str(tmp_path / "RANK.json"), "--model", f"{own}:good")
     assert done.returncode != 0
     assert re.search(r"^zbsolve run: rank 1 has another schedule than rank 0 \(digests", done.stderr, re.M), done.stderr
 
@@ -324,7 +303,7 @@ def test_torchrun_with_other_schedules(own: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_with_a_rank_that_hangs(own: str, schedule: str, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
-    done = torchrun(tmp_path, "run", schedule, "--model", f"{own}:hang", "--timeout", "5", "-o", str(out))
+    done = torchrun(2, "run", schedule, "--model", f"{own}:hang", "--timeout", "5", "-o", str(out))
     assert done.returncode != 0
     assert re.search(r"^zbsolve run: rank 1 is lost: rank 0, pass 0B\d: .*: nothing for 5 s$", done.stderr, re.M), (
         done.stderr

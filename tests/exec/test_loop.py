@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,7 @@ def two() -> Jobs:
         "evaluated": None,
         "wrong_evaluations": None,
     }
-    found = on_ranks(2, "tests.support.exec_jobs_loop:several", list(jobs.items()))
-    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+    return jobs_on(2, "tests.support.exec_jobs_loop", jobs)
 
 
 def test_clipping_is_that_of_one_process(two: Jobs) -> None:

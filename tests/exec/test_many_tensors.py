@@ -21,7 +21,7 @@ CASES = [
 @pytest.mark.slow
 def test_gradients_are_the_whole_models() -> None:
     jobs = [("trained", case) for case in CASES]
-    for rank in on_ranks(2, "tests.support.exec_jobs_values:several", jobs, timeout=200):
+    for rank in on_ranks(2, "tests.support.exec_jobs_values", jobs, timeout=200):
         for case, differences in zip(CASES, rank, strict=True):
             assert max(differences) < 2e-6, case
 

@@ -13,8 +13,10 @@ from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.mesh.sizes import coordinate_of, located, mesh_sizes, process_of
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import a_problem, random_schedule
+
+pytestmark = pytest.mark.slow
 
 FOUR = ["tensor_parallel", "dtensors_between_stages", "data_parallel", "refused", "counted_bytes"]
 EXACT = 1e-13
@@ -22,8 +24,7 @@ EXACT = 1e-13
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    found = on_ranks(4, "tests.support.exec_jobs_mesh:several", FOUR, timeout=100)
-    return {name: [one[i] for one in found] for i, name in enumerate(FOUR)}
+    return jobs_on(4, "tests.support.exec_jobs_mesh", dict.fromkeys(FOUR), timeout=100)
 
 
 def test_tensor_parallel_stages_have_the_gradients_of_the_whole_model(four: dict[str, list[Any]]) -> None:
@@ -76,7 +77,6 @@ def test_what_does_not_fit_is_said_in_a_line(four: dict[str, list[Any]]) -> None
         assert said[11] == "mesh: it is of cpu devices, but device is meta"
 
 
-@pytest.mark.slow
 def test_three_dimensions() -> None:
     for rank, (tensor, data) in enumerate(on_ranks(8, "tests.support.exec_jobs_mesh:three_dimensions", timeout=150)):
         assert max(tensor["worst"], data["worst"], tensor["loss"], data["loss"]) <= EXACT
@@ -144,7 +144,6 @@ def run(forked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return of
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "places"),
     [
@@ -165,7 +164,6 @@ def test_a_run_on_a_mesh_has_the_unsplit_models_gradients(run: Run, mesh: str, p
     assert (said["replicas"], said["ranks"], len(said["losses"])) == (places, 2, 2)
 
 
-@pytest.mark.slow
 def test_the_check_looks_at_every_coordinate(run: Run) -> None:
     code, said, _ = run("mesh_model_wrong:pipeline", "--mesh", "pp=2,tp=2", "--check")
     assert code == 1
@@ -173,7 +171,6 @@ def test_the_check_looks_at_every_coordinate(run: Run) -> None:
     assert said["check"]["where"].endswith("(tp=1)")
 
 
-@pytest.mark.slow
 def test_what_a_mesh_cannot_run_is_refused(run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     many = (
         "zbsolve run: --local: --mesh pp=2,tp=1000 are 2000 processes here, more than 1000: use torchrun on several machines"

@@ -22,7 +22,7 @@ JOBS: list[tuple[dict[str, int], str, str, list[dict[str, int]]]] = [
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     folder = str(tmp_path_factory.mktemp("checkpoints"))
     jobs = [("loops", [folder, JOBS]), ("scaled", None), ("validated_late", None), ("given_all", None)]
-    return on_ranks(4, "tests.support.exec_jobs_mesh_loop:several", jobs, timeout=280)
+    return on_ranks(4, "tests.support.exec_jobs_mesh_loop", jobs, timeout=280)
 
 
 def test_losses_norms_and_weights_are_those_of_one_process(four: list[list[Any]]) -> None:

@@ -23,18 +23,19 @@ from zbsolve.models.presets import mlp
 from zbsolve.problem import Edge, Pass
 
 from ..support.exec_jobs_offload import CASES, offloaded
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on
 from ..support.exec_tools import a_problem, random_schedule, run_here
 from ..support.systems_jobs import MESSAGE
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(width=512, heads=8, blocks=2, batch=4, length=256, rounds=1)
-JOBS = [("gradients", None), ("memories", None), ("limited", None), ("shared", None), ("trained", None), ("cheats", 100_000)]
+JOBS = {"gradients": None, "memories": None, "limited": None, "shared": None, "trained": None, "cheats": 100_000}
 
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    found = on_ranks(2, "tests.support.exec_jobs_offload:several", JOBS, timeout=120)
-    return {name: [one[i] for one in found] for i, (name, _) in enumerate(JOBS)}
+    return jobs_on(2, "tests.support.exec_jobs_offload", JOBS, timeout=120)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,7 +17,7 @@ from zbsolve.exec.optimizer.post_validation import OptimizerSnapshot
 from zbsolve.systems import preset
 
 from ..support.exec_jobs_optimizer import OPTIMIZERS
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
@@ -27,16 +27,12 @@ TWO, THREE = ["adam", "nadam"], ["momentum"]
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    jobs = {"as_with_a_barrier": TWO, "norms": None}
-    found = on_ranks(2, "tests.support.exec_jobs_optimizer:several", list(jobs.items()), timeout=100)
-    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+    return jobs_on(2, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": TWO, "norms": None}, timeout=100)
 
 
 @pytest.fixture(scope="module")
 def three() -> dict[str, list[Any]]:
-    jobs = {"as_with_a_barrier": THREE, "nobody_waits": None}
-    found = on_ranks(3, "tests.support.exec_jobs_optimizer:several", list(jobs.items()), timeout=100)
-    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+    return jobs_on(3, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": THREE, "nobody_waits": None}, timeout=100)
 
 
 def the_same(ranks: list[list[dict[str, Any]]]) -> None:

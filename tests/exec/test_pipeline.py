@@ -13,7 +13,7 @@ from torch import nn
 from zbsolve import BadInput
 from zbsolve.exec.layers import build, listed, materialise
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +24,7 @@ RANDOM = 200  # schedules
 def two() -> dict[str, list[Any]]:
     """What each job gave on each of two ranks."""
     jobs = {"example": 12, "shapes": "", "twice": 3, "leaks": 100, "owned": None, "memories": None}
-    found = on_ranks(2, "tests.support.exec_jobs:several", list(jobs.items()))
-    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+    return jobs_on(2, "tests.support.exec_jobs", jobs)
 
 
 def test_the_example_trains_as_in_one_process(two: dict[str, list[Any]]) -> None:

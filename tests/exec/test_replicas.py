@@ -11,7 +11,7 @@ import pytest
 from zbsolve.build import with_exchange
 from zbsolve.cli import main
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on
 from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
@@ -21,8 +21,7 @@ JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corn
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    found = on_ranks(4, "tests.support.exec_jobs_replicas:several", JOBS, timeout=100)
-    return {name: [one[i] for one in found] for i, name in enumerate(JOBS)}
+    return jobs_on(4, "tests.support.exec_jobs_replicas", dict.fromkeys(JOBS), timeout=100)
 
 
 def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from zbsolve.long_steps import files
 from zbsolve.long_steps.rank_part import CheckedRounds
 from zbsolve.trace import Trace
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import on_ranks, torchrun
 from ..support.repeated_steps import one_microbatch, repeated
 
 STEPS = [("single", 2, False), ("single", 4, False), ("single", 3, True), ("loop", 4, False), ("vee", 3, False)]
@@ -170,28 +167,15 @@ def test_a_rank_of_a_persons_own_loop() -> None:
         assert one["seen"] == [rank, 2]
 
 
-@pytest.mark.slow
 def test_torchrun_and_files_that_differ(tmp_path: Path) -> None:
     long = repeated("single", 2)
     files.save(long, tmp_path / "0.json")
     files.save(long, tmp_path / "1.json")
-    same = torchrun(tmp_path, "--check")
+    run = "run", str(tmp_path / "RANK.json"), "--model", "mlp-2", "--steps", "1", "--timeout", "60"
+    same = torchrun(2, *run, "--check")
     assert same.returncode == 0, same.stderr
     assert "check: right" in same.stdout
     files.save(replace(long, microbatches=long.microbatches + long.round.every), tmp_path / "1.json")
-    other = torchrun(tmp_path)
+    other = torchrun(2, *run)
     assert other.returncode != 0
     assert "rank 1 has another file of rounds than rank 0" in other.stderr
-
-
-def torchrun(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Two ranks, each with a file of its own."""
-    script = folder / "rank.py"
-    script.write_text(
-        "import os, sys\nfrom zbsolve.cli.app import main\n"
-        f"sys.exit(main(['run', {str(folder)!r} + f'/{{os.environ[\"RANK\"]}}.json', *sys.argv[1:]]))\n"
-    )
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-    asked = ["--model", "mlp-2", "--steps", "1", "--timeout", "60", *more]
-    return subprocess.run([*start, *asked], capture_output=True, text=True, timeout=120, env=environment, check=False)

@@ -18,6 +18,7 @@ from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
 from zbsolve.models.presets import GptSizes, gpt, mlp
 
+from ..support.exec_ranks import torchrun
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 
 PLACEMENTS = [(0, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 1, 2, 3), (0, 2, 1, 1, 0)]
@@ -73,6 +74,7 @@ def test_dropout_is_the_same_on_every_rank() -> None:
     assert worst_difference(random_schedule(a_problem((0, 1, 0, 1), 2)), model) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_run_on_two_ranks() -> None:
     problem = a_problem((0, 1, 1, 0), microbatches=4)
     schedule = random_schedule(problem, 1)
@@ -147,11 +149,10 @@ def test_torchrun(own: str, tmp_path: Path) -> None:
     assert Trace.load(out).problem == problem
 
 
-@pytest.mark.slow
 def test_torchrun_with_a_wrong_number_of_ranks(own: str, tmp_path: Path) -> None:
     schedule = tmp_path / "s.json"
     random_schedule(a_problem((0, 1), 3, layers=4)).save(schedule)
-    done = command("run", str(schedule), "--model", f"{own}:good", ranks=1)
+    done = torchrun(1, "run", str(schedule), "--model", f"{own}:good")
     assert done.returncode != 0
     assert "the schedule is for 2 ranks, but torchrun started 1 (--nproc-per-node 2 on one machine)" in done.stderr
 

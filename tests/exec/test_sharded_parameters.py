@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on
+
+pytestmark = pytest.mark.slow
 
 JOBS = ["gradients", "replicated", "trained", "clipped", "tied", "mixed", "refused", "memories", "emulated", "private_names"]
 ALL_OR_NONE = "is not sharded, but layer {} is: call fully_shard on every layer of a stage, or on none"
@@ -15,8 +17,7 @@ OWN_MESH = "stages of the same pipeline: give fully_shard a mesh of the ranks wi
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    found = on_ranks(4, "tests.support.exec_jobs_sharded:several", JOBS, timeout=120)
-    return {name: [one[i] for one in found] for i, name in enumerate(JOBS)}
+    return jobs_on(4, "tests.support.exec_jobs_sharded", dict.fromkeys(JOBS), timeout=120)
 
 
 def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:

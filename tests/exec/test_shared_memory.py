@@ -30,16 +30,14 @@ from zbsolve.exec.transport.shared_memory import (
 )
 from zbsolve.exec.transport.wires import BROKE, reason
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import jobs_on, on_ranks
 
 SOON, LONG = timedelta(milliseconds=30), timedelta(seconds=20)
 
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    jobs = {"elsewhere": [1], "leaks": 100, "gone": None}
-    found = on_ranks(2, "tests.support.exec_jobs_local:several", list(jobs.items()))
-    return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
+    return jobs_on(2, "tests.support.exec_jobs_local", {"elsewhere": [1], "leaks": 100, "gone": None})
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def ends() -> Iterator[tuple[ShmSender, ShmReceiver]]:
 def test_messages_are_those_of_gloo_bit_by_bit() -> None:
     """Three ranks, all pairs, random shapes and types, taken in random orders."""
     jobs = [("messages", True), ("messages", False)]
-    for here, gloo in on_ranks(3, "tests.support.exec_jobs_local:several", jobs):
+    for here, gloo in on_ranks(3, "tests.support.exec_jobs_local", jobs):
         assert here["digest"] == gloo["digest"]
         assert here["right"] == gloo["right"] == 4 * 2 * 40
         assert (here["carriers"], gloo["carriers"]) == (4, 0)

@@ -25,6 +25,8 @@ from ..support.exec_jobs_slices import CASES, EVALUATED, MEMORIES, VALIDATED
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, run_here, worst_difference
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {one.name: 1e-6 if "float32" in one.name else 1e-12 for one in CASES}
 SMALL = GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)
 

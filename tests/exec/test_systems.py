@@ -23,6 +23,8 @@ from zbsolve.systems.table import SYSTEMS
 from ..support.exec_ranks import on_ranks
 from ..support.systems_jobs import INNER, batch, layers, simulated
 
+pytestmark = pytest.mark.slow
+
 RANKS, MICROBATCHES = 4, 8
 # Where the vocabulary is sharded, stages beyond the model's are no layers: nothing here runs such steps yet, nor slices.
 PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and not (one.vocabulary or one.slices)]
@@ -62,7 +64,7 @@ def ran() -> dict[str, list[dict[str, Any]]]:
     jobs = [*(("run_system", {**size, **case}) for case in CASES.values()), *((name, None) for name in OTHER)]
     jobs += [("trains", name) for name in ASYNCHRONOUS]
     jobs += [("run_updates", {**size, **case}) for case in UPDATES.values()]
-    found = on_ranks(RANKS, "tests.support.systems_jobs:several", jobs, timeout=150)
+    found = on_ranks(RANKS, "tests.support.systems_jobs", jobs, timeout=150)
     return {
         name: [one[i] for one in found]
         for i, name in enumerate([*CASES, *OTHER, *(f"train {name}" for name in ASYNCHRONOUS), *UPDATES])

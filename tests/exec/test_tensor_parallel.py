@@ -18,7 +18,7 @@ JOBS = [(how, split, (split == "layers") == (how == "tensor")) for how in PLANS 
 def two() -> list[list[Any]]:
     """What each job gave on each of two ranks."""
     jobs = [("without_pipeline", JOBS), ("graphs", None), ("handed_on", "layers"), ("handed_on", "graph")]
-    return on_ranks(2, "tests.support.exec_jobs_tensor:several", jobs, timeout=250)
+    return on_ranks(2, "tests.support.exec_jobs_tensor", jobs, timeout=250)
 
 
 def test_gradients_are_those_of_eager_mode_and_of_one_process(two: list[list[Any]]) -> None:

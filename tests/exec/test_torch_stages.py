@@ -20,6 +20,8 @@ from zbsolve.systems import preset
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
+pytestmark = pytest.mark.slow
+
 COUNT = 4
 
 

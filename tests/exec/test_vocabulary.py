@@ -22,6 +22,8 @@ from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import random_schedule
 from ..support.vocabulary_problems import random_vocabulary
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {"float32": 1e-6, "autocast": 5e-2}
 
 
@@ -122,7 +124,6 @@ def test_evaluations_give_the_loss_of_the_unsplit_model(found: list[dict[str, An
         assert not too_far(rank["evaluated"])
 
 
-@pytest.mark.slow
 def test_graphs_split_what_is_left_of_the_ends() -> None:
     names = [one.name for one in CASES if one.split != "layers"]
     for rank in on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names, timeout=240.0):

@@ -1,17 +1,16 @@
-"""Ranks that fail on purpose, forked from one process that has imported everything: `Ranks` starts it, `run` runs a job."""
+"""Ranks that fail on purpose, forked as those of `exec_ranks`."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from .exec_ranks import forking, redirect
 
 LIMIT = 45.0  # seconds for a job, whatever happens
 MODEL = """
@@ -57,79 +56,37 @@ die, throw, hang, memory, nan, good = map(model, ("die", "throw", "hang", "memor
 """
 
 
-class Ranks:
-    """The process that forks ranks; a context manager that leaves none behind."""
-
-    def __enter__(self) -> Ranks:
-        from zbsolve.util.machine import child_environment
-
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.exec_failing"], env=child_environment(), **pipes
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()  # ranks end with it
-        self.process.communicate()
-
-    def run(self, what: str, **job: Any) -> list[Any]:
-        """What each rank said (None: nothing): {"kind", "text"}, of a step's error also "chained" and "details". Layer 2 of
-        four, on rank `job["rank"]`, does `what`."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"what": what, **job}) + "\n")
-        self.process.stdin.flush()
-        result = json.loads(self.process.stdout.readline())
-        assert result["left"] == [], f"ranks {result['left']} were still there after {LIMIT} s: {result['said']}"
-        said: list[Any] = result["said"]
-        return said
-
-
-def main() -> None:
-    """Read jobs, a line each; fork the ranks of one; say what they said."""
-    # Once for all ranks: FSDP imports torch._dynamo with its first module, which takes longer than all that a rank does.
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "zbsolve.exec.graphs.by_name", "zbsolve.exec.pipeline"):
-        importlib.import_module(name)
-
-    from zbsolve.exec.run.worker import local_network
-
-    local_network()
-    for line in sys.stdin:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(_forked(Path(folder), json.loads(line))), flush=True)  # noqa: T201
-
-
-def _forked(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    ranks = job.setdefault("ranks", 3)
-    read, write = os.pipe()  # its end tells ranks that this process is gone
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            os.close(write)
-            os.dup2(read, 0)
-            _rank(folder, rank, job)
-        children.append(child)
-    os.close(read)
-    until, left = time.monotonic() + LIMIT, set(range(ranks))
-    may_stay = {job["rank"]} if job["what"].startswith("hang") else set()
-    while left - may_stay and time.monotonic() < until:
-        left -= {rank for rank in left if os.waitpid(children[rank], os.WNOHANG)[0]}
-        time.sleep(0.01)
-    for rank in left:
-        os.kill(children[rank], signal.SIGKILL)
-        os.waitpid(children[rank], 0)
-    os.close(write)
-    paths = [folder / f"said.{rank}" for rank in range(ranks)]
-    said = [json.loads(path.read_text()) if path.exists() else None for path in paths]
-    return {"said": said, "left": sorted(left - may_stay)}
+def failing(what: str, **job: Any) -> list[Any]:
+    """What each of some ranks said (None: nothing): {"kind", "text"}, of a step's error also "chained" and "details". Layer
+    2 of four, on rank `job["rank"]`, does `what`."""
+    job = {"what": what, "ranks": 3, **job}
+    ranks = job["ranks"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        children = [forking().Process(target=_rank, args=(folder, rank, job)) for rank in range(ranks)]
+        try:
+            for child in children:
+                child.start()
+            until = time.monotonic() + LIMIT
+            waited = [one for rank, one in enumerate(children) if rank != job.get("rank") or not what.startswith("hang")]
+            for child in waited:
+                child.join(max(0.0, until - time.monotonic()))
+            paths = [folder / f"said.{rank}" for rank in range(ranks)]
+            said = [json.loads(path.read_text()) if path.exists() else None for path in paths]
+            assert all(one.exitcode is not None for one in waited), f"not done after {LIMIT} s: {said}"
+            return said
+        finally:
+            for child in children:
+                child.kill()
+                child.join(10.0)
 
 
 def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
-    from zbsolve.exec.run.worker import end_with_parent
+    from zbsolve.exec.run.worker import end_with_parent, local_network
 
+    redirect(folder / f"stderr.{rank}")
     end_with_parent()
+    local_network()
     try:
         said = {"kind": "", "text": _train(folder, rank, job)}
     except Exception as error:
@@ -247,7 +204,3 @@ def _refused(call: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from profiler.memory import held
 from profiler.stage_rounds import stages_of
-from zbsolve import BadInput, pipeline
+from zbsolve import pipeline
 from zbsolve.exec import Pipeline
-from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.check import reference
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.presets import GptSizes, gpt, mlp
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, split_layers
+from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -71,14 +71,6 @@ def example(rank: int, steps: int) -> list[float]:
     return [*first, *rest]
 
 
-def worst(runner: Pipeline, inputs: list[Tensor], targets: list[Tensor], loss: Any, layers: list[nn.Module]) -> float:
-    """The largest relative difference of this rank's gradients from those of `layers`, whole, in this process."""
-    data = Data(dict(enumerate(inputs)), dict(enumerate(targets)))
-    reference(layers, data, loss)
-    expected, found = named(dict(enumerate(layers))), named(runner.layers)
-    return max([0.0, *(difference(p.grad, expected[place].grad) for place, p in found.items())])
-
-
 def shapes(rank: int, dtype: str) -> list[float]:
     """Three steps of a small GPT whose microbatches differ in length, within a step and between steps."""
     model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=12))
@@ -94,7 +86,9 @@ def shapes(rank: int, dtype: str) -> list[float]:
         for parameter in runner.parameters():
             parameter.grad = None
         runner.step(inputs, targets)
-        result.append(worst(runner, inputs, targets, model.loss, model.build()))
+        whole = model.build()
+        reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss)
+        result.append(worst(runner, whole))
     return result
 
 
@@ -139,11 +133,7 @@ def owned(rank: int, _: None) -> dict[str, Any]:
     runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
     state = runner.state_dict()
     runner.load_state_dict({name: torch.ones_like(value) for name, value in state.items()} | {"other": torch.ones(1)})
-    try:
-        runner.step(torch.ones(3, 4), torch.ones(3, 4))
-        refused = ""
-    except BadInput as error:
-        refused = str(error)
+    refused = refusal(lambda: runner.step(torch.ones(3, 4), torch.ones(3, 4)))
     return {
         "names": [name for name, _ in runner.named_parameters()],
         "meta": sum(p.is_meta for p in whole.parameters()),
@@ -177,11 +167,7 @@ def unfrozen_front(rank: int, _: None) -> list[str]:
     said = []
     for trained in (False, True, False):
         layers[0].requires_grad_(trained)
-        try:
-            runner.step(torch.ones(2, 4), torch.ones(2, 4))
-            said.append("")
-        except BadInput as error:
-            said.append(str(error))
+        said.append(refusal(lambda: runner.step(torch.ones(2, 4), torch.ones(2, 4))))
     return said
 
 
@@ -230,8 +216,3 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
         assert memory is not None
         result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return result
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
-    return [globals()[name](rank, argument) for name, argument in jobs]

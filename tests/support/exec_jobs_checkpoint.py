@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Schedule
+from zbsolve import Schedule
 from zbsolve.build import with_updates
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal
 
 SIZES = GptSizes(width=16, blocks=2, heads=2, batch=1, length=8)
 MODEL, UNTIED = gpt("small", 0, SIZES, tied=True), gpt("small", 0, SIZES)
@@ -121,7 +121,7 @@ def resumed(rank: int, argument: dict[str, Any]) -> dict[str, list[float]]:
 
 def refused(rank: int, argument: dict[str, Any]) -> list[str]:
     """What ranks hear of checkpoints that do not fit, and of what cannot be saved."""
-    folder, loop, said = Path(argument["folder"]), Loop(2, "plain"), []
+    folder, loop = Path(argument["folder"]), Loop(2, "plain")
     other = Pipeline(
         lambda numbers: [nn.Linear(3, 3) for _ in numbers],
         random_schedule(a_problem((0, 1), 2, layers=2)),
@@ -141,12 +141,7 @@ def refused(rank: int, argument: dict[str, Any]) -> list[str]:
         lambda: loop.runner.load(folder / "plain", optimizer=sgd),
         lambda: loop.runner.load(folder / "plain", rates=rates),
     ]
-    for one in tries:
-        try:
-            one()
-            said.append("")
-        except BadInput as error:
-            said.append(str(error))
+    said = [refusal(one) for one in tries]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         loop.runner.load(folder / "plain", optimizer=loop.objects["optimizer"])

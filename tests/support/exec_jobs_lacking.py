@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.problem import Problem
-from zbsolve.util.errors import BadInput
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal
 
 STEPS, AT, MAX_NORM = 4, 2, 0.05
 
@@ -111,8 +110,4 @@ def nothing_trained(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
 def no_optimizer(rank: int, _: None) -> str:
     """What a rank hears that trains, and gives no optimizer."""
     runner = Pipeline(model(0), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
-    try:
-        PostValidated(runner, None, max_norm=1.0)
-    except BadInput as error:
-        return str(error)
-    return ""
+    return refusal(lambda: PostValidated(runner, None, max_norm=1.0))

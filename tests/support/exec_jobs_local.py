@@ -158,8 +158,3 @@ def gone(rank: int, argument: None) -> dict[str, Any]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return found
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of these, by name, in one process group."""
-    return [globals()[name](rank, argument) for name, argument in jobs]

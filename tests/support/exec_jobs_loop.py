@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from zbsolve import BadInput, Schedule, pipeline
+from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, random_schedule, split_layers
+from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=1, length=8), tied=True)
 LAYERS = len(MODEL.layers)
@@ -57,12 +57,6 @@ def whole_after(inputs: Tensor, targets: Tensor) -> tuple[nn.ModuleList, float]:
     """The unsplit model with the gradients of one batch, and its loss."""
     whole = nn.ModuleList(layers())
     return whole, reference(list(whole), Data({0: inputs}, {0: targets}), MODEL.loss)
-
-
-def worst(runner: Pipeline, whole: nn.ModuleList) -> float:
-    """The largest relative difference of this rank's gradients."""
-    expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    return max(difference(p.grad, expected[place].grad) for place, p in found.items())
 
 
 def clipped(rank: int, _: None) -> list[dict[str, Any]]:
@@ -185,7 +179,7 @@ def scaled(rank: int, validated: bool) -> dict[str, Any]:
 
 def refusals(rank: int, _: None) -> list[str]:
     """What a rank hears of what makes no sense."""
-    runner, said = runner_of(schedules()[0]), []
+    runner = runner_of(schedules()[0])
     alone = dist.new_group([rank], use_local_synchronization=True)
     tries: list[Any] = [
         lambda: runner.step(*rows(4), scaler=torch.amp.GradScaler("cpu")),
@@ -193,13 +187,7 @@ def refusals(rank: int, _: None) -> list[str]:
         lambda: runner.step(*rows(5)),
         lambda: runner.step(torch.ones(0, 8), torch.ones(0, 8), uneven=True),
     ]
-    for one in tries:
-        try:
-            one()
-            said.append("")
-        except BadInput as error:
-            said.append(str(error))
-    return said
+    return [refusal(one) for one in tries]
 
 
 def own_random(rank: int, _: None) -> bool:
@@ -288,7 +276,7 @@ def between_steps(rank: int, evaluating: bool) -> dict[str, Any]:
 
 def wrong_evaluations(rank: int, _: None) -> list[str]:
     """What all ranks hear where one of them was given what does not fit."""
-    runner, said = runner_of(schedules()[0]), []
+    runner = runner_of(schedules()[0])
     inputs, targets = rows(4)
     tries: list[Any] = [
         lambda: runner.evaluate(None, targets),
@@ -296,15 +284,4 @@ def wrong_evaluations(rank: int, _: None) -> list[str]:
         lambda: runner.forward({0: inputs}),
         lambda: runner.forward(inputs, microbatches=0),
     ]
-    for one in tries:
-        try:
-            one()
-            said.append("")
-        except BadInput as error:
-            said.append(str(error))
-    return [*said, str(runner.evaluate(inputs, targets) > 0)]
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
-    return [globals()[name](rank, argument) for name, argument in jobs]
+    return [*map(refusal, tries), str(runner.evaluate(inputs, targets) > 0)]

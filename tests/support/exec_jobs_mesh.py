@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from zbsolve import BadInput, Schedule
+from zbsolve import Schedule
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.dtensors import full, is_dtensor
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal
 
 WIDTH, LENGTH, HEADS = 8, 6, 4
 
@@ -236,19 +236,7 @@ def refused(rank: int, _: None) -> list[str]:
         {"mesh": mesh, "parallelize": lambda stage, mesh: 3},
         {"mesh": mesh, "device": "meta"},
     ]
-    said = []
-    for one in tries:
-        try:
-            Pipeline(layers, schedule, loss=loss, timeout=20, **one)
-            said.append("")
-        except BadInput as error:
-            said.append(str(error))
-    return said
-
-
-def several(rank: int, jobs: list[str]) -> list[Any]:
-    """Some of the functions here, one after the other."""
-    return [globals()[name](rank, None) for name in jobs]
+    return [refusal(partial(Pipeline, layers, schedule, loss=loss, timeout=20, **one)) for one in tries]
 
 
 def counted_bytes(rank: int, _: None) -> list[int]:

@@ -19,11 +19,12 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 
-from zbsolve import BadInput, Schedule, pipeline, preset
+from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base.dtensors import full
 from zbsolve.exec.check import difference
 
+from .exec_tools import refusal
 from .tensor_parallel import WORDS, loss, model, parallel
 
 BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 3, 2
@@ -183,11 +184,8 @@ def scaled(rank: int, _: None) -> dict[str, Any]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    alone, said = dist.new_group([rank], use_local_synchronization=True), ""
-    try:
-        runner.step(*own(runner, 0), scaler=ShardedGradScaler("cpu", process_group=alone))
-    except BadInput as error:
-        said = str(error)
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    said = refusal(lambda: runner.step(*own(runner, 0), scaler=ShardedGradScaler("cpu", process_group=alone)))
     return {"weights": apart(runner, whole), "scale": scaler.get_scale(), "said": said}
 
 
@@ -235,8 +233,3 @@ def llama(rank: int, lines: list[str]) -> list[dict[str, float]]:
         dist.barrier()  # the first rank writes
         said += json.loads(Path(words[words.index("--json") + 1]).read_text())
     return said
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other."""
-    return [globals()[name](rank, argument) for name, argument in jobs]

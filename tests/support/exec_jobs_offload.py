@@ -18,7 +18,7 @@ from zbsolve.build import Host, with_offload
 from zbsolve.exec import Pipeline, PostValidated, RunFailed
 from zbsolve.exec.awaits import crossings
 from zbsolve.exec.base.state import Hooks
-from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
@@ -29,7 +29,7 @@ from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, worst
 from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
@@ -76,11 +76,6 @@ def expected(steps: int) -> list[nn.Module]:
         inputs, targets = (dict(enumerate(part.chunk(MICROBATCHES))) for part in batch(step))
         reference(whole, Data(inputs, targets, step_seed(SEED, step)), nn.functional.mse_loss)
     return whole
-
-
-def worst(runner: Pipeline, whole: list[nn.Module]) -> float:
-    right, found = named(dict(enumerate(whole))), named(runner.layers)
-    return max(difference(p.grad, right[place].grad) for place, p in found.items())
 
 
 def pipeline_of(schedule: Schedule, **more: Any) -> Pipeline:
@@ -221,8 +216,3 @@ def trained(rank: int, _: None) -> dict[str, Any]:
         loss = runner.evaluate(*batch(9))
     worst = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
     return {"worst": worst, "loss": loss, "amended": amended}
-
-
-def several(rank: int, names: list[tuple[str, Any]]) -> list[Any]:
-    """One process group for all."""
-    return [globals()[name](rank, argument) for name, argument in names]

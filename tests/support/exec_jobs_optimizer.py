@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Schedule, pipeline
+from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
 from zbsolve.exec.handlers import Data
@@ -19,7 +19,7 @@ from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, split_layers
+from .exec_tools import a_problem, random_schedule, refusal, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -263,15 +263,6 @@ def an_optimizer(rank: int, _: None) -> dict[str, Any]:
         one.load_state_dict(ahead.state_dict())
     shared.append(ahead.param_groups is inner.param_groups and ahead.state is inner.state and first in ahead.state)
     ahead.add_param_group({"params": others})
-    try:
-        ahead.step(lambda: 0.0)  # type: ignore[arg-type,return-value]
-        said = ""
-    except BadInput as error:
-        said = str(error)
+    said = refusal(lambda: ahead.step(lambda: 0.0))  # type: ignore[arg-type,return-value]
     optimizer = isinstance(ahead, torch.optim.Optimizer) and "lr: 0.1" in repr(ahead)
     return {"kind": optimizer, "shared": shared, "closure": said, "groups": len(inner.param_groups)}
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
-    return [globals()[name](rank, argument) for name, argument in jobs]

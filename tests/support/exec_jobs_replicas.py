@@ -11,15 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Problem, Schedule
+from zbsolve import Problem, Schedule
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference, named, reference, values
+from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_jobs_vocabulary import everything
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal, worst
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
 
@@ -79,11 +78,6 @@ def right(steps: int, microbatches: int, seed: int) -> list[nn.Module]:
         data = Data({i: x for i, (x, _) in pairs.items()}, {i: y for i, (_, y) in pairs.items()}, step_seed(seed, step))
         reference(whole, data, MODEL.loss)
     return whole
-
-
-def worst(runner: Pipeline, whole: list[nn.Module]) -> float:
-    expected = values(dict(enumerate(whole)))
-    return max(difference(one.found, expected[place].found) for place, one in everything(runner).items())
 
 
 def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
@@ -269,14 +263,5 @@ def corners(rank: int, _: None) -> dict[str, Any]:
     still = [name for name, p in runner.named_parameters() if p.grad is None]
     same = bits_alike(runner, [p.grad for p in runner.parameters() if p.grad is not None])
     other = random_schedule(a_problem((0, 1), 2, layers=2), 7 + rank // 2)
-    try:
-        Pipeline(first, other, loss=loss, group=groups[0], replicas=groups[1], timeout=20)
-        refused = ""
-    except BadInput as error:
-        refused = str(error)
+    refused = refusal(lambda: Pipeline(first, other, loss=loss, group=groups[0], replicas=groups[1], timeout=20))
     return {"alike": alike, "missing": missing, "still": still, "same": same, "refused": refused}
-
-
-def several(rank: int, jobs: list[str]) -> list[Any]:
-    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
-    return [globals()[name](rank, None) for name in jobs]

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbsolve import BadInput
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference
 from zbsolve.long_steps.rank_part import CheckedRounds
 
 from .exec_jobs import toy
+from .exec_tools import refusal, worst
 from .repeated_steps import repeated
 
 
@@ -25,27 +24,16 @@ def own_loop(rank: int, placement: str) -> dict[str, Any]:
     result = runner.step(x, x.flip(0))
     whole = nn.Sequential(*toy(list(range(stages))))
     nn.functional.mse_loss(whole(x), x.flip(0)).backward()
-    worst = 0.0
-    for number, layer in runner.layers.items():
-        for mine, right in zip(layer.parameters(), whole[number].parameters(), strict=True):
-            assert mine.grad is not None
-            assert right.grad is not None
-            worst = max(worst, difference(mine.grad, right.grad))
-    refused = {}
-    for name, asked in (
-        ("timeline", lambda: result.timeline),
-        ("PostValidated", lambda: PostValidated(runner, torch.optim.SGD(runner.parameters(), lr=0.1), max_norm=1.0)),
-    ):
-        try:
-            asked()
-        except BadInput as error:
-            refused[name] = str(error)
+    apart, sgd = worst(runner, whole), torch.optim.SGD(runner.parameters(), lr=0.1)
     evaluated = runner.evaluate(x, x.flip(0))
     seen = list(result.seen.windows.shape)
     return {
-        "difference": worst,
+        "difference": apart,
         "loss": result.loss,
         "evaluated": evaluated,
-        "refused": refused,
+        "refused": {
+            "timeline": refusal(lambda: result.timeline),
+            "PostValidated": refusal(lambda: PostValidated(runner, sgd, max_norm=1.0)),
+        },
         "seen": [runner.rank, seen[0]],
     }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from zbsolve import BadInput, Problem, Schedule
+from zbsolve import Problem, Schedule
 from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base import torch_private as private
@@ -23,7 +23,7 @@ from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal, worst
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
 LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
@@ -85,18 +85,6 @@ def add_gradients(whole: list[Block], step: int, places: int = 2) -> list[Block]
         data = Data(dict(enumerate(x.chunk(MICROBATCHES))), dict(enumerate(y.chunk(MICROBATCHES))), seed)
         reference(whole, data, lambda a, b: nn.functional.mse_loss(a, b) / places)
     return whole
-
-
-def full(gradient: Any) -> Tensor | None:
-    found: Tensor | None = None if gradient is None else gradient.full_tensor()
-    return found
-
-
-def worst(runner: Pipeline, whole: list[Any]) -> float:
-    expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    wrong = [place for place, p in found.items() if (p.grad is None) != (expected[place].grad is None)]
-    assert not wrong, f"with or without a gradient: {wrong}"
-    return max(difference(full(p.grad), expected[place].grad) for place, p in found.items())
 
 
 def sharded(runner: Pipeline) -> bool:
@@ -277,11 +265,7 @@ def refused(rank: int, _: None) -> list[str]:
             wrap(dict(zip(numbers, made, strict=True)))
             return made
 
-        try:
-            Pipeline(build, schedule, **({"group": mesh.get_group("pp")} | LIMIT | more))
-        except BadInput as error:
-            return str(error)
-        return ""
+        return refusal(lambda: Pipeline(build, schedule, **({"group": mesh.get_group("pp")} | LIMIT | more)))
 
     def all_of(layers: Any, over: Any = mesh["dp"]) -> None:
         for layer in layers.values():
@@ -304,17 +288,12 @@ def refused(rank: int, _: None) -> list[str]:
         fully_shard(list(layers.values()), mesh=mesh["dp"])
 
     runner = runner_of(schedule, mesh)
-    try:
-        PostValidated(runner, torch.optim.SGD(runner.parameters(), lr=0.1))
-        late = ""
-    except BadInput as error:
-        late = str(error)
     return [
         said(some),
         said(two_ways),
         said(lambda layers: all_of(layers, world)),
         said(all_of, replicas=mesh.get_group("dp")),
-        late,
+        refusal(lambda: PostValidated(runner, torch.optim.SGD(runner.parameters(), lr=0.1))),
         said(other_shapes),
         said(as_one),
     ]
@@ -426,8 +405,3 @@ def private_names(rank: int, _: None) -> list[str]:
     plain.reshard()
     checks["sharded"] = plain.weight is shard.sharded_param
     return [name for name, holds in checks.items() if not holds]
-
-
-def several(rank: int, jobs: list[str]) -> list[Any]:
-    """Some of the functions here, one after the other: starting ranks takes longer than most of them."""
-    return [globals()[name](rank, None) for name in jobs]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from profiler.memory import held
 from profiler.stage_rounds import stages_of
-from zbsolve import BadInput, Problem, Schedule
+from zbsolve import Problem, Schedule
 from zbsolve.build import (
     AttentionExchange,
     Vocabulary,
@@ -41,8 +41,7 @@ from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_jobs_vocabulary import everything
-from .exec_tools import a_problem, random_schedule, split_layers
+from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
 LOSS = CrossEntropy(z_loss=1e-3)
@@ -188,9 +187,8 @@ def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor])
 def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int]]:
     """The largest difference of loss and gradients here from the unsliced model, in two steps of each order; afterwards no
     key is left. And how often this rank made attention for another one in each order's first step."""
-    (x, y), whole, worst, answered = batch(case), layers_of(case), [0.0], []
+    (x, y), whole, apart, answered = batch(case), layers_of(case), [0.0], []
     loss = right(whole, x, y)  # where pipelines are side by side each has the whole batch, so the mean is the same
-    expected = values(dict(enumerate(whole)))
     for schedule in schedules_of(case, seed):
         pipe = pipeline_of(case, schedule=schedule, **group)
         answers = counted(pipe)
@@ -198,14 +196,13 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int
             found = pipe.step(x, y, uneven=bool(case.rows)).loss
             answered += [] if step else [len(answers)]
             pipe.wait_gradients()
-            mine = everything(pipe)
-            worst += [abs(found - loss) / abs(loss), *(difference(v.found, expected[k].found) for k, v in mine.items())]
+            apart += [abs(found - loss) / abs(loss), worst(pipe, whole)]
             pipe.module.zero_grad()
         for stage in pipe.stages.values():
             assert isinstance(stage.around, StageSlices)
             assert stage.around.store.bytes == 0
             assert not stage.live
-    return max(worst), answered
+    return max(apart), answered
 
 
 def exchange_of(pipe: Pipeline) -> AttentionPeers | None:
@@ -304,11 +301,7 @@ def memories() -> list[dict[str, int]]:
 
 def refused(case: Case) -> str:
     """What a way to split that knows no slices is refused with."""
-    try:
-        pipeline_of(case, split="graph")
-    except BadInput as error:
-        return str(error)
-    return ""
+    return refusal(lambda: pipeline_of(case, split="graph"))
 
 
 def tensor_parallel() -> float:
@@ -327,9 +320,7 @@ def tensor_parallel() -> float:
     pipe = Pipeline(tp.model(2), random_schedule(problem, 1), loss=tp.loss, **how)
     loss = pipe.step(x, y).loss
     wanted = reference(whole, Data(dict(enumerate(x)), dict(enumerate(y))), tp.loss)
-    expected = values(dict(enumerate(whole)))
-    mine = values(pipe.layers)
-    return max(abs(loss / wanted - 1), *(difference(one.found, expected[k].found) for k, one in mine.items()))
+    return max(abs(loss / wanted - 1), worst(pipe, whole))
 
 
 def autocast(case: Case) -> list[float]:

@@ -184,8 +184,3 @@ def with_pipeline(rank: int, jobs: list[tuple[str, str]]) -> list[dict[str, Any]
         eager = trained(parallel(model(BLOCKS), mesh["tp"], how))
         found.append(compared(runner.module, eager, plain) | {"loss": [value, right]})
     return found
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other."""
-    return [globals()[name](rank, argument) for name, argument in jobs]

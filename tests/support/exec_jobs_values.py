@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec import Pipeline
+from zbsolve.exec.check import reference
+from zbsolve.exec.handlers import Data
 from zbsolve.models.by_name import load
 
-from .exec_jobs import worst
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, worst
 
 Values = dict[str, Any]
 
@@ -93,7 +94,9 @@ def trained(rank: int, case: dict[str, Any]) -> list[float]:
         for parameter in runner.parameters():
             parameter.grad = None
         runner.step((ids, mask), targets)
-        found.append(worst(runner, parts, list(targets.chunk(4)), loss, layers(list(range(6)))))  # type: ignore[arg-type]
+        whole = layers(list(range(6)))
+        reference(whole, Data(dict(enumerate(parts)), dict(enumerate(targets.chunk(4)))), loss)
+        found.append(worst(runner, whole))
     return found
 
 
@@ -111,11 +114,6 @@ def evaluated(rank: int, split: str) -> list[float]:
     rows = (3, 3, 2, 2)  # of each microbatch, whose auxiliary loss counts as often
     right = float(expected) + sum(0.5 * float(aux) * n for aux, n in zip(outputs[1], rows, strict=True)) / 10
     return [float((outputs[0] - value[0]).abs().max()), abs(found - right)]
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    """Some of the functions here, one after the other."""
-    return [globals()[name](rank, argument) for name, argument in jobs]
 
 
 def message_bytes(rank: int, spec: str) -> list[int]:

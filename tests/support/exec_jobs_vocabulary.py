@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Problem
+from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base.dtensors import full
-from zbsolve.exec.check import Value, difference, reference, values
+from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy
 
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem, random_schedule, refusal, worst
 
 WIDTH, LENGTH = 8, 5
 
@@ -146,12 +145,6 @@ def pipeline_of(case: Case, seed: int = 0, problem: Problem | None = None, **mor
     return Pipeline(made, schedule, loss=CrossEntropy(**dict(case.options)), timeout=30, split=case.split, **more)
 
 
-def everything(pipe: Pipeline) -> dict[Any, Value]:
-    """The gradients of this rank's layers, and of the whole vocabulary."""
-    shards = {} if pipe.vocabulary is None else pipe.vocabulary.values(lambda p: p.grad)
-    return values(pipe.layers) | shards
-
-
 def tried(case: Case, seed: int) -> float:
     """The largest difference of loss and gradients here from the unsplit model."""
     return stepped(case, pipeline_of(case, seed), *batch(case))
@@ -163,9 +156,7 @@ def stepped(case: Case, pipe: Pipeline, x: list[Any], y: list[Tensor]) -> float:
         result = pipe.step(x, y, uneven=True) if case.rows else pipe.step(x, y)
         whole = model(case)
         loss = right(case, whole, x, y)
-    expected = values(dict(enumerate(whole)))
-    worst = [difference(one.found, expected[place].found) for place, one in everything(pipe).items()]
-    return max([abs(result.loss - loss) / abs(loss), *worst])
+    return max(abs(result.loss - loss) / abs(loss), worst(pipe, whole))
 
 
 def right(case: Case, whole: list[nn.Module], x: list[Any], y: list[Tensor]) -> float:
@@ -248,19 +239,12 @@ def checkpoints(rank: int, folder: str) -> dict[str, Any]:
 
 def refused(rank: int, _: None) -> dict[str, str]:
     """What a pipeline with shards says to what it cannot do."""
-    said = {}
-
-    def told(name: str, ask: Callable[[], Any]) -> None:
-        try:
-            ask()
-        except BadInput as error:
-            said[name] = str(error)
-
     case = Case("")
     pipe = pipeline_of(case)
-    told("forward", lambda: pipe.forward(batch(case)[0]))
-    told("tied", lambda: pipeline_of(replace(case, tied=True)))
-    told("words", lambda: pipeline_of(replace(case, words=2)))
-    told("loss", lambda: Pipeline(model(case), pipe.schedule, loss=nn.functional.mse_loss))
-    told("validated", lambda: PostValidated(pipe, torch.optim.SGD(pipe.parameters())))
-    return said
+    return {
+        "forward": refusal(lambda: pipe.forward(batch(case)[0])),
+        "tied": refusal(lambda: pipeline_of(replace(case, tied=True))),
+        "words": refusal(lambda: pipeline_of(replace(case, words=2))),
+        "loss": refusal(lambda: Pipeline(model(case), pipe.schedule, loss=nn.functional.mse_loss)),
+        "validated": refusal(lambda: PostValidated(pipe, torch.optim.SGD(pipe.parameters()))),
+    }

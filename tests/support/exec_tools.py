@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from zbsolve import Problem, Schedule, pipeline
-from zbsolve.exec.check import difference, named, reference
+from zbsolve import BadInput, Problem, Schedule, pipeline
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import Value, difference, named, reference, values
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.one_device.pipeline import OneDevice
 from zbsolve.exec.one_device.streams import Turns
-from zbsolve.models.model import Model
+from zbsolve.models.model import Model, Place
 from zbsolve.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
@@ -73,6 +75,30 @@ def a_problem(
     counts = split_layers(layers, stages)
     how = {"placement": placement, "microbatches": microbatches, "recompute": recompute}
     return pipeline([10] * stages, **times, **how, comm=3, layers=counts, **options)
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """The line of the BadInput that a call raises; "" where it does not."""
+    try:
+        call()
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def everything(runner: Pipeline) -> dict[Place, Value]:
+    """The gradients of this rank's layers, and of the whole of a sharded vocabulary. All ranks of a mesh call this."""
+    shards = {} if runner.vocabulary is None else runner.vocabulary.values(lambda p: p.grad)
+    return values(runner.layers) | shards
+
+
+def worst(runner: Pipeline, whole: Iterable[nn.Module]) -> float:
+    """The largest relative difference of these gradients from those of the unsplit model's layers. What has none there has
+    none here."""
+    expected, found = values(dict(enumerate(whole))), everything(runner)
+    wrong = [place for place, one in found.items() if (one.found is None) != (expected[place].found is None)]
+    assert not wrong, f"with or without a gradient: {wrong}"
+    return max((difference(one.found, expected[place].found) for place, one in found.items()), default=0.0)
 
 
 def run_here(

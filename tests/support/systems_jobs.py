@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zbsolve import BadInput, Schedule, pipeline, updates
+from zbsolve import Schedule, pipeline, updates
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.check import difference, named, reference
@@ -17,7 +18,7 @@ from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
 from zbsolve.systems.problems import problem_for
 
-from .exec_tools import random_schedule
+from .exec_tools import random_schedule, refusal, worst
 
 WIDTH, HIDDEN, ROWS = 4, 512, 8
 MESSAGE, INNER = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes
@@ -111,8 +112,7 @@ def crossing(rank: int, _: None) -> float:
     for _ in range(2):
         runner.step(inputs, targets)
         reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), nn.functional.mse_loss)
-    expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    return max(difference(p.grad, expected[place].grad) for place, p in found.items())
+    return worst(runner, whole)
 
 
 def unlike(rank: int, _: None) -> list[float]:
@@ -229,18 +229,10 @@ def refused(rank: int, _: None) -> list[str]:
     def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, 0.1)
 
-    said = []
-    for schedule, more in (
+    tries: list[tuple[Schedule, dict[str, Any]]] = [
         (with_updates, {}),
         (preset("1f1b", step), {"update": sgd}),
         (with_updates, {"update": sgd, "tied": [((0, "up.weight"), (3, "up.weight"))]}),
-    ):
-        try:
-            Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, **more)
-        except BadInput as error:
-            said.append(str(error))
-    return said
-
-
-def several(rank: int, jobs: list[tuple[str, Any]]) -> list[Any]:
-    return [globals()[name](rank, argument) for name, argument in jobs]
+    ]
+    loss = nn.functional.mse_loss
+    return [refusal(partial(Pipeline, layers, schedule, loss=loss, timeout=20, **more)) for schedule, more in tries]

@@ -32,6 +32,8 @@ from zbsolve.workers.workers import MAX_DEATHS, Workers, WorkersLost
 from ..support.profiles import equal_layers
 from ..support.worker_tasks import answer
 
+pytestmark = pytest.mark.slow
+
 PROBLEMS = {
     "one": zbsolve.pipeline([3, 4], [4, 4], [2, 2], microbatches=4),
     "two": zbsolve.pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], microbatches=6, held_until_W=1, capacity=[6, 4, 2]),
