@@ -99,15 +99,17 @@ frozen = dataclass(frozen=True)
 class PlainStep:
     """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
 
-    ranks: of the pipeline. microbatches: of a step.
+    ranks: of the pipeline.
+    microbatches: of a step.
     placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
-    ("mirror"); a stage's parameters count on every rank that it lives on; or "auto".
+        ("mirror"). A stage's parameters count on every rank that it lives on. Or "auto".
     partition: a name (see `partition_by_name`), layers of each stage, a `Partition` from a file, "auto", or None:
-    `balanced_or_equal` over F + B + W, for the ranks as fast as they are.
-    memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"), of which parameters, gradients and optimizer state,
-    messages and what passes take while they run are taken off first (see `StageMemory.of_ranks`); None: the device's, as
-    profiled, unlimited where unknown.
-    objective: "makespan" or "span". fused: one backward BW, as people run it without a split.
+        `balanced_or_equal` over F + B + W, for the ranks as fast as they are.
+    memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"). Parameters, gradients and optimizer state, messages,
+        and what passes take while they run come off first (see `StageMemory.of_ranks`). None: the device's, as profiled,
+        unlimited where unknown.
+    objective: "makespan" or "span".
+    fused: one backward BW, as people run it without a split.
     blocking: whether messages occupy their sender; None: as the profile's link says.
     """
 

@@ -23,10 +23,12 @@ MOST_PIECES = 10_000
 class Work:
     """Work on one rank.
 
-    rank: that does it. time: µs of all its pieces together. pieces: passes that it is cut into, which run in turn; 1: it is
-    not cut. before: a stage of the rank whose first F waits for it; after: a stage of the rank whose last gradients it waits
-    for; neither: it runs whenever the rank is free in the step. held: bytes from the start of its first piece to the end of
-    its last one, or of the F that waits for it.
+    rank: that does it.
+    time: µs of all its pieces together.
+    pieces: passes that it is cut into, which run in turn; 1: it is not cut.
+    before: a stage of the rank whose first F waits for it.
+    after: a stage of the rank whose last gradients it waits for; without either it runs whenever the rank is free.
+    held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
     """
 
     rank: int
@@ -38,7 +40,7 @@ class Work:
 
 
 def with_work(problem: Problem, *works: Work) -> Problem:
-    """`problem` with passes `<first stage of the rank>J<number>` of these works on `compute:<rank>`, numbered on each rank.
+    """A step with passes `<first stage of the rank>J<number>` of these `works` on `compute:<rank>`, numbered on each rank.
 
     Works of one rank run in turn, as they are given, but first those that an F waits for, and last those that wait for
     gradients. Put it in last: passes of other features do not know it. Raises BadInput for numbers that make no sense, and

@@ -159,18 +159,24 @@ def torch_schedule(
     scale_grads: bool = True,
     defer_recv: bool = False,
 ) -> Any:
-    """This rank's `_PipelineScheduleRuntime` for `schedule`, ready for `.step(inputs, target=targets, losses=[])`.
+    """This rank's `_PipelineScheduleRuntime` for a schedule, ready for `.step(inputs, target=targets, losses=[])`. Every
+    rank of the group calls it.
 
-    Every rank of `group` (None: all) calls it. stages: stage → module, for the stages that the schedule puts on this rank;
-    `split_stage` says what becomes of them. loss(output, target): a mean over the microbatch. device: where the stages
-    live (None: where their parameters are). scale_grads: divide gradients by the number of microbatches, as for a mean over
-    the batch. defer_recv: use torch's `defer_pp_recv`. The whole batch goes to `.step`; torch splits it along dimension 0
-    into the microbatches that `zbsolve.interchange.torch_csv.torch_order(schedule).microbatches` names.
+    schedule: what to run.
+    stages: stage → module, for the stages that the schedule puts on this rank; `split_stage` says what becomes of them.
+    loss: loss(output, target), a mean over the microbatch.
+    group: the process group; None: all.
+    device: where the stages live; None: where their parameters are.
+    scale_grads: divide gradients by the number of microbatches, as for a mean over the batch.
+    defer_recv: use torch's `defer_pp_recv`.
 
-    torch itself does not add up the gradients of a parameter that is tied across ranks. Raises BadInput for what torch's
-    runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not this rank's, a parameter in two
-    stages (torch would scale its gradient twice), and stages wrapped for data parallelism (deferred gradients do not pass
-    their hooks).
+    The whole batch goes to `.step`; torch splits it along dimension 0 into the microbatches that
+    `zbsolve.interchange.torch_csv.torch_order(schedule).microbatches` names. torch itself does not add up the gradients of a
+    parameter that is tied across ranks.
+
+    Raises BadInput for what torch's runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not
+    this rank's, a parameter in two stages (torch would scale its gradient twice), and stages wrapped for data parallelism
+    (deferred gradients do not pass their hooks).
     """
     check_version(torch.__version__, defer_recv)
     order = torch_order(schedule, defer_recv=defer_recv)

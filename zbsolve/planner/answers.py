@@ -217,14 +217,13 @@ def parse_front(text: str) -> Front:
 def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **search: Any) -> PlanFront:
     """The plan with other memory, or other numbers of devices, beside the plan as it is.
 
-    What is found in less memory holds in more, and what is proven of more holds of less.
-
-    over: one of `OVER`.
-    at: bytes a device, or numbers of devices. None: memory from the least in which any layout fits to what the best plan
-      without a limit needs, evenly by ratio; or a quarter to four times the devices.
+    before: the plan.
+    over: "memory" or "devices".
+    at: bytes a device, or devices. None: from the least memory in which any layout fits to what the best plan without a
+        limit needs, evenly by ratio; or a quarter to four times the devices.
     search: seconds or effort for each point, seed, progress and stop, as `what_if` takes them.
 
-    Raises BadInput.
+    What is found in less memory holds in more, what is proven of more holds of less. Raises BadInput.
     """
     if over not in OVER:
         raise BadInput(f"front '{over[:20]}': one of {', '.join(OVER)}")

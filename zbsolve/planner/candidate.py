@@ -33,15 +33,17 @@ from .layout import OFFLOADS, Layout
 
 
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
-    """The model's layers on the devices of one pipeline rank, for one microbatch; messages occupy their sender.
+    """The model's layers on the devices of one pipeline rank, for one microbatch. Messages occupy their sender.
+
+    model: a shape, or profiles at several sizes.
+    layout: how the step is split. One with replicas is for `Step(replicas=)`, or `Step(shards=)` where stages gather: the
+        profile's `shard_link` gives C, or AG and RS, their time. One with a sharded vocabulary is for
+        `Step(vocabulary="sharded")`, one in slices for `Step(slices=)`, one with offload for `Step(offload=)`.
+    cluster: its devices and links. The profile's capacity is the device's memory.
 
     Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
-    each. capacity: the device's memory. What follows the exchange of gradients is not in it (see
-    `layer_formulas.after_exchange`). A layout with replicas is for `Step(replicas=)`, or `Step(shards=)` where stages
-    gather: the profile's `shard_link` gives a stage's C, or its AG and its RS, their time. One with a sharded vocabulary is
-    for `Step(vocabulary="sharded")`: the profile says what its shards cost. One in slices is for `Step(slices=)`: layers say
-    what causal attention takes, and what each slice takes beyond its part. One with offload is for `Step(offload=)`. Raises
-    BadInput for a layout that the model's profiles or the cluster do not know.
+    each. What follows the exchange of gradients is not in it (see `layer_times.after_exchange`). Raises BadInput for a
+    layout that the model's profiles or the cluster do not know.
     """
     slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)

@@ -31,18 +31,28 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 class Cluster:
     """Nodes of devices, all alike, in µs, bytes and bytes a µs.
 
-    source: where the numbers come from: "estimated: …", "fitted: …", "given" or "measured". peak: FLOP/s of a device, dense,
-    in 16 bits. hbm: bytes a µs of its memory. memory: bytes of it. node: devices a node.
-    inside: latency of a collective, and bandwidth of a device to others of its node. between: the same of groups that reach
-    beyond a node; the bandwidth is a node's, which all its devices share. messages: bytes a µs of a node's messages between
-    stages. efficiency: share of the peak that matrix products reach. launch: µs that a layer's forward takes beside (kernel
-    launches and tails). traffic: bytes that elementwise work moves for each byte that the formula counts. host: µs a layer's
-    forward takes at least, since the host launches it. constant: µs of a step beside all else. overlap: share of gradient
-    exchange and gathers that runs beside computing. error: share by which steps by the model are off, in the mean over the
-    measured steps that the constants were fitted to or held against; None: not measured. copies: latency of a copy
-    between a device and host memory, and bandwidth each way while both run; None: not known, and no layout offloads.
-    host_memory: bytes of it for a device's activations; None: no limit. contention: how many times as long an exchange of
-    gradients takes where stages send messages beside it, from 1 up; where nothing is said, `CONTENTION`, which is assumed.
+    name: for texts.
+    source: where the numbers come from: "estimated: …", "fitted: …", "given" or "measured".
+    peak: FLOP/s of a device, dense, in 16 bits.
+    hbm: bytes a µs of its memory.
+    memory: bytes of it.
+    node: devices a node.
+    inside: latency of a collective, and bandwidth of a device to others of its node.
+    between: the same of groups that reach beyond a node; the bandwidth is a node's, which all its devices share.
+    messages: bytes a µs of a node's messages between stages.
+    efficiency: share of the peak that matrix products reach.
+    launch: µs that a layer's forward takes beside (kernel launches and tails).
+    traffic: bytes that elementwise work moves for each byte that the formula counts.
+    host: µs a layer's forward takes at least, since the host launches it.
+    constant: µs of a step beside all else.
+    overlap: share of gradient exchange and gathers that runs beside computing.
+    error: share by which steps are off, in the mean over the measured steps that constants were fitted to or held against;
+        None: not measured.
+    copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, and
+        no layout offloads.
+    host_memory: bytes of it for a device's activations; None: no limit.
+    contention: how many times as long an exchange of gradients takes where stages send messages beside it, from 1 up; where
+        nothing is said, `CONTENTION`, which is assumed.
     """
 
     name: str
@@ -259,7 +269,7 @@ def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_by_name(name: str) -> Cluster:
-    """A preset. Raises BadInput with near names."""
+    """A preset, from `name`. Raises BadInput with near names."""
     if name in CLUSTERS:
         return CLUSTERS[name]
     raise BadInput(f"cluster '{name}': unknown{did_you_mean(name, CLUSTERS)} (clusters: {', '.join(CLUSTERS)}, or a file)")
@@ -269,12 +279,15 @@ def cluster_by_name(name: str) -> Cluster:
 
 
 def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") -> Cluster:
-    """The cluster with the links that the profile's all-reduces tell, of the largest group inside a node and the largest one
-    beyond it; where there is none of a kind, the cluster keeps its own link.
+    """A cluster with the links that a profile's all-reduces tell.
 
-    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_formulas`).
-    Where groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is
-    between nodes. Raises BadInput naming `where` where no all-reduce was measured.
+    profile: the largest group inside a node and the largest one beyond it count.
+    cluster: keeps its own link of a kind where there is no such group.
+    where: what errors call the profile.
+
+    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_times`). Where
+    groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is between
+    nodes. Raises BadInput where no all-reduce was measured.
     """
     rows = [one for one in collective_rows(profile, where) if one.kind == ALL_REDUCE and one.ranks > 1]
     if not rows:

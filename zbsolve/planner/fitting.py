@@ -71,11 +71,12 @@ class MeasuredStep(NamedTuple):
 def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     """ms that each row's step takes by the cost model.
 
-    rows: dicts with the columns of `NUMBERS`, as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
-      ("full"), sequence_parallel (0) and vocabulary (51200). Rows that say sequence_parallel are Megatron-LM's, which sends
-      a message in parts, one from each tensor rank (2104.04473, section 4.1).
+    rows: dicts with the columns of `NUMBERS` as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
+        ("full"), sequence_parallel (0), vocabulary (51200).
+    cluster: its constants.
 
-    Raises BadInput naming row and column.
+    Rows that say sequence_parallel are Megatron-LM's, which sends a message in parts, one from each tensor rank (2104.04473,
+    section 4.1). Raises BadInput naming row and column.
     """
     return [step_time(*step, cluster) / MS for step in steps_of(rows)]
 

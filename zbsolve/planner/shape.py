@@ -189,7 +189,12 @@ CHANGED = tuple(field.name for field in fields(Shape) if field.type == "int")
 
 
 def shape_by_name(spec: str) -> Shape:
-    """The model called `name`, or `name@field=number,…`. Raises BadInput with near names."""
+    """A published model.
+
+    spec: its name, or `name@field=number,…`.
+
+    Raises BadInput with near names.
+    """
     name, at, said = spec.partition("@")
     if name not in SHAPES:
         raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, SHAPES)} (models: {', '.join(SHAPES)})")
