@@ -19,7 +19,8 @@ from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
 
 HELP = "docs/commands.md"
-PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "zbsolve.planner", "torch")
+PACKAGES = ("build", "exec", "interchange", "partition", "planner", "show")
+PUBLIC = ("zbsolve", *(f"zbsolve.{one}" for one in PACKAGES), "torch")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--num-layers-per-virtual-pipeline-stage"),

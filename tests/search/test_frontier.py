@@ -142,8 +142,8 @@ def test_one_point_where_memory_changes_nothing():
 def test_on_the_command_line(tmp_path, capsys):
     profile, out = str(tmp_path / "profile.json"), tmp_path / "f.json"
     equal_layers(4, 10).save(profile)
-    step = ["frontier", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1"]
-    folder = ["--schedules", str(tmp_path)]
+    step = ["solve", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1", "--frontier"]
+    folder = ["-o", str(tmp_path)]
     assert main([*step, "-o", str(out), "-o", str(tmp_path / "f.svg"), "-o", str(tmp_path / "f.html"), *folder]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""  # no terminal, no progress
@@ -159,15 +159,17 @@ def test_on_the_command_line(tmp_path, capsys):
     ("arguments", "line"),
     [
         (["-o", "x.gif"], "x.gif: unknown ending"),
-        (["--points", "1"], "points: at least 2"),
+        (["1"], "points: at least 2"),
         (["--seconds", "0"], "seconds: 0.0 is not"),
         (["--placement", "auto"], "placement 'auto'"),
+        (["--memory", "1GB"], "--memory: is not for a frontier"),
+        (["--method", "greedy"], "a frontier is found by auto"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, arguments, line):
     profile = str(tmp_path / "profile.json")
     equal_layers(4).save(profile)
-    assert main(["frontier", profile, "--ranks", "2", "--microbatches", "2", *arguments]) == 2
+    assert main(["solve", profile, "--ranks", "2", "--microbatches", "2", "--frontier", *arguments]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
@@ -267,10 +269,10 @@ def test_where_more_memory_saves_time_every_point_is_looked_at(monkeypatch: pyte
 def test_curves_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "p.json")
     equal_layers(2).save(path)
-    step = ["frontier", path, "--ranks", "2", "--microbatches", "2", "--points", "2", "--effort", "0.2"]
-    assert main([*step, "--recompute", "auto", "--schedules", str(tmp_path)]) == 0
+    step = ["solve", path, "--ranks", "2", "--microbatches", "2", "--frontier", "2", "--effort", "0.2"]
+    assert main([*step, "--recompute", "auto", "-o", f"{tmp_path}/points/"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["memory", "keep", "only", "recompute", "chosen"]
-    assert list(tmp_path.glob("schedule-recompute-*.json"))
+    assert list(tmp_path.glob("points/schedule-recompute-*.json"))
     assert main([*step, "--offload", "auto"]) == 2
     assert "the profile knows no host link" in capsys.readouterr().err
 

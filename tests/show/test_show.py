@@ -273,7 +273,7 @@ def test_commands(schedule: Schedule, trace: Trace, tmp_path: Path, capsys: pyte
     plan, run, picture = (str(tmp_path / name) for name in ("s.json", "t.json", "x.html"))
     schedule.save(plan)
     trace.save(run)
-    assert main(["show", plan, "--width", "90"]) == 0
+    assert main(["show", plan]) == 0
     assert "\x1b" not in capsys.readouterr().out  # not a terminal
     assert main(["show", plan, "--trace", run, "-o", picture]) == 0
     assert capsys.readouterr().out == ""

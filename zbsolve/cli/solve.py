@@ -9,9 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..util.text import exact_time, times_note
+from .frontier import POINTS, solve_frontier
 from .solve_many import repeated_step, solve_repeated
+from .solve_race import race
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
-from .tools import add_search_limits, add_workers, print_json, saving, search_limits, searching, workers_of
+from .tools import add_search_limits, add_workers, method_of, print_json, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -34,10 +36,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         default="auto",
-        help="auto, greedy, cp, milp, or a named schedule (see zbsolve systems); interleaved:16 is Megatron's in groups of "
-        "16 microbatches",
+        help="auto, greedy, cp, milp (milp:highs, milp:gurobi, or another solver that PuLP knows), or a named schedule (see "
+        "zbsolve show systems; interleaved:16 is Megatron's in groups of 16 microbatches); several, such as 1f1b,zb-v,auto, "
+        "are compared, with the schedule that the file holds: a named one on its own placement with its own backward",
     )
-    parser.add_argument("--solver", default="cbc", help="for --method milp: cbc, highs, gurobi, or another that PuLP knows")
     add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
     add_workers(parser)
     parser.add_argument(
@@ -48,8 +50,23 @@ def options(parser: argparse.ArgumentParser) -> None:
         "of that value",
     )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
-    parser.add_argument("--json", action="store_true", help="the certificate as JSON on standard output")
-    parser.add_argument("-o", "--output", help="schedule.json, or - for standard output")
+    parser.add_argument(
+        "--frontier",
+        nargs="?",
+        type=int,
+        const=POINTS,
+        metavar="POINTS",
+        help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
+    )
+    parser.add_argument("--json", action="store_true", help="the certificate, table or frontier as JSON on standard output")
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        help="schedule.json, or - for standard output; of several methods also x.html, .svg, .pdf or .png; of a frontier "
+        "these, or x.json, or folder/ for the schedules of all points; may be given more than once",
+    )
 
 
 def command(options: argparse.Namespace) -> int:
@@ -58,6 +75,10 @@ def command(options: argparse.Namespace) -> int:
     from ..show.solved_text import Solved
     from ..systems.steps import usual_schedule
 
+    if options.frontier is not None:
+        return solve_frontier(options)
+    if len(methods := options.method.split(",")) > 1:
+        return race(options, methods)
     given = _given(options)
     if joined := _joined(options, given):
         print(f"zbsolve solve: {joined}", file=sys.stderr)
@@ -85,7 +106,7 @@ def command(options: argparse.Namespace) -> int:
     solved = Solved(
         schedule, usual, peaks[-1] if peaks else None, options.effort is None, copies, _fused_saves(given, schedule), gain
     )
-    with saving(*[partial(schedule.save, options.output)] * bool(options.output)):
+    with saving(*[partial(schedule.save, path) for path in options.output]):
         _print_solved(options, solved, tried, bounds)
     if not isinstance(given, Problem):
         for note in _notes(*given, schedule.problem, gain):
@@ -222,7 +243,8 @@ def _attention_gain(given: tuple[Profile, Step] | Problem, problem: Problem) -> 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
-    arguments = {"method": options.method, "solver": options.solver, "prefer": options.prefer, **search_limits(options)}
+    method, solver = method_of(options.method)
+    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **search_limits(options)}
     if options.hint:
         from ..schedule import Schedule
 
@@ -247,7 +269,7 @@ def _print_solved(
             | {what if what == LONGER else f"bound_of_every_{what}": every for what, every in bounds.items()}
         )
         return
-    if options.output == "-":
+    if "-" in options.output:
         return
     if tried:
         from ..show.search_text import tried_as_text

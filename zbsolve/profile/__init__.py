@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from .changes import Change as Change
     from .changes import Drift as Drift
     from .changes import drift as drift
+    from .given import given_profile as given_profile
+    from .given import profile_from_words as profile_from_words
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
     from .spread import spread_over as spread_over
@@ -19,6 +21,7 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         "changes": "Change Drift drift",
+        "given": "given_profile profile_from_words",
         "measured_run": "from_trace",
         "profile": "Profile",
         "spread": "spread_over",
