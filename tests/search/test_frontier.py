@@ -18,8 +18,8 @@ from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
 from zbsolve.show.curves_report import curves_as_text, save_curves
 from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
-from zbsolve.show.pictures.drawing import Area, Words
-from zbsolve.show.pictures.frontier import frontier_drawing
+from zbsolve.show.pictures.drawing import Area, Line, Words
+from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
 from zbsolve.show.pictures.style import Style
 from zbsolve.show.pictures.words import text_width
 from zbsolve.step import Step
@@ -100,7 +100,7 @@ def test_pictures_and_table(found):
 
 
 @pytest.mark.parametrize("width", [420, 1200])
-def test_no_name_stands_over_a_name_or_a_diamond(found, width):
+def test_no_name_stands_over_a_name_a_diamond_or_a_line(found, width):
     """Near the right edge, above each other, and beyond the edge."""
     least, most = found.points[0], found.points[-1]
     places = {
@@ -119,7 +119,14 @@ def test_no_name_stands_over_a_name_or_a_diamond(found, width):
     half = names[0].size / 2
     boxes = [(one.x, one.x + text_width(one.text, one.size), one.y - half, one.y + half) for one in names]
     points = [(min(x for x, _ in p), max(x for x, _ in p), min(y for _, y in p), max(y for _, y in p)) for p in diamonds]
-    for (a, b, low, high), (c, d, bottom, top) in (*combinations(boxes, 2), *product(boxes, points)):
+    curves = [
+        mark.points for mark in drawing.marks if isinstance(mark, Line) and mark.colour in (VALUE_COLOUR, BOUND_COLOUR)
+    ]
+    pieces = [(a, c, min(b, d), max(b, d)) for curve in curves for (a, b), (c, d) in pairwise(curve)]
+    for (a, b, low, high), (c, d, bottom, top) in (
+        *combinations(boxes, 2),
+        *product(boxes, points + pieces * (width > 1000)),
+    ):
         assert b <= c or d <= a or high <= bottom + 1e-6 or top <= low + 1e-6
     heights = {mark.text.split(" ")[0]: mark.y for mark in names}
     assert heights["1f1b"] < heights["1f1b-split"] < heights["zb-h1"]

@@ -103,5 +103,5 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["value"] == last["value"]
     assert main(["solve", *step[:5], "--vocabulary", "auto", "--frontier"]) == 2
     assert "--frontier: vocabulary 'auto' has no frontier: name one" in capsys.readouterr().err
-    assert main(["solve", *step, "--vocabulary", "two-barriers", "--method", "1f1b-vocab2,auto"]) == 0
+    assert main(["solve", *step, "--vocabulary", "two-barriers", "--method", "1f1b-vocab,auto"]) == 0
     main(["show", file, "-o", str(tmp_path / "s.svg")])

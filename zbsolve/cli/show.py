@@ -27,7 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "what",
         metavar="FILE",
         help="schedule.json; a run, which holds its schedule: trace.json, or another engine's (see profile --from-trace); "
-        "plan.json; profile.json; - for standard input; or systems: the named schedules of the literature",
+        "plan.json; - for standard input; profile.json; or systems: the named schedules of the literature",
     )
     parser.add_argument("--trace", help="of a schedule: a run of it, predicted and measured on one time axis")
     parser.add_argument("--with-memory", action="store_true", help="in pictures: also what ranks hold over time")
