@@ -115,7 +115,7 @@ def test_values_of_stages(tmp_path: Path) -> None:
 )
 def test_what_is_given_wrongly_is_named(said: dict[str, str], line: str) -> None:
     with pytest.raises(BadInput) as error:
-        given_profile(2, {"F": "1", "BW": "2", **said}, facts={})
+        given_profile({"ranks": "2", "F": "1", "BW": "2", **said})
     assert line in str(error.value)
 
 

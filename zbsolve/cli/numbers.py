@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..profile.given import NUMBERS, RANK, profile_from_words, words_of
+from ..profile.given import NUMBERS, RANK, given_profile, words_of
 from ..profile.rounding import rounding_note
 
 SHOWN = ("F", "B", "W", "BW", "X", "comm", "activation", "parameters")  # numbers of a stage that are options
@@ -40,7 +40,7 @@ def command(options: argparse.Namespace) -> int:
     from ..show.profile_report import profile_as_text
 
     given = {name: value for name in (*SHOWN_OF_RANK, *SHOWN) if (value := getattr(options, name)) is not None}
-    profile = profile_from_words(words_of(options.words, given))
+    profile = given_profile(words_of(options.words, given))
     profile.save(options.output)
     if options.output != "-":
         print(profile_as_text(profile), end="")

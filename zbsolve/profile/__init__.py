@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from .changes import Drift as Drift
     from .changes import drift as drift
     from .given import given_profile as given_profile
-    from .given import profile_from_words as profile_from_words
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
     from .spread import spread_over as spread_over
@@ -21,7 +20,7 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         "changes": "Change Drift drift",
-        "given": "given_profile profile_from_words",
+        "given": "given_profile",
         "measured_run": "from_trace",
         "profile": "Profile",
         "spread": "spread_over",

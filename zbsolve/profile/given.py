@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from ..layer import NO_LINK, HostLink, Link
+from ..layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
 from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
@@ -97,60 +97,6 @@ def _table(path: str) -> Words:
     return {name: [str(one) for one in value] if isinstance(value, list) else str(value) for name, value in body.items()}
 
 
-def profile_from_words(words: Words) -> Profile:
-    """The profile that numbers by name make: of RANK, and of each stage as `values` takes them. Raises BadInput."""
-    for name in words:
-        if name not in (*NUMBERS, *RANK, "name"):
-            raise BadInput(f"{name[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
-    rank = {name: _single(name, words[name]) for name in RANK if name in words}
-    ranks, chunks = (_count(name, rank.pop(name, usual)) for name, usual in (("ranks", ""), ("chunks", "1")))
-    model, blocking = rank.pop("model", "numbers"), rank.pop("blocking", "no").lower()
-    if blocking not in ("yes", "no", "true", "false"):
-        raise BadInput(f"blocking '{blocking[:40]}': yes or no")
-    further: dict[str, Any] = {name.replace("-", "_"): value for name, value in rank.items()}
-    for name in ("host_ranks", "host_bus"):
-        if name in further:
-            further[name] = _count(name.replace("_", "-"), further[name])
-    if "states" in further:
-        further["states"] = _number("states", further["states"])
-    if "rank_factors" in further:
-        further["rank_factors"] = _factors(further["rank_factors"], ranks)
-    return given_profile(
-        ranks * chunks,
-        {name: value for name, value in words.items() if name not in RANK},
-        model=model,
-        facts={"ranks": ranks, "chunks": chunks},
-        blocking=blocking in ("yes", "true"),
-        **further,
-    )
-
-
-def _single(name: str, said: str | Sequence[str]) -> str:
-    """Of a rank's number, one text, which may have commas."""
-    return said if isinstance(said, str) else ",".join(said)
-
-
-def _count(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text[:9]) < 1:
-        raise BadInput(f"{name} {text[:40]}: at least 1 is needed" if text else f"{name} is needed")
-    return int(text[:9])
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"{name} '{text[:40]}': not a number") from None
-
-
-def _factors(text: str, ranks: int) -> list[float]:
-    """How much longer each rank takes. Raises BadInput."""
-    factors = [_number("rank-factors", part) for part in text.split(",")]
-    if len(factors) != ranks or not all(0 < one < float("inf") for one in factors):
-        raise BadInput(f"rank-factors {text[:40]}: {ranks} numbers above 0 are needed, such as 1,1.3")
-    return factors
-
-
 def stage_columns(path: str) -> dict[str, list[str]]:
     """Column → cells of a CSV file with a header: names of `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`, is
     that of all its cells. Raises BadInput."""
@@ -205,17 +151,30 @@ def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]
     return {field: number.parse(part.strip(), f"{name}") for field, part in zip(fields, parts, strict=True)}
 
 
-def given_profile(
-    stages: int, said: Mapping[str, str | Sequence[str]], *, model: str = "numbers", facts: Mapping[str, Any], **rank: Any
-) -> Profile:
-    """A profile of so many stages, one layer each, from what `NUMBERS` names; its source is "given".
+def given_profile(words: Words) -> Profile:
+    """A profile with one layer a stage, from numbers by name; its source is "given".
 
-    said: name → as `values` takes it; `name`: of the layers. rank: memory ("60GiB"), states, latency, bandwidth
-    ("50GB/s"), blocking, shard_latency, shard_bandwidth, rank_factors, host_…. Raises BadInput.
+    words: of RANK, and of each stage as `values` takes them; `name`: the names of the layers. Raises BadInput.
     """
+    if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
+        raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
+    rank = {name: said if isinstance(said, str) else ",".join(said) for name, said in words.items() if name in RANK}
+    ranks, chunks = _count(rank, "ranks", 0), _count(rank, "chunks", 1)
+    states = _number("states", rank["states"]) if "states" in rank else None
+    _check_enough(words, states)
+    layers = _layers({name: text for name, text in words.items() if name not in RANK}, ranks * chunks)
+    link = replace(_link(rank, "", "comm" in words), blocking=_yes(rank.get("blocking", "no")))
+    shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
+    capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
+    factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
+    facts, model = {"ranks": ranks, "chunks": chunks}, rank.get("model", "numbers")
+    return Profile("given", model, layers, link, states or 0.0, capacity, facts, {}, factors, (), shard_link, _host(rank))
+
+
+def _layers(said: Words, stages: int) -> tuple[Layer, ...]:
+    """A layer a stage. Raises BadInput."""
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
-    _check_enough(said, rank.get("states"))
     costs: list[dict[str, Any]] = [{"name": f"stage{i}"} for i in range(stages)]
     for name, text in said.items():
         if name == "name" and len(text) != stages:
@@ -225,15 +184,7 @@ def given_profile(
             cost.update(more)
     layers = tuple(complete(cost, i, f"stage {i}") for i, cost in enumerate(costs))
     check_some_time(layers, "numbers")
-    link = _link(rank.get("latency"), rank.get("bandwidth"), "comm" in said)
-    link = replace(link, blocking=bool(rank.get("blocking")))
-    states, memory = rank.get("states") or 0.0, rank.get("memory")
-    capacity = None if memory is None else parse_bytes(memory, "memory")
-    factors = tuple(rank.get("rank_factors") or ())
-    shard = rank.get("shard_latency"), rank.get("shard_bandwidth")
-    shard_link = _link(shard[0], shard[1], False, "shard-") if any(shard) else None
-    host = _host({name[5:].replace("_", "-"): value for name, value in rank.items() if name.startswith("host_")})
-    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors, (), shard_link, host)
+    return layers
 
 
 def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
@@ -248,35 +199,65 @@ def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
         raise BadInput(f"states {states:g}: it is not a number from 0 up")
 
 
-def _link(latency: str | None, bandwidth: str | None, timed: bool, of: str = "") -> Link:
-    """The link that latency and bandwidth make; none where messages are given as times. of: what options begin with."""
-    if timed and (latency or bandwidth):
+def _count(rank: Mapping[str, str], name: str, usual: int) -> int:
+    text = rank.get(name, str(usual))
+    if not text.isdecimal() or int(text[:9]) < 1:
+        raise BadInput(f"{name} {text[:40]}: at least 1 is needed" if name in rank else f"{name} is needed")
+    return int(text[:9])
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{name} '{text[:40]}': not a number") from None
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("yes", "no", "true", "false"):
+        raise BadInput(f"blocking '{text[:40]}': yes or no")
+    return text.lower() in ("yes", "true")
+
+
+def _factors(text: str, ranks: int) -> tuple[float, ...]:
+    """How much longer each rank takes. Raises BadInput."""
+    factors = tuple(_number("rank-factors", part) for part in text.split(","))
+    if len(factors) != ranks or not all(0 < one < float("inf") for one in factors):
+        raise BadInput(f"rank-factors {text[:40]}: {ranks} numbers above 0 are needed, such as 1,1.3")
+    return factors
+
+
+def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
+    """The link that latency and bandwidth make; none where messages are given as times. of: what words begin with."""
+    latency, bandwidth = f"{of}latency", f"{of}bandwidth"
+    if timed and {latency, bandwidth} & rank.keys():
         raise BadInput("comm says how long messages take: leave out latency and bandwidth")
     return Link(
-        parse_time(latency, f"{of}latency") if latency else NO_LINK.latency,
-        parse_rate(bandwidth, f"{of}bandwidth") if bandwidth else NO_LINK.bytes_per_us,
+        parse_time(rank[latency], latency) if latency in rank else NO_LINK.latency,
+        parse_rate(rank[bandwidth], bandwidth) if bandwidth in rank else NO_LINK.bytes_per_us,
     )
 
 
-def _host(said: Mapping[str, Any]) -> HostLink | None:
-    """The link to host memory, from what is said of `host_…`; None where nothing is. Raises BadInput."""
-    given = {name: value for name, value in said.items() if value is not None}
+def _host(rank: Mapping[str, str]) -> HostLink | None:
+    """The link to host memory, where something is said of it. Raises BadInput."""
+    given = {name: text for name, text in rank.items() if name.startswith("host-")}
     if not given:
         return None
-    if "bandwidth" not in given:
-        raise BadInput(f"host-{next(iter(given))}: host-bandwidth is needed too")
-    rates = [_ways(f"host-{name}", given.get(name, given["bandwidth"])) for name in ("bandwidth", "bandwidth-both")]
+    if "host-bandwidth" not in given:
+        raise BadInput(f"{next(iter(given))}: host-bandwidth is needed too")
+    rates = [_ways(name, given.get(name, given["host-bandwidth"])) for name in ("host-bandwidth", "host-bandwidth-both")]
     if any(both > alone for alone, both in zip(*rates, strict=True)):
-        why = f"{given['bandwidth-both']} a direction is more than host-bandwidth {given['bandwidth']}"
+        why = f"{given['host-bandwidth-both']} a direction is more than host-bandwidth {given['host-bandwidth']}"
         raise BadInput(f"host-bandwidth-both: {why}: a copy cannot be faster for one the other way")
-    latency = parse_time(given.get("latency", 0.0), "host-latency")
-    memory = parse_bytes(given["memory"], "host-memory") if "memory" in given else None
-    return HostLink(latency, *rates[0], *rates[1], memory, given.get("ranks"), given.get("bus", 0))
+    latency = parse_time(given.get("host-latency", 0.0), "host-latency")
+    memory = parse_bytes(given["host-memory"], "host-memory") if "host-memory" in given else None
+    ranks = _count(given, "host-ranks", 1) if "host-ranks" in given else None
+    return HostLink(latency, *rates[0], *rates[1], memory, ranks, _count(given, "host-bus", 1) if "host-bus" in given else 0)
 
 
 def _ways(option: str, text: str) -> tuple[float, float]:
     """Bytes a µs to the host and back. Raises BadInput."""
-    parts = str(text).split(",")
+    parts = text.split(",")
     if len(parts) > 2:
         raise BadInput(f"{option} '{text[:40]}': one bandwidth, or two: to the host, and back")
     rates = [parse_rate(part, option) for part in parts]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
-from ...util.errors import BadInput
 from ...util.text import format_bytes, format_gap, format_time, printable
 from .drawing import GRID, PAPER, SOFT, TICK, Area, Dot, Drawing, Line, Mark, Words
 from .style import USUAL, Style
@@ -38,8 +37,7 @@ def excess(frontier: Frontier, named: Named) -> str:
 
 
 def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
-    """The picture in this style, with its headline above and its sentence below. Raises BadInput for a style that cannot
-    be."""
+    """The picture in this style, with its headline above and its sentence below."""
 
     def inside(chart: Chart) -> Iterator[Mark]:
         yield from chart.curves()
@@ -57,7 +55,7 @@ def chart_drawing(
     style: Style,
 ) -> Drawing:
     """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`said`);
-    its scales are those of `frontier`. Raises BadInput for a style that cannot be."""
+    its scales are those of `frontier`."""
     headline, sentence = said
     scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
     width = style.width / scale
@@ -66,9 +64,7 @@ def chart_drawing(
     keys, top = _legend(entries, 10 + 15 * LINE * len(heading), width)
     below = wrapped(sentence, 12, width - LEFT - 12) if style.notes else []
     foot = 50 + 12 * LINE * len(below) + 10
-    height = style.height / scale if style.height else top + 40 + min(374.0, 0.62 * width) + foot
-    if height - foot - top < 100:
-        raise BadInput(f"height of {height * scale:.0f} pixels: at least {(foot + top + 100) * scale:.0f} are needed")
+    height = top + 40 + min(374.0, 0.62 * width) + foot
     chart = Chart(frontier, width, top + 34, height - foot)
     words = (
         *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
