@@ -16,8 +16,7 @@ from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.build.offload import with_offload
 from zbsolve.cli import main
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.kinds import KINDS
-from zbsolve.show.kinds import PALETTES, shades
+from zbsolve.show.kinds import shades
 from zbsolve.show.pictures.drawing import UNITS, Area, Box, Drawing, Line, Words
 from zbsolve.show.pictures.files import save_drawing
 from zbsolve.show.pictures.schedule import comparison_drawing, schedule_drawing
@@ -152,16 +151,11 @@ def test_compared_schedules_have_one_scale() -> None:
         comparison_drawing([])
 
 
-def test_palettes_tell_kinds_and_stages_apart() -> None:
-    for palette in PALETTES:
-        kinds = {shades(kind, 1, palette)[0] for kind in ("F", "B", "W", "BW", "X")}
-        assert len(kinds) == 5
-        assert len(set(shades("F", 4, palette))) == 4
-        drawn = to_svg(schedule_drawing(interleaved(), None, Style(palette=palette)))
-        assert all(shade in drawn for shade in shades("F", 3, palette))
-    assert all(len({shades(kind, 1, "grey")[0][i : i + 2] for i in (1, 3, 5)}) == 1 for kind in KINDS)
-    with pytest.raises(BadInput, match="palette 'red' is unknown: one of standard, colour-blind, grey"):
-        schedule_drawing(interleaved(), None, Style(palette="red"))
+def test_colours_tell_kinds_and_stages_apart() -> None:
+    assert len({shades(kind, 1)[0] for kind in ("F", "B", "W", "BW", "X")}) == 5
+    assert len(set(shades("F", 4))) == 4
+    drawn = to_svg(schedule_drawing(interleaved(), None, Style()))
+    assert all(shade in drawn for shade in shades("F", 3))
 
 
 def test_a_pdf_is_one_page_of_its_size(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ class Style:
 
     width: pixels, 96 an inch; rows are as high as they read well. unit: px, pt, mm, cm or in, in which an SVG says the
     size; a PNG has 300 dots an inch where it is not px. title: None for what the picture says of
-    itself, "" for none. palette: one of `kinds.PALETTES`. window: µs from the step's start. memory: also what ranks hold
+    itself, "" for none. window: µs from the step's start. memory: also what ranks hold
     over time. notes: the lines about value and certificate. longest: µs that the width stands for (default: what is drawn).
     hover: marks say what they are.
     """
@@ -19,7 +19,6 @@ class Style:
     width: float = 1200.0
     unit: str = "px"
     title: str | None = None
-    palette: str = "standard"
     window: tuple[float, float] | None = None
     memory: bool = False
     notes: bool = True
