@@ -20,8 +20,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="TABLE|NAME=VALUE",
         help="a CSV file with a row a stage and a column a number, a JSON object of numbers, or a number by its name: those "
-        f"below, and {', '.join(more)}",
+        "of the options, and those at the end",
     )
+    parser.epilog = "; ".join(f"{name}: {RANK[name] if name in RANK else NUMBERS[name].help}" for name in more)
     for name in SHOWN_OF_RANK:
         parser.add_argument(f"--{name}", help=RANK[name])
     stage = parser.add_argument_group(
