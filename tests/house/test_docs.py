@@ -7,13 +7,14 @@ import ast
 import os
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zbsolve
-from zbsolve.cli.app import parser
+from zbsolve.cli.app import COMMANDS, parser
 
 from ..support.docs import PAGES, blocks, text_of
 from ..support.house import ROOT
@@ -186,3 +187,12 @@ if __name__ == "__main__":
     (ROOT / HELP).write_text(
         re.sub(r"<!-- help -->\n.*<!-- /help -->", lambda _: written, text_of(HELP), flags=re.S), encoding="utf-8"
     )
+
+
+def test_each_command_has_its_function_in_python() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", text_of(HELP), re.M)
+    assert {name for name, _ in rows} == set(COMMANDS)
+    for _, cell in rows:
+        for name in re.findall(r"`(\S+)`", cell):
+            module, _, function = name.rpartition(".")
+            assert hasattr(import_module(module), function), name
