@@ -207,7 +207,7 @@ def test_show_takes_a_trace_alone(schedule: Schedule, trace: Trace, tmp_path: Pa
     assert main(["show", str(run), "-o", str(one)]) == 0
     assert main(["show", str(plan), "--trace", str(run), "-o", str(other)]) == 0
     assert one.read_text() == other.read_text()
-    assert main(["show", str(run), "--width", "90"]) == 0
+    assert main(["show", str(run)]) == 0
     assert "measured" in capsys.readouterr().out
     assert main(["show", str(run), "--trace", str(run)]) == 2
     assert "holds a trace, and --trace names another" in capsys.readouterr().err

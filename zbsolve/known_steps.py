@@ -36,8 +36,8 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
         raise BadInput(f"it has passes {' '.join(sharded)}, and does not say over how many ranks parameters are sharded")
     if "C" in kinds and replicas is None:
         raise BadInput(
-            "it has passes C, and does not say over how many replicas they sum gradients: add --replicas N (1: the ranks of "
-            "each stage alone)"
+            "it has passes C, and does not say over how many replicas they sum gradients: check and import have --replicas "
+            "(1: the ranks of each stage alone)"
         )
     return timed_by(problem, profile, memory, replicas or 1)
 

@@ -191,11 +191,11 @@ def test_problems_of_ones_own(tmp_path, monkeypatch, capsys):
     SMALL["even"].save(folder / "even.json.gz")
     solve(SMALL["uneven"], effort=0.1).save(folder / "uneven.json")
     report().save(folder / "earlier.json")
-    step = ["--ranks", "2", "--microbatches", "3"]
-    command = ["bench", "mine", "mine/even.json.gz", *step, "--effort", "0.1", "--repeats", "1"]
+    step = "@ranks=2,microbatches=3"
+    command = ["bench", f"mine{step}", "mine/even.json.gz", "--effort", "0.1", "--repeats", "1"]
     assert main([*command, "-o", "now.json"]) == 0
     now = Report.load("now.json")
-    assert now.suite == "mine even.json.gz"
+    assert now.suite == f"mine{step} even.json.gz"
     digests = {one.name: one.digest for one in now.results}
     problem = Step(2, 3).problem(equal_layers())
     assert digests == {
@@ -207,10 +207,12 @@ def test_problems_of_ones_own(tmp_path, monkeypatch, capsys):
     assert main([*command, "--against", "now.json"]) == 0
     capsys.readouterr()
     for words, said in (
-        (["mine"], "--ranks: is needed for mine/model.json"),
+        (["mine"], "mine/model.json: holds a profile, and ranks of its step are not said"),
         (["mine/earlier.json"], "add --against base.json"),
         (["mine/earlier.json", "small"], "mine/earlier.json: holds a bench, not a profile or a problem or a schedule"),
-        (["mine", *step, "--placement", "auto"], "instead of auto"),
+        ([f"mine{step},placement=auto"], "instead of auto"),
+        (["mine@ranks=two"], "mine@ranks=two: argument --ranks: invalid int value"),
+        (["mine@rank=2"], "'rank=2' is no word of a step"),
         ([str(tmp_path / "mine" / "..")], "no profile, problem or schedule in this folder"),
     ):
         (tmp_path / "now.json").unlink(missing_ok=True)

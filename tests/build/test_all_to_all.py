@@ -17,10 +17,11 @@ from zbsolve.profile.changes import drift
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.schedule import Schedule
 from zbsolve.show.drift_text import drift_as_text
+from zbsolve.show.gallery import exhibits, gallery_as_page
 from zbsolve.show.profile_meaning import meaning
 from zbsolve.show.profile_report import profile_as_page, profile_as_text
 from zbsolve.show.profile_rows import layer_rows, stage_rows
-from zbsolve.systems import PRESETS, preset, system
+from zbsolve.systems import PRESETS, preset
 from zbsolve.systems.problems import problem_for
 from zbsolve.util.text import format_time
 
@@ -159,16 +160,13 @@ def test_a_profile_brings_them(tmp_path, capsys):
     assert "has an all-to-all" in capsys.readouterr().err
 
 
-def test_systems_beside_each_other(tmp_path, capsys):
-    path = tmp_path / "gallery.html"
-    assert main(["systems", "--all-to-all", "200", "-o", str(path)]) == 0
-    assert "an all-to-all behind each F and each backward" in path.read_text(encoding="utf-8")
-    capsys.readouterr()
-    assert main(["systems", "--all-to-all", "200"]) == 0
-    shown = {line.split()[0]: float(line.split("%")[0].split()[-1]) for line in capsys.readouterr().out.splitlines()[1:]}
-    whole = {name: bubble for name, bubble in shown.items() if name in PRESETS and not system(name).slices}
+def test_systems_beside_each_other():
+    shown, absent = exhibits(all_to_all=200)
+    assert "an all-to-all behind each F and each backward" in gallery_as_page(shown, absent)
+    whole = {one.system.name: one.makespan_bubble for one in shown if one.system.name in PRESETS and not one.system.slices}
     assert whole["dualpipe"] == min(whole.values()) < whole["1f1b"] / 3
-    assert main(["systems", "--all-to-all", "-1"]) == 2
+    with pytest.raises(BadInput, match="cannot be negative"):
+        exhibits(all_to_all=-1)
 
 
 @pytest.mark.parametrize("p", [2, 4])

@@ -24,7 +24,7 @@ def solved(line: str, folder: Path) -> Schedule:
 
 @pytest.fixture
 def profiles(tmp_path):
-    assert run(f"{NUMBERS} -o @free.json", tmp_path) == run(f"{NUMBERS} --blocking -o @blocking.json", tmp_path) == 0
+    assert run(f"{NUMBERS} -o @free.json", tmp_path) == run(f"{NUMBERS} blocking=yes -o @blocking.json", tmp_path) == 0
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def test_the_profile_and_the_option_say_it(profiles):
 
 
 def test_the_profile_is_shown_with_it(tmp_path, capsys):
-    for option, there in (("--blocking", True), ("", False)):
+    for option, there in (("blocking=yes", True), ("", False)):
         assert run(f"{NUMBERS} {option} -o @p.json", tmp_path) == 0
         assert ("the sender computes nothing meanwhile" in capsys.readouterr().out) is there
 

@@ -69,7 +69,7 @@ def test_it_does_not_hold(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("words", "line"),
     [
         (["--profile", "old.json", "--within", "much"], "--within 'much': a share such as 1% or 0.01"),
-        (["--profile", "old.json", "--bound"], "leave out --bound"),
+        (["--profile", "old.json", "--bound"], "ask different things: give one of them"),
         (["--within", "1%"], "go with --profile"),
         (["--profile", "nothing.json"], "nothing.json: no such file"),
     ],

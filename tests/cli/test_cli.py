@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import Schedule, __version__, solve
-from zbsolve.cli.app import COMMANDS, main
+from zbsolve.cli import gone
+from zbsolve.cli.app import COMMANDS, main, parser
 from zbsolve.util.errors import interruption
 
 from ..support.problems import uniform
@@ -119,7 +121,7 @@ def test_help_says_defaults(name, monkeypatch, capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for option in shown.split("\n  --"):
-        known = option.startswith(("seconds ", "seed ", "placement ", "points ", "steps ", "lr "))
+        known = option.startswith(("seconds ", "seed ", "placement ", "steps ", "lr "))
         assert not known or "(default: " in option, option
     assert "(default: None)" not in shown
     assert "(default: False)" not in shown
@@ -242,9 +244,25 @@ def test_missing_and_truncated_files(tmp_path, capsys):
         assert "zbsolve import reads orders by hand" in capsys.readouterr().err
 
 
-def test_columns_of_the_terminal_are_not_for_files(tmp_path, capsys):
-    assert main(["show", "s.json", "--width", "300", "-o", str(tmp_path / "x.svg")]) == 2
-    assert "--width 300: it is for the terminal" in capsys.readouterr().err
+def test_what_went_says_what_to_write_now(capsys):
+    for command, instead in gone.COMMANDS.items():
+        assert main([command, "p.json"]) == 2
+        assert capsys.readouterr().err == f"zbsolve {command}: went: {instead}\n"
+    for commands, options, instead in gone.OPTIONS:
+        for command in commands.split():
+            for option in options.split():
+                assert main([command, f"{option}=1"]) == 2
+                assert capsys.readouterr().err == f"zbsolve {command}: {option} went: {instead}\n"
+    (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    assert not known.choices.keys() & gone.COMMANDS.keys()
+    for commands, options, _ in gone.OPTIONS:
+        assert all(not known.choices[one]._option_string_actions.keys() & set(options.split()) for one in commands.split())
+
+
+def test_debug_stands_anywhere(capsys):
+    for words in (["--debug", "check", "none.json"], ["check", "--debug", "none.json"], ["check", "none.json", "--debug"]):
+        assert main(words) == 2
+        assert "BadInput: none.json: no such file" in capsys.readouterr().err
 
 
 def test_bad_use_exits_with_2():

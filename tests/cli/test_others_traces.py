@@ -16,7 +16,7 @@ from ..support.recorded import PRIMUS
 
 
 def test_show_draws_the_run_beside_its_medians(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["show", str(PRIMUS), "--width", "100"]) == 0
+    assert main(["show", str(PRIMUS)]) == 0
     said = capsys.readouterr().out
     assert "7 plan" in said
     assert "    run" in said
@@ -93,10 +93,9 @@ def test_a_step_with_more_in_it_than_passes_and_messages_is_told(capsys: pytest.
 
 
 def test_schedules_side_by_side_may_be_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(PRIMUS), "1f1b", "best", "--effort", "0.1", "--json"]) == 0
-    values = [row["value"] for row in json.loads(capsys.readouterr().out)["schedules"]]
-    assert values[0] == values[1] == 3_202_876
-    assert values[2] <= values[0]
+    assert main(["compare", str(PRIMUS), str(PRIMUS), str(PRIMUS), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["schedules"]
+    assert [row["value"] for row in rows] == [3_202_876] * 3
     assert main(["compare", str(PRIMUS), str(PRIMUS)]) == 0
     assert "predicted 3,202.88 ms, measured 3,244.70 ms" in capsys.readouterr().out
 

@@ -52,20 +52,18 @@ def without_times(kinds):
 @pytest.mark.parametrize(
     "command",
     [
-        ["frontier", *STEP],
+        ["solve", *STEP, "--frontier"],
         ["solve", *STEP],
         ["solve", *STEP, "--placement", "auto", "--partition", "auto"],
-        ["partition", "--ranks", "2"],
-        ["partition", "--ranks", "2", "--devices-per-node", "2"],
-        ["profile", "--diff"],
+        ["show", "--ranks", "2"],
+        ["compare"],
     ],
     ids=" ".join,
 )
 def test_a_profile_without_times(command, edited, capsys):
     path = edited(without_times(("F", "B", "W", "BW")))
-    files = [path] if command[0] != "profile" else []
-    last = [path, path] if command[0] == "profile" else []
-    said = refused(capsys, command[0], *files, *command[1:], *last)
+    files = [path, path] if command[0] == "compare" else [path]
+    said = refused(capsys, command[0], *files, *command[1:])
     assert said == f"zbsolve {command[0]}: {path}: fields 'F', 'B', 'W' of all layers are 0: nothing takes time\n"
 
 
@@ -80,7 +78,7 @@ def test_a_profile_without_fused_times_or_with_too_short_ones(edited, capsys):
     line = "the passes of all 2 stages round to 0 µs"
     path = edited(short)
     assert line in refused(capsys, "solve", path, *STEP)
-    assert line in refused(capsys, "frontier", path, *STEP)
+    assert line in refused(capsys, "solve", path, *STEP, "--frontier")
 
 
 @pytest.mark.parametrize(
@@ -96,28 +94,19 @@ def test_a_profile_without_fused_times_or_with_too_short_ones(edited, capsys):
         (["solve", *STEP, "--placement", f"0,{HUGE}"], "placement: no stage on rank 1 (a hole"),
         (["solve", "--ranks", "2", "--microbatches", HUGE, "--method", "zb-h1"], "than zbsolve handles (1000000 in all)"),
         (["solve", "--ranks", "2", "--microbatches", HUGE, "--partition", "auto"], "than zbsolve handles (1000000 in all)"),
-        (["frontier", "--ranks", HUGE, "--microbatches", "4"], "more than zbsolve handles (100000)"),
-        (["frontier", "--ranks", "2", "--microbatches", HUGE], "more than zbsolve handles (1000000 in all)"),
-        (["frontier", *STEP, "--points", HUGE], "points: 100000000 are more than a frontier has (1000)"),
-        (["partition", "--ranks", HUGE], "more than zbsolve handles (100000)"),
-        (["partition", "--ranks", HUGE, "--devices-per-node", "8"], "more than zbsolve handles (100000)"),
-        (["systems", "--ranks", HUGE], "more than a gallery shows (20000)"),
-        (["systems", "--microbatches", HUGE], "more than a gallery shows (20000)"),
+        (["solve", "--ranks", HUGE, "--microbatches", "4", "--frontier"], "more than zbsolve handles (100000)"),
+        (["solve", "--ranks", "2", "--microbatches", HUGE, "--frontier"], "more than zbsolve handles (1000000 in all)"),
+        (["solve", *STEP, "--frontier", HUGE], "points: 100000000 are more than a frontier has (1000)"),
+        (["show", "--ranks", HUGE], "more than zbsolve handles (100000)"),
+        (["show", "systems", "--ranks", HUGE], "more than a gallery shows (20000)"),
+        (["show", "systems", "--microbatches", HUGE], "more than a gallery shows (20000)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_sizes_beyond_all_use(command, line, edited, capsys):
     """Before anything of that size is made: with 100,000,000 of each, lists alone would take gigabytes."""
-    files = [] if command[0] == "systems" else [edited(lambda body: None)]
+    files = [] if "systems" in command else [edited(lambda body: None)]
     assert line in refused(capsys, command[0], *files, *command[1:])
-
-
-def test_a_report_on_more_ranks_than_there_are_layers(capsys, tmp_path):
-    pytest.importorskip("torch")
-    out = str(tmp_path / "p.json")
-    arguments = ["profile", "gpt-tiny", "--estimate", "h100", "-o", out, "--ranks", str(10**14)]
-    assert main(arguments) == 2
-    assert "10 layers do not make 100000000000000 stages" in capsys.readouterr().err
 
 
 def test_more_processes_than_a_machine_starts():
@@ -169,8 +158,6 @@ def test_a_named_schedule_says_where_it_lacks_memory():
 
 def test_a_profile_where_a_model_is_to_be_measured(capsys, edited) -> None:
     path = edited(lambda body: None)
-    said = refused(capsys, "profile", path, "--ranks", "2")
-    assert (
-        said
-        == f"zbsolve profile: {path}: a file, and MODEL is a model to measure; solve, compare and frontier read a profile\n"
-    )
+    said = refused(capsys, "profile", path, "-o", "p.json")
+    line = f"zbsolve profile: {path}: a file, and MODEL is a model to measure; solve, show and compare read a profile\n"
+    assert said == line

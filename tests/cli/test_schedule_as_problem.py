@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_profile_needs_its_step(solved: str, capsys: pytest.CaptureFixture[str
 def test_a_name_keeps_its_backward(
     solved: str, backward: str, name: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file has one backward: `solve` and `compare` refuse a name that needs the other one, with the same line."""
+    """A file has one backward: `solve` refuses a name that needs the other one, and a race says why in the same line."""
     profile, path = solved.replace("schedule.json", "profile.json"), str(tmp_path / "one.json")
     step = ["--ranks", "2", "--microbatches", "4"]
     assert main(["solve", profile, *step, "--method", backward, "-o", path]) == 0
@@ -69,13 +70,14 @@ def test_a_name_keeps_its_backward(
     said = capsys.readouterr().err.removeprefix(f"zbsolve solve: {name}: ").strip()
     assert f"{path} has " in said
     assert (f"the same order there is {other};" in said) == bool(other)
-    assert main(["compare", path, name]) == 0
+    assert main(["solve", path, "--method", f"{backward},{name}"]) == 0
     assert f"{name}: cannot be: {said}\n" in capsys.readouterr().out
     if other:
         assert main(["solve", path, "--method", other]) == 0
         assert main(["solve", path, "--method", name, "--no-fused"]) == 0
 
 
-def test_the_best_of_a_file_is_of_its_problem(solved: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", solved, "best", "--effort", "0.05"]) == 0
-    assert f"best is of {solved}'s problem: " in capsys.readouterr().out
+def test_a_race_begins_with_the_files_own_schedule(solved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["solve", solved, "--method", "gpipe,auto", "--effort", "0.05", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["schedules"][0]["name"] == solved

@@ -303,7 +303,7 @@ def test_sums_over_replicas_have_their_devices_times(tmp_path: Path, capsys: pyt
     problem = with_exchange(step, [9_000, 20_000], replicas=True)
     schedule, path, out = solve(problem, method="greedy"), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
     schedule.save(path)
-    options = ["--local", "--replicas", "2", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check"]
+    options = ["--local", "--mesh", "dp=2", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check"]
     assert main(["run", path, "--model", "mlp-tiny", *options, "--timeout", "60", "-o", out]) == 0
     assert "check: right" in capsys.readouterr().out
     predicted, (measured,) = schedule.timeline(), Trace.load(out).steps

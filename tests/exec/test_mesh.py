@@ -98,7 +98,6 @@ def test_bytes_of_dtensors_are_those_that_are_here(four: dict[str, list[Any]]) -
         ("pp=2,tp=0", "'tp=0' is no NAME=SIZE, such as pp=2"),
         ("pp=2,,tp=2", "'' is no NAME=SIZE, such as pp=2"),
         ("pp=2,pp=2", "'pp' is there twice"),
-        ("dp=2", "'pp' is missing: say pp=2"),
         ("pp=4,dp=2", "pp is 4, but the schedule is for 2 ranks"),
     ],
 )
@@ -110,6 +109,7 @@ def test_a_malformed_mesh_is_said_in_a_line(text: str, line: str) -> None:
 
 def test_replicas_are_short_for_a_mesh() -> None:
     assert mesh_sizes("", 4) == {"pp": 4}
+    assert mesh_sizes("dp=2,tp=3", 4) == {"dp": 2, "tp": 3, "pp": 4}  # the innermost where it is left out
     assert list(mesh_sizes("", 4, 2).items()) == [("dp", 2), ("pp", 4)]
     assert list(mesh_sizes(" pp=4, tp=2", 4).items()) == [("pp", 4), ("tp", 2)]
     with pytest.raises(BadInput, match="give one of them"):

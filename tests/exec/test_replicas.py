@@ -78,7 +78,7 @@ def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     path = tmp_path / "s.json"
     random_schedule(with_exchange(a_problem((0, 1), microbatches=2, layers=8), 2, replicas=True), 1).save(path)
     size = ["--steps", "2", "--warmup", "0", "--timeout", "30"]
-    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "2", "--check", "--json", *size]) == 0
+    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--mesh", "dp=2", "--check", "--json", *size]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["check"]["passed"]
     assert said["check"]["tensors"] == 32
@@ -86,5 +86,5 @@ def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     few = ["--model", "mlp-tiny", "--one-device", "cpu", "--steps", "1", "--warmup", "0"]
     assert main(["run", str(path), *few]) == 0
     assert "gradients over replicas (passes C), and this run has none: they take no time" in capsys.readouterr().out
-    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--replicas", "0"]) == 2
-    assert "replicas 0" in capsys.readouterr().err
+    assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--mesh", "dp=0"]) == 2
+    assert "'dp=0' is no NAME=SIZE" in capsys.readouterr().err

@@ -7,13 +7,14 @@ import ast
 import os
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zbsolve
-from zbsolve.cli.app import parser
+from zbsolve.cli.app import COMMANDS, parser
 from zbsolve.kinds import OURS
 
 from ..support.docs import PAGES, blocks, text_of
@@ -21,7 +22,8 @@ from ..support.house import ROOT
 
 HELP, GLOSSARY = "docs/commands.md", "docs/design.md"
 KIND_ROWS = re.compile(r"^\| `[A-Z]+` \|.*\n", re.M)
-PUBLIC = ("zbsolve", "zbsolve.exec", "zbsolve.build", "zbsolve.interchange", "zbsolve.planner", "torch")
+PACKAGES = ("build", "exec", "interchange", "partition", "planner", "show")
+PUBLIC = ("zbsolve", *(f"zbsolve.{one}" for one in PACKAGES), "torch")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--num-layers-per-virtual-pipeline-stage"),
@@ -189,6 +191,15 @@ def test_workflows_run_what_is_there() -> None:
                 assert set(words[1:]) <= set(targets), line
             if Path(words[0]).name == "zbsolve":
                 parser().parse_args(words[1:])
+
+
+def test_each_command_has_its_function_in_python() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", text_of(HELP), re.M)
+    assert {name for name, _ in rows} == set(COMMANDS)
+    for _, cell in rows:
+        for name in re.findall(r"`(\S+)`", cell):
+            module, _, function = name.rpartition(".")
+            assert hasattr(import_module(module), function), name
 
 
 if __name__ == "__main__":

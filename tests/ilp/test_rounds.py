@@ -14,6 +14,7 @@ from zbsolve.cli import main
 from zbsolve.ilp.steady.periodic import least_period, lower_bound
 from zbsolve.ilp.steady.rounds import period, rounds_of, steady_peaks
 from zbsolve.placement import mirror
+from zbsolve.show.gallery import exhibits
 from zbsolve.systems import preset
 from zbsolve.systems.asynchronous import in_flight
 from zbsolve.systems.problems import problem_for
@@ -164,15 +165,15 @@ def test_from_the_command_line(tmp_path, capsys):
     path, out = str(tmp_path / "schedule.json"), str(tmp_path / "better.json")
     problem = problem_for("pipedream-2bw", 2, 10, 30, 40, 20, update=5, AF=50, held_until_W=1)
     preset("pipedream-2bw", problem).save(path)
-    assert main(["period", path, "--seconds", "4", "-o", out]) == 0
+    assert main(["check", path, "--period", "--seconds", "4", "-o", out]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("this order: 175 µs a microbatch (350 µs a round of 2), bubble 47.14%; set by ")
     assert lines[1].startswith("bound: 100 µs a microbatch (200 µs a round of 2), bubble 7.50%; comm:0")
-    assert main(["period", out, "--seconds", "0", "--json"]) == 0
+    assert main(["check", out, "--period", "--seconds", "0", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["bound"] == 200 <= body["period"] <= 350
-    assert main(["period", path, "--seconds", "-1"]) == 2
-    assert main(["systems", "--json", "--all-to-all", "100"]) == 0
-    shown = {row["name"]: row["period_bubble"] for row in json.loads(capsys.readouterr().out)}
+    assert main(["check", path, "--period", "--seconds", "-1"]) == 2
+    assert main(["check", path, "--period", "--bound"]) == 2
+    shown = {one.system.name: one.period_bubble for one in exhibits(all_to_all=100)[0]}
     assert shown["1f1b"] is None
     assert shown["pipedream"] == pytest.approx(1 - 1800 / (1800 + 175))

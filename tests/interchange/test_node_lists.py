@@ -152,7 +152,7 @@ def test_crosspipes_whole_backward_is_ours(tmp_path: Path) -> None:
         ({"schedule": crosspipe(CROSSPIPE)["schedule"][::-1]}, "rank 0, node 0: field 'device_id' is 1, another rank"),
         ({"schedule": [[{"task_type": "F", "device_id": 0, "microbatch_id": 0, "chunk_id": 1}]]}, "say --placement"),
         ({"schedule": [[{"task_type": "F"}]]}, "device_id"),
-        ({"costs": [1, 2]}, "SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers --stages"),
+        ({"costs": [1, 2]}, "SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers"),
     ],
 )
 def test_what_crosspipe_cannot_mean_is_refused(body: Any, said: str, tmp_path: Path) -> None:

@@ -12,22 +12,23 @@ from math import ceil
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Problem, Profile, Schedule, solve
+from zbsolve import BadInput, Infeasible, Layer, Link, Problem, Profile, Schedule, Step, solve
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.interchange.megatron import layout_of
 from zbsolve.partition.alpa_dp import alpa, submeshes
-from zbsolve.partition.by_name import NAMES, neighbours, partition_by_name, partitioned
+from zbsolve.partition.by_name import NAMES, named_partitions, neighbours, partition_by_name, partitioned
 from zbsolve.partition.cuts import balanced, balanced_ranks, equal, spans
 from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
-from zbsolve.partition.meshes import mesh_partitions, on_devices, places
+from zbsolve.partition.meshes import mesh_partitions, on_devices
 from zbsolve.partition.shared_ranks import greedy_step
 from zbsolve.partition.spread import spread_over
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
+from zbsolve.show.partition_text import partitions_as_text
 from zbsolve.util.text import counted
 
 
@@ -480,16 +481,6 @@ def test_submeshes_keep_to_the_memory():
         mesh_partitions(costs_of(transformer(), "vee", 4, 16), 2)
 
 
-def test_submeshes_lie_without_holes():
-    assert places((1, 8, 2, 4, 1), 4) == (
-        "node 3, device 2",
-        "nodes 0-1",
-        "node 3, devices 0-1",
-        "node 2, devices 0-3",
-        "node 3, device 3",
-    )
-
-
 # The command
 
 
@@ -500,24 +491,26 @@ def measured(tmp_path):
     return str(path)
 
 
-def test_the_command_prints_and_writes(measured, tmp_path, capsys):
-    out = str(tmp_path / "partition.json")
-    assert main(["partition", measured, "--ranks", "3", "-o", out]) == 0
+def test_a_profile_shows_its_partitions(measured, capsys):
+    assert main(["show", measured, "--ranks", "3"]) == 0
     shown = capsys.readouterr().out
     assert "against equal" in shown
     assert "m = 12" in shown
     assert "estimate" not in shown  # Alpa's sum is not of the step that runs
     assert "embedding … block" in shown
-    assert sum(Partition.load(out).layers) == 8
-    assert main(["partition", measured, "--ranks", "2", "--placement", "vee", "--memory", "4KB"]) == 0
-    assert "with one microbatch" in capsys.readouterr().out
-    assert main(["partition", measured, "--ranks", "8", "--devices-per-node", "4", "--scaling", "2:0.9,4:1", "-o", out]) == 0
-    assert "node 0" in capsys.readouterr().out
-    again = Partition.load(out)
-    assert (sum(again.devices), again.scaling) == (8, {2: 0.9, 4: 1.0})
-    assert main(["partition", measured, "--ranks", "3", "--json"]) == 0
+    assert main(["show", measured, "--ranks", "3", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in body["partitions"]] == list(NAMES)
+    costs = Step(2, 8, "vee", memory="4KB").costs(transformer(20_000))
+    assert "with one microbatch" in partitions_as_text(costs, named_partitions(costs))
+
+
+def saved_on_submeshes(path, microbatches, scaling=None):
+    """Alpa's partition on two nodes of four devices, in a file."""
+    costs = Step(8, microbatches).costs(transformer(20_000))
+    found = mesh_partitions(costs, 4, scaling)[1]
+    Partition("toy", "single", found.layers, found.devices, scaling).save(path)
+    return Partition.load(path)
 
 
 def test_solve_takes_a_partition(measured, tmp_path, capsys):
@@ -526,8 +519,9 @@ def test_solve_takes_a_partition(measured, tmp_path, capsys):
     for text, layers in (("2,3,3", (2, 3, 3)), ("equal", (3, 2, 3)), ("balanced", (4, 3, 1))):
         assert main([*step, "--ranks", "3", "--partition", text]) == 0
         assert Schedule.load(schedule).problem.layers == layers
-    assert main(["partition", measured, "--ranks", "8", "--devices-per-node", "4", "--microbatches", "4", "-o", out]) == 0
-    best = Partition.load(out)
+    scaled = saved_on_submeshes(out, 32, {2: 0.9, 4: 1.0})
+    assert (sum(scaled.devices), scaled.scaling) == (8, {2: 0.9, 4: 1.0})
+    best = saved_on_submeshes(out, 4)
     assert len(best.layers) < 8
     assert main([*step, "--ranks", str(len(best.layers)), "--partition", out]) == 0
     problem = Schedule.load(schedule).problem
@@ -544,21 +538,16 @@ def test_solve_takes_a_partition(measured, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line", "code"),
+    ("arguments", "line"),
     [
-        (["--ranks", "9"], "8 layers do not make 9 stages", 2),
-        (["--ranks", "0"], "ranks: at least 1", 2),
-        (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1", 2),
-        (["--ranks", "2", "--memory", "100"], "no partition fits the memory", 1),
-        (["--ranks", "2", "--memory", "1GB,2GB,3GB"], "memory '1GB,2GB,3GB': 3 numbers for 2 ranks: give one, or", 2),
-        (["--ranks", "2", "--memory", "1GB,2GB", "--devices-per-node", "2"], "memory: submeshes have devices alike", 2),
-        (["--ranks", "2", "--scaling", "2:0.9"], "say --devices-per-node", 2),
-        (["--ranks", "2", "--devices-per-node", "2", "--scaling", "2:90"], "above 0 and at most 1", 2),
-        (["--ranks", "2", "--devices-per-node", "2", "--scaling", "two"], "not devices and an efficiency", 2),
+        (["--ranks", "9"], "8 layers do not make 9 stages"),
+        (["--ranks", "0"], "ranks: at least 1"),
+        (["--ranks", "2", "--microbatches", "-1"], "microbatches: at least 1"),
+        (["--json"], "--json: is of no use for"),
     ],
 )
-def test_bad_use_is_one_line(measured, capsys, arguments, line, code):
-    assert main(["partition", measured, *arguments]) == code
+def test_bad_use_is_one_line(measured, capsys, arguments, line):
+    assert main(["show", measured, *arguments]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1

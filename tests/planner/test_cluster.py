@@ -114,7 +114,7 @@ def test_links_of_a_profile(tmp_path: Path) -> None:
     assert "inside nodes (8 ranks) and between nodes (16 ranks) measured; else estimated: " in found.source
     path, kept = tmp_path / "p.json", tmp_path / "c.json"
     profile.save(path)
-    assert main(["plan", "--cluster", "a100", "--links", str(path), "--save-cluster", str(kept)]) == 0
+    assert main(["plan", "--cluster", f"a100,{path}", "-o", str(kept)]) == 0
     assert Cluster.load(kept) == found
     one = with_links_of(replace(profile, facts={"collectives": rows[2:]}), base)
     assert (one.inside, one.between) == (base.inside, found.between)

@@ -586,7 +586,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "b20"], "did you mean b200"),
         (["plan", "gpt-3.6b", "--devices", "1009", "--batch", "8"], "batch 8: fewer sequences than 1009 devices"),
         (["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--cluster", "none.json"], "none.json: no such file"),
-        (["plan", "--fit", "none.csv", "--save-cluster", "x.json"], "none.csv: no such file"),
+        (["plan", "--cluster", "a100,none.csv", "-o", "x.json"], "none.csv: no such file"),
     ],
 )
 def test_bad_use_is_one_line(change: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -600,7 +600,7 @@ def test_constants_are_fitted_from_a_file(tmp_path: Path, capsys: pytest.Capture
     rows = Path(__file__).parents[2] / "benchmarks/measured_steps/vtrain-fit.csv"
     few = tmp_path / "rows.csv"
     few.write_text("\n".join(rows.read_text(encoding="utf-8").splitlines()[:10]))
-    assert main(["plan", "--fit", str(few), "--cluster", "a100", "--save-cluster", str(tmp_path / "c.json")]) == 0
+    assert main(["plan", "--cluster", f"a100,{few}", "-o", str(tmp_path / "c.json")]) == 0
     fitted = json.loads((tmp_path / "c.json").read_text())
     assert fitted["source"].startswith("fitted: 5 measured steps")
     assert 0 < fitted["error"] < 0.2

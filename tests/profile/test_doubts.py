@@ -16,9 +16,9 @@ from ..support.profiles import equal_layers
 STEP = ("--ranks", "2", "--microbatches", "2")
 COMMANDS = {
     "solve": ("solve", "p.json", *STEP, "--effort", "0.01"),
-    "compare": ("compare", "1f1b", "--profile", "p.json", *STEP),
-    "frontier": ("frontier", "p.json", *STEP, "--effort", "0.01", "--points", "2"),
-    "partition": ("partition", "p.json", "--ranks", "2"),
+    "race": ("solve", "p.json", *STEP, "--method", "1f1b,zb-h1"),
+    "compare": ("compare", "s.json", "--profile", "p.json"),
+    "frontier": ("solve", "p.json", *STEP, "--effort", "0.01", "--frontier", "2"),
 }
 
 
@@ -28,6 +28,7 @@ def test_warnings_go_with_the_numbers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     profile = equal_layers(4)
+    solve(Step(2, 2).problem(profile), effort=0.01).save("s.json")
     for facts, BW, told in (
         ({}, 20.0, []),
         ({"warnings": ["disturbed: x"]}, 28.0, ["disturbed: x", "(B + W) / BW is 0.71"]),
@@ -36,7 +37,10 @@ def test_warnings_go_with_the_numbers(
         assert main([*COMMANDS[command]]) == 0
         said = [line for line in capsys.readouterr().err.splitlines() if "compiling" not in line]
         assert len(said) == len(told)
-        assert all(line.startswith(f"zbsolve {command}: WARNING: {doubt}") for line, doubt in zip(said, told, strict=True))
+        assert all(
+            line.startswith(f"zbsolve {COMMANDS[command][0]}: WARNING: {doubt}")
+            for line, doubt in zip(said, told, strict=True)
+        )
 
 
 def test_each_doubt_is_told_once() -> None:

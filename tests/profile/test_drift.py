@@ -263,25 +263,26 @@ def test_on_the_command_line(tmp_path, capsys):
     old, new, run, out = (str(tmp_path / name) for name in ("old.json", "new.json", "trace.json", "out.json"))
     sampled(seed=1).save(old)
     sampled(1.2, seed=2).save(new)
-    assert main(["profile", "--diff", old, new]) == 0
+    assert main(["compare", old, new]) == 0
     assert "+2" in capsys.readouterr().out
-    assert main(["profile", "--diff", old, new, "--json"]) == 0
+    assert main(["compare", old, new, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["layers"]) == 39
     schedule = solve(base().problem(2, 6), effort=0.1)
     run_of(schedule, replace(base(), rank_factors=(1.0, 1.3))).save(run)
-    assert main(["profile", "--from-trace", run, "--profile", old, "--seconds", "0.3", "-o", out]) == 0
+    assert main(["profile", old, "--from-trace", run, "--seconds", "0.3", "-o", out]) == 0
     assert "rank 1 takes 1.3" in capsys.readouterr().out
     assert main(["solve", out, "--ranks", "2", "--microbatches", "4", "--effort", "0.1"]) == 0
     capsys.readouterr()
     for arguments, line in (
-        ([], "name one of MODEL, --diff OLD NEW, --from-trace TRACE"),
-        (["gpt-tiny", "--from-trace", run], "name one of MODEL"),
-        (["gpt-tiny", "--profile", old, "-o", out], "--profile: is for --from-trace"),
-        (["--from-trace", run, "--seconds", "-1"], "--seconds -1: from 0 up"),
-        (["--diff", old, new, "-o", out], "leave out -o"),
-        (["--diff", old, run], "holds a trace, not a profile"),
+        (["profile"], "name MODEL, or --from-trace TRACE"),
+        (["profile", "gpt-tiny", "--from-trace", run], "gpt-tiny: no such file"),
+        (["profile", "--from-trace", run, "--seconds", "-1"], "--seconds -1: from 0 up"),
+        (["profile", "--diff", old, new], "--diff went: write zbsolve compare old.json new.json"),
+        (["compare", old, new, "-o", out], "-o: nothing is drawn of two profiles"),
+        (["compare", old, run], "holds a trace, not a profile"),
+        (["compare", old, new, old], "two profiles are compared"),
     ):
-        assert main(["profile", *arguments]) == 2
+        assert main(arguments) == 2
         error = capsys.readouterr().err
         assert line in error
         assert error.count("\n") == 1
@@ -293,5 +294,5 @@ def test_within_fails_above_the_share_without_samples_too(tmp_path: Path, factor
     paths = [str(tmp_path / name) for name in ("old.json", "new.json")]
     profile.save(paths[0])
     replace(profile, layers=(replace(profile.layers[0], B=100.0 * factor),)).save(paths[1])
-    assert main(["profile", "--diff", *paths, "--within", share]) == code
-    assert main(["profile", "--diff", *paths]) == 0
+    assert main(["compare", *paths, "--within", share]) == code
+    assert main(["compare", *paths]) == 0

@@ -105,6 +105,6 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_numbers_say_it(tmp_path: Path) -> None:
     path = str(tmp_path / "p.json")
-    argv = ["numbers", "--ranks", "2", "--F", "1ms", "--B", "1ms", "--W", "1ms", "--parameters", "8GB", "--frozen", "7GB"]
+    argv = ["numbers", "--ranks", "2", "--F", "1ms", "--B", "1ms", "--W", "1ms", "--parameters", "8GB", "frozen=7GB"]
     assert main([*argv, "--states", "4", "-o", path]) == 0
     assert {one.frozen_bytes for one in Profile.load(path).layers} == {7 * 10**9}

@@ -121,7 +121,7 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_link")
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile"]) == 2
-    assert capsys.readouterr().err == "zbsolve profile: name one of MODEL, --diff OLD NEW, --from-trace TRACE\n"
+    assert capsys.readouterr().err == "zbsolve profile: name MODEL, or --from-trace TRACE\n"
     assert main(["profile", "gpt-tin", "-o", str(tmp_path / "p.json")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zbsolve profile: model 'gpt-tin': unknown; did you mean gpt-tiny or gpt-tiny-tied or ")
@@ -149,7 +149,7 @@ def runs(process: Path) -> bool:
 @pytest.mark.slow
 def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
-    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--neighbours", "2", "-o", str(out)]
+    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--busy-processes", "2", "-o", str(out)]
     process = subprocess.Popen([*command, "--seconds", "1000"], stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 60
@@ -171,20 +171,9 @@ def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_former_names_of_options_still_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--states` and `--neighbours` are what `--optimizer-states` and `--busy-processes` were called; no help shows them."""
-    with pytest.raises(SystemExit):
-        main(["profile", "--help"])
-    said = capsys.readouterr().out
-    assert "--optimizer-states" in said
-    assert "--busy-processes" in said
-    assert "--states" not in said
-    assert "--neighbours" not in said
+def test_states_are_as_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "p.json")
-    found = {}
-    for name in ("--optimizer-states", "--states"):
-        assert main(["profile", "mlp-tiny", "--estimate", "h100", name, "sgd", "-o", out]) == 0
-        found[name] = Profile.load(out).states
-    assert found == {"--optimizer-states": 2.0, "--states": 2.0}
-    assert main(["profile", "mlp-tiny", "--neighbours", "2000", "-o", out]) == 2
+    assert main(["profile", "mlp-tiny", "--estimate", "h100", "--optimizer-states", "sgd", "-o", out]) == 0
+    assert Profile.load(out).states == 2.0
+    assert main(["profile", "mlp-tiny", "--busy-processes", "2000", "-o", out]) == 2
     assert "busy processes 2000 from 0 to 1000" in capsys.readouterr().err

@@ -18,8 +18,8 @@ from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
 from zbsolve.show.curves_report import curves_as_text, save_curves
 from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
-from zbsolve.show.pictures.drawing import Area, Words
-from zbsolve.show.pictures.frontier import frontier_drawing
+from zbsolve.show.pictures.drawing import Area, Line, Words
+from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
 from zbsolve.show.pictures.style import Style
 from zbsolve.show.pictures.words import text_width
 from zbsolve.step import Step
@@ -100,7 +100,7 @@ def test_pictures_and_table(found):
 
 
 @pytest.mark.parametrize("width", [420, 1200])
-def test_no_name_stands_over_a_name_or_a_diamond(found, width):
+def test_no_name_stands_over_a_name_a_diamond_or_a_line(found, width):
     """Near the right edge, above each other, and beyond the edge."""
     least, most = found.points[0], found.points[-1]
     places = {
@@ -119,7 +119,14 @@ def test_no_name_stands_over_a_name_or_a_diamond(found, width):
     half = names[0].size / 2
     boxes = [(one.x, one.x + text_width(one.text, one.size), one.y - half, one.y + half) for one in names]
     points = [(min(x for x, _ in p), max(x for x, _ in p), min(y for _, y in p), max(y for _, y in p)) for p in diamonds]
-    for (a, b, low, high), (c, d, bottom, top) in (*combinations(boxes, 2), *product(boxes, points)):
+    curves = [
+        mark.points for mark in drawing.marks if isinstance(mark, Line) and mark.colour in (VALUE_COLOUR, BOUND_COLOUR)
+    ]
+    pieces = [(a, c, min(b, d), max(b, d)) for curve in curves for (a, b), (c, d) in pairwise(curve)]
+    for (a, b, low, high), (c, d, bottom, top) in (
+        *combinations(boxes, 2),
+        *product(boxes, points + pieces * (width > 1000)),
+    ):
         assert b <= c or d <= a or high <= bottom + 1e-6 or top <= low + 1e-6
     heights = {mark.text.split(" ")[0]: mark.y for mark in names}
     assert heights["1f1b"] < heights["1f1b-split"] < heights["zb-h1"]
@@ -142,8 +149,8 @@ def test_one_point_where_memory_changes_nothing():
 def test_on_the_command_line(tmp_path, capsys):
     profile, out = str(tmp_path / "profile.json"), tmp_path / "f.json"
     equal_layers(4, 10).save(profile)
-    step = ["frontier", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1"]
-    folder = ["--schedules", str(tmp_path)]
+    step = ["solve", profile, "--ranks", "2", "--microbatches", "3", "--placement", "vee", "--seconds", "1", "--frontier"]
+    folder = ["-o", str(tmp_path)]
     assert main([*step, "-o", str(out), "-o", str(tmp_path / "f.svg"), "-o", str(tmp_path / "f.html"), *folder]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""  # no terminal, no progress
@@ -159,15 +166,17 @@ def test_on_the_command_line(tmp_path, capsys):
     ("arguments", "line"),
     [
         (["-o", "x.gif"], "x.gif: unknown ending"),
-        (["--points", "1"], "points: at least 2"),
+        (["1"], "points: at least 2"),
         (["--seconds", "0"], "seconds: 0.0 is not"),
         (["--placement", "auto"], "placement 'auto'"),
+        (["--memory", "1GB"], "--memory: is not for a frontier"),
+        (["--method", "greedy"], "a frontier is found by auto"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, arguments, line):
     profile = str(tmp_path / "profile.json")
     equal_layers(4).save(profile)
-    assert main(["frontier", profile, "--ranks", "2", "--microbatches", "2", *arguments]) == 2
+    assert main(["solve", profile, "--ranks", "2", "--microbatches", "2", "--frontier", *arguments]) == 2
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
@@ -267,10 +276,10 @@ def test_where_more_memory_saves_time_every_point_is_looked_at(monkeypatch: pyte
 def test_curves_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "p.json")
     equal_layers(2).save(path)
-    step = ["frontier", path, "--ranks", "2", "--microbatches", "2", "--points", "2", "--effort", "0.2"]
-    assert main([*step, "--recompute", "auto", "--schedules", str(tmp_path)]) == 0
+    step = ["solve", path, "--ranks", "2", "--microbatches", "2", "--frontier", "2", "--effort", "0.2"]
+    assert main([*step, "--recompute", "auto", "-o", f"{tmp_path}/points/"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["memory", "keep", "only", "recompute", "chosen"]
-    assert list(tmp_path.glob("schedule-recompute-*.json"))
+    assert list(tmp_path.glob("points/schedule-recompute-*.json"))
     assert main([*step, "--offload", "auto"]) == 2
     assert "the profile knows no host link" in capsys.readouterr().err
 

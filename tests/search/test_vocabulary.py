@@ -101,8 +101,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     last = json.loads(capsys.readouterr().out)
     assert main(["solve", *step, "--partition", "equal", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == last["value"]
-    assert main(["partition", profile, "--ranks", "2", "--vocabulary", "sharded"]) == 0
-    assert main(["frontier", *step[:5], "--vocabulary", "auto"]) == 2
-    assert "frontier: vocabulary 'auto' is for solve" in capsys.readouterr().err
-    assert main(["compare", "--profile", profile, "best", "--vocabulary", "two-barriers", *step[1:]]) == 0
+    assert main(["solve", *step[:5], "--vocabulary", "auto", "--frontier"]) == 2
+    assert "--frontier: vocabulary 'auto' has no frontier: name one" in capsys.readouterr().err
+    assert main(["solve", *step, "--vocabulary", "two-barriers", "--method", "1f1b-vocab,auto"]) == 0
     main(["show", file, "-o", str(tmp_path / "s.svg")])

@@ -16,8 +16,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def test_texts_are_escaped_and_pictures_are_not() -> None:
-    text = render("frontier.html", title="<b>", picture=picture("<svg></svg>"), rows=[("a",), ("</td><script>",)])
+    rows = [("a",), ("</td><script>",)]
+    text = render("frontier.html", title="<b>", picture=picture("<svg></svg>"), sentence="<i>", rows=rows)
     assert "<title>&lt;b&gt;</title>" in text
+    assert "<p>&lt;i&gt;</p>" in text
     assert "<svg></svg>" in text
     assert text.count("<script>") == 1  # ours
     assert "{{" not in text
@@ -26,7 +28,7 @@ def test_texts_are_escaped_and_pictures_are_not() -> None:
 
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="'rows' is undefined"):
-        render("frontier.html", title="t", picture="")
+        render("frontier.html", title="t", picture="", sentence="")
 
 
 def test_pages_load_nothing() -> None:

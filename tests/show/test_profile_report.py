@@ -138,13 +138,15 @@ def test_links_and_copies_are_shown() -> None:
 def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = str(tmp_path / "p.json"), tmp_path / "r.html"
     step = ["profile", "gemma2-9b@layers=6", "--estimate", "h200", "-o", out]
-    assert main([*step, "--report", str(report), "--ranks", "8"]) == 0
+    assert main(step) == 0
+    assert main(["show", out, "--ranks", "8"]) == 0
     said = capsys.readouterr().out
     assert "The output layer is the bottleneck: 'head' alone" in said
+    assert "\nalpa:\n" in said
+    assert main(["show", out, "--ranks", "8", "-o", str(report)]) == 0
     assert "The output layer is the bottleneck" in report.read_text()
-    step[1] = "mlp-8"
-    assert main([*step, "--ranks", "9"]) == 2
+    assert main(["show", out, "--ranks", "9"]) == 2
     assert "8 layers do not make 9 stages" in capsys.readouterr().err
-    assert main([*step, "--report", str(tmp_path / "r.txt")]) == 2
-    assert "it is a page: give it the ending .html" in capsys.readouterr().err
+    assert main(["show", out, "-o", str(tmp_path / "r.txt")]) == 2
+    assert "r.txt: it is a page: name a file that ends in .html" in capsys.readouterr().err
     assert not (tmp_path / "r.txt").exists()

@@ -27,7 +27,7 @@ def uneven() -> Profile:
 
 
 def equal() -> Profile:
-    """The step on which `zbsolve systems` shows everything."""
+    """The step on which `zbsolve show systems` shows everything."""
     layers = tuple(Layer(f"l{i}", 600, 600, 600, 1200, 300, 300, 0, 0) for i in range(RANKS))
     return Profile("estimated: by hand", "equal", layers, Link(0.0, 1000.0), 4.0, None, {}, {})
 
@@ -54,9 +54,8 @@ def test_all_commands_agree_to_the_us(profile: Profile, tmp_path: Path, capsys: 
     assert named["1f1b"] == value
     split = solved(path, capsys, "--method", "1f1b-split")
     assert split["solver"] == "1f1b-split"
-    arguments = ["--profile", str(path), "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--json"]
-    assert main(["compare", "1f1b", "1f1b-split", *arguments]) == 0
-    compared = {row["name"]: row["value"] for row in json.loads(capsys.readouterr().out)["schedules"]}
+    raced = solved(path, capsys, "--method", "1f1b,1f1b-split")
+    compared = {row["name"]: row["value"] for row in raced["schedules"]}
     assert compared == {"1f1b": value, "1f1b-split": split["value"]}
     assert named["1f1b-split"] == split["value"] == solved(path, capsys, "--method", "1f1b", "--no-fused")["value"] < value
 
@@ -64,7 +63,7 @@ def test_all_commands_agree_to_the_us(profile: Profile, tmp_path: Path, capsys: 
 def test_the_table_of_systems_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "profile.json"
     equal().save(path)
-    assert main(["systems", "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--json"]) == 0
+    assert main(["show", "systems", "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     for name in ("1f1b", "1f1b-split"):
         assert rows[name]["makespan"] == solved(path, capsys, "--method", name)["value"]

@@ -92,11 +92,11 @@ def test_the_gallery_shows_every_system(tmp_path, capsys):
     assert "<script src" not in html
     assert all(one.title.split(" (")[0] in html for one in SYSTEMS)
     path = tmp_path / "gallery.html"
-    assert main(["systems", "--json", "-o", str(path)]) == 0
+    assert main(["show", "systems", "--json", "-o", str(path)]) == 0
     body = json.loads(capsys.readouterr().out)
     assert {row["name"]: row["peak_microbatches"][0] for row in body}["zb-h2"] == 7
     assert path.read_text(encoding="utf-8") == html
-    assert main(["systems", "--ranks", "3"]) == 0
+    assert main(["show", "systems", "--ranks", "3"]) == 0
     assert "dualpipe: not here: placement mirror: 3 ranks are no multiple of 2" in capsys.readouterr().out
-    assert main(["systems", "--ranks", "0"]) == 2
-    assert main(["systems", "-o", str(tmp_path / "x.png")]) == 2
+    assert main(["show", "systems", "--ranks", "0"]) == 2
+    assert main(["show", "systems", "-o", str(tmp_path / "x.png")]) == 2

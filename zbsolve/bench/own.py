@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ KINDS = ("profile", "problem", "schedule")  # documents that a problem can be ma
 ENDINGS = ("*.json", "*.json.gz")
 
 
-def problems_of(what: Sequence[str], step: Mapping[str, Any]) -> dict[str, Problem]:
-    """Name → problem, of suites by name, files, and folders with files: profiles (with a `Step` of these fields), problems,
-    schedules (their problem). What else lies in a folder is left out. Raises BadInput, Infeasible."""
+def problems_of(what: Mapping[str, Mapping[str, Any]]) -> dict[str, Problem]:
+    """Name → problem, of suites by name, files, and folders with files: problems, schedules (their problem), and profiles,
+    with a `Step` of the fields that `what` gives. What else lies in a folder is left out. Raises BadInput, Infeasible."""
     found: dict[str, Problem] = {}
-    for one in what:
+    for one, step in what.items():
         if one in SUITES and not Path(one).exists():
             found |= suite(one)
             continue
@@ -54,7 +54,7 @@ def _problem(path: Path, step: Mapping[str, Any]) -> tuple[str, Problem]:
         return name, Problem.load(path)
     missing = next((one for one in ("ranks", "microbatches") if one not in step), None)
     if missing is not None:
-        raise BadInput(f"--{missing}: is needed for {path}, which holds a profile")
+        raise BadInput(f"{path}: holds a profile, and {missing} of its step are not said: {path}@ranks=4,microbatches=8")
     asked = Step(**step)
     if asked.auto:
         raise BadInput("placement and partition: bench solves one problem a profile: name them instead of auto")

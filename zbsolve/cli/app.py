@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
+from .gone import what_instead
 from .tools import ends_on_sigterm, progress_line, under_torchrun
 
 Command = Callable[[argparse.Namespace], int]
@@ -38,10 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input, 128 + n
     ended by signal n."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    wanted = next((one for one in given if not one.startswith("-")), "")
+    debug, given = DEBUG in given, [word for word in given if word != DEBUG]
+    wanted = next((word for word in given if not word.startswith("-")), "")
     if wanted not in MODELS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    options = parser(wanted).parse_args(given)
+    root = parser(wanted)
+    if instead := what_instead(wanted, given):
+        print(f"zbsolve {wanted}: {instead}", file=sys.stderr)
+        return 2
+    options = _parsed(root, given)
     command: Command = options.command
     try:
         with ends_on_sigterm():
@@ -51,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
             return 0
-        if options.debug:
+        if debug:
             traceback.print_exception(error)
         where = f"{error.filename}: " if error.filename is not None else ""
         print(f"zbsolve {options.name}: {where}cannot write: {error.strerror}", file=sys.stderr)
         return 2
     except ZbsolveError as error:
-        if options.debug:
+        if debug:
             traceback.print_exception(error)
             print(end=f"\nthe traceback of that rank:\n{error.details}\n" if error.details else "", file=sys.stderr)
         for one in (error, *getattr(error, "others", ())):
@@ -70,6 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress_line()("")
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
         return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
+
+
+def _parsed(root: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:
+    """What was given; words of a command that takes any number of them may stand between its options."""
+    options, more = root.parse_known_args(given)
+    if more and ("words" not in options or any(word.startswith("-") for word in more)):
+        root.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        options.words += more
+    return options
 
 
 def _kept_elsewhere(error: ZbsolveError) -> str:
@@ -89,7 +105,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
     output = getattr(options, "output", None)
     outputs = [output] if isinstance(output, str) else list(output or ())
     for path in outputs:
-        check_writable(path)
+        if getattr(options, "frontier", None) is None or not (path.endswith("/") or os.path.isdir(path)):
+            check_writable(path)
     if "-" in outputs and getattr(options, "json", False):
         raise BadInput("--json and -o - both want standard output: choose one")
 
@@ -106,14 +123,13 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """The command line: every command, each with its options; or only one's options, which is quicker."""
     root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
-    root.add_argument("--debug", action="store_true", help=DEBUG)
+    root.add_argument(DEBUG, action="store_true", help="show the traceback of an error; anywhere on the line")
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, formatter_class=Help)
         if wanted in (name, None):
             module = import_module(f".{name}{'_' if iskeyword(name) else ''}", __package__)
             module.options(sub)
-            sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
             sub.set_defaults(command=module.command)
     return root
 
@@ -121,22 +137,18 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 # Commands that run a model. In the others numpy multiplies no matrices, and starting the threads for that would take half of
 # the CPU time of a short command.
 MODELS = ("profile", "run")
-DEBUG = "show the traceback of an error"
+DEBUG = "--debug"
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",
-    "partition": "which layers go to which stage",
     "plan": "how to split a model over devices, with a bound over all ways",
-    "solve": "find a schedule and prove how good it is",
-    "check": "verify a schedule from its file alone",
-    "frontier": "value and bound over memory",
-    "systems": "the named schedules of the literature, with a gallery",
-    "period": "the steady state of training without an end, and its bound",
-    "bench": "solve a suite of problems; hold results against earlier ones",
-    "show": "draw a schedule in the terminal or as a page",
+    "solve": "find a schedule and prove how good it is; a race of methods; value and bound over memory",
+    "check": "verify a schedule from its file alone; prove its bound again, look at its steady state",
+    "show": "draw a schedule, a run, a plan, a profile or the literature's schedules",
+    "run": "run a schedule on torch.distributed ranks and measure it",
+    "compare": "schedules side by side; measured against predicted; two profiles",
     "import": "another engine's or a hand-made schedule, verified on a profile's times",
     "export": "write a schedule for another engine",
     "explore": "a local page to play with: a step by sliders, its schedule and bound at once",
-    "run": "run a schedule on torch.distributed ranks and measure it",
-    "compare": "schedules side by side; or measured against predicted",
+    "bench": "solve a suite of problems; hold results against earlier ones",
 }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..step import NAMED
 from ..util.errors import BadInput
 from ..util.files import document_kind
 from .step_options import OPTIONS, add_some_step_options, step_words
@@ -15,8 +15,6 @@ from .tools import add_search_limits, add_workers, print_json, search_limits, se
 if TYPE_CHECKING:
     from ..bench.report import Report
 
-OF_PROFILES = {"help": f"of profiles: {NAMED}, or ranks such as 0,2,1,3 (default: single)"}
-
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -24,13 +22,13 @@ def options(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="+",
         metavar="SUITE",
-        help="small, full, or one's own: files and folders of profiles (with --ranks and --microbatches), problems and "
-        "schedules; or, with --against, an earlier result: now.json",
+        help="small, full, or one's own: files and folders of problems, schedules and profiles, these with their step as "
+        "solve's options say it, such as profile.json@ranks=4,microbatches=8,placement=vee; or, with --against, an earlier "
+        "result: now.json",
     )
     parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
     add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
     add_workers(parser)
-    add_some_step_options(parser, *OPTIONS, placement=OF_PROFILES)
     parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
     parser.add_argument("--method", default="auto", help="as in solve")
     parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
@@ -64,6 +62,23 @@ def _is_result(what: list[str]) -> bool:
     return what == ["-"] or (len(what) == 1 and document_kind(what[0]) == "bench")
 
 
+def _with_step(what: str) -> tuple[str, dict[str, Any]]:
+    """A file or folder, and the step that is said behind its `@`. Raises BadInput."""
+    path, _, said = what.partition("@")
+    if not said or Path(what).exists():
+        return what, {}
+    words = argparse.ArgumentParser(prog=f"zbsolve bench {what}", add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_some_step_options(words, *OPTIONS)
+    pairs = [pair.partition("=") for pair in re.split(r",(?=[a-z_-]+=)", said)]
+    try:
+        found, more = words.parse_known_args([f"--{name}={value}" for name, _, value in pairs])
+    except argparse.ArgumentError as error:
+        raise BadInput(f"{what}: {error}") from None
+    if more:
+        raise BadInput(f"{what}: '{more[0].lstrip('-')}' is no word of a step such as ranks=4")
+    return path, step_words(found, *OPTIONS)
+
+
 def _run(options: argparse.Namespace) -> Report:
     from ..bench.own import problems_of
     from ..bench.report import Result
@@ -71,7 +86,7 @@ def _run(options: argparse.Namespace) -> Report:
 
     options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
-    problems = problems_of(options.what, step_words(options, *OPTIONS))
+    problems = problems_of(dict(map(_with_step, options.what)))
     name = " ".join(Path(one).name for one in options.what)
     with workers_of(options, "bench") as workers, searching("bench") as (search, _):
 

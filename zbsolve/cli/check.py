@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .check_by_profile import check_again
+from .check_steady import check_period
 from .solve_many import check_repeated
 from .tools import print_json, searching
 
@@ -28,9 +29,18 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="also prove the certificate's bound again, from the file alone; or, where there is no certificate, a bound. Of "
         "a plan all that needs no search is always proven again; with --bound its schedule's bound too, if by a search",
     )
+    parser.add_argument(
+        "--period",
+        action="store_true",
+        help="of training without an end (PipeDream, 2BW), or of a step to go on: how long a round takes in the steady "
+        "state, its bound, and the best that is found for --seconds in the same memory",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound, or to search, at most")
     parser.add_argument(
-        "-o", "--output", help="with --bound: look for a higher bound too, and write schedule.json with it, or - for a pipe"
+        "-o",
+        "--output",
+        help="schedule.json, or - for a pipe: with --bound look for a higher bound too, and write it; with --period the "
+        "best steady state found",
     )
     parser.add_argument(
         "--profile",
@@ -49,10 +59,14 @@ def command(options: argparse.Namespace) -> int:
     from ..util.files import document_kind
     from ..verifier import verify
 
-    if options.output and not options.bound:
-        raise BadInput("-o writes the schedule with the bound that --bound proves: give both")
-    if not options.seconds > 0:
+    if options.output and not (options.bound or options.period):
+        raise BadInput("-o writes the schedule with the bound that --bound proves, or that of --period: give one of them")
+    if options.seconds < 0 or not (options.seconds or options.period):
         raise BadInput(f"seconds: {options.seconds:g} is not a positive time")
+    if [options.bound, options.period, options.profile is not None].count(True) > 1:
+        raise BadInput("--bound, --period and --profile ask different things: give one of them")
+    if options.period:
+        return check_period(options)
     if options.profile is not None:
         return check_again(options)
     if options.within is not None or options.replicas is not None:

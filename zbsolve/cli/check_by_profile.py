@@ -6,7 +6,6 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..util.errors import BadInput
 from ..util.text import format_gap, format_time, parse_share
 from .tools import print_json, profile_from, searching, tell_other_model
 
@@ -50,8 +49,6 @@ def check_again(options: argparse.Namespace) -> int:
     one is shorter by more than `--within`. Raises BadInput."""
     from ..schedule import Schedule
 
-    if options.bound or options.output:
-        raise BadInput("--profile asks whether an order still holds by other times: leave out --bound and -o")
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")

@@ -1,29 +1,20 @@
-"""`zbsolve compare`: schedules side by side; or a run, measured against predicted and against a baseline."""
+"""`zbsolve compare`: schedules side by side; a run, measured against predicted and against a baseline; two profiles."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..step import NAMED
-from ..util.errors import BadInput
-from ..util.files import check_writable, write_text
-from ..util.text import printable
-from .picture_options import add_picture_options, style_from
-from .step_options import add_some_step_options, check_useful
-from .tools import add_search_limits, print_json, run_of
+from ..util.errors import BadInput, ZbsolveError
+from ..util.files import document_kind
+from ..util.text import parse_share
+from .tools import print_json, profile_from, run_of, tell_other_model
 
 if TYPE_CHECKING:
+    from ..profile.profile import Profile
     from ..schedule import Schedule
-    from ..show.schedule_comparison import ScheduleComparison
     from ..trace import Trace
-
-STEP = (
-    *("ranks", "microbatches", "placement", "partition", "memory", "objective", "recompute", "blocking", "offload"),
-    *("vocabulary", "replicas"),
-)
-COUNTED = {"ranks": "of the pipeline", "microbatches": "of a step"}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -31,76 +22,63 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="+",
-        metavar="WHAT",
-        help="schedules: a schedule.json, a file as import takes it, a name (see zbsolve systems), or best, which solve "
-        "finds; or a schedule.json and a run of it: a trace.json, or another engine's trace (see profile --from-trace); or "
-        "another engine's trace alone, against its own medians",
+        metavar="FILE",
+        help="schedules: schedule.json …, the first is what others are held against; with --profile also other engines' "
+        "files, as import takes them. Or a schedule.json and a run of it: a trace.json, or another engine's trace (see "
+        "profile --from-trace), which alone is held against its own medians. Or two profiles",
     )
+    parser.add_argument("--profile", help="profile.json: times for the orders of all schedules (default: each file's own)")
+    parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="of a run: a baseline's schedule and run")
     parser.add_argument(
-        "--profile",
-        help="profile.json: times for all, also for the order of a schedule.json (default: the first schedule's)",
+        "--within", metavar="SHARE", help="of two profiles: exit 1 where anything changed by more, such as 5%%"
     )
-    counted = {name: {"help": f"{what} (default: as in the first file)"} for name, what in COUNTED.items()}
-    placed = {"help": f"of best: {NAMED}, ranks such as 0,2,1,3, or auto: the best of some (default: auto)"}
-    add_some_step_options(parser, *STEP, **counted, placement=placed)
-    add_search_limits(parser, 30.0, "seconds to search for best at most", "schedule")
-    parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="a baseline's schedule and run (1F1B)")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument(
         "-o", "--output", help="x.html, a page; or x.svg, x.pdf or x.png: schedules on one axis of time, or a run"
     )
-    add_picture_options(parser)
 
 
 def command(options: argparse.Namespace) -> int:
-    """Where a measured step differs from the predicted one; or what schedules take and hold."""
-    run = _run(options)
+    """Where a measured step differs from the predicted one; what schedules take and hold; how a profile changed."""
+    kinds = [document_kind(path) for path in options.what]
+    if "profile" in kinds:
+        return _profiles(options)
+    if options.within is not None:
+        raise BadInput("--within is for two profiles")
+    run = _run(options.what)
     if run is not None:
-        check_useful(options, STEP, "a run's schedule says what its step is")
         return _against_run(options, *run)
     if options.baseline:
         raise BadInput("--baseline is for a run: compare schedule.json trace.json")
-    from ..show.schedule_comparison_text import schedules_as_text
+    return _side_by_side(options)
 
-    draw = _picture(options)
-    result, note, doubted = _side_by_side(options)
-    if draw is not None:
-        draw(result, [*doubted, *filter(None, [note])])
+
+def _profiles(options: argparse.Namespace) -> int:
+    """What changed from one profile to another."""
+    from ..profile.changes import drift
+    from ..profile.profile import Profile
+    from ..show.drift_text import drift_as_text
+
+    if len(options.what) != 2:
+        raise BadInput("two profiles are compared, and nothing else with them; --profile names one that says times")
+    if options.output is not None:
+        raise BadInput("-o: nothing is drawn of two profiles")
+    share = None if options.within is None else parse_share(options.within, "--within")
+    found = drift(*(Profile.load(path) for path in options.what))
     if options.json:
-        print_json(result.to_json())
+        print_json(found.to_json())
     else:
-        print(schedules_as_text(result), end="")
-        if note:
-            print(printable(note))
-    return 0
+        print(drift_as_text(found), end="")
+    return int(share is not None and not found.within(share))
 
 
-def _picture(options: argparse.Namespace) -> Callable[[ScheduleComparison, list[str]], None] | None:
-    """What draws the schedules into the file that was asked for. Raises BadInput before any search."""
-    style = style_from(options, options.output or "")
-    if not options.output:
-        return None
-    from ..show.pictures.files import PICTURES, checked_ending, save_drawing
-    from ..show.pictures.schedule import comparison_drawing
-    from ..show.schedule_comparison_page import comparison_as_page
-
-    ending = checked_ending(options.output, (".html", *PICTURES))
-    check_writable(options.output)
-    if ending == ".html":
-        return lambda found, notes: write_text(options.output, comparison_as_page(found, style.title, notes))
-    return lambda found, _: save_drawing(
-        comparison_drawing([(one.name, one.schedule) for one in found.rows], style), options.output
-    )
-
-
-def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
+def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
     """A schedule and a run of it, where these are named; None: schedules are. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled
     from ..trace import Trace
-    from ..util.files import document_kind
 
-    *planned, ran = options.what
+    *planned, ran = what
     if len(planned) > 1:
         return None
     foreign = others_trace(ran)
@@ -113,15 +91,64 @@ def _run(options: argparse.Namespace) -> tuple[Schedule, Trace] | None:
     return schedule, Trace.load(ran) if foreign is None else foreign.of_problem(schedule.problem, ran)
 
 
-def _side_by_side(options: argparse.Namespace) -> tuple[ScheduleComparison, str, list[str]]:
-    """The schedules, what a reader must know of them, and what is to be doubted of the profile."""
+def _side_by_side(options: argparse.Namespace) -> int:
+    """Schedules, each with its certificate; those that cannot be with the reason."""
     from ..profile.doubtful import doubts
+    from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison import compare_schedules
-    from .contenders import Contenders
+    from ..show.schedule_comparison_page import PICTURES, save_comparison
+    from ..show.schedule_comparison_text import schedules_as_text
 
-    contenders = Contenders.of(options, STEP)
-    doubted = [] if contenders.profile is None else doubts(contenders.profile)
-    return compare_schedules(*contenders.schedules(options.what)), contenders.note(options.what), doubted
+    if options.output:
+        checked_ending(options.output, PICTURES)
+    profile = profile_from(options.profile, "compare") if options.profile else None
+    named, absent = list[tuple[str, "Schedule"]](), list[tuple[str, str]]()
+    for path in options.what:
+        try:
+            named.append((path, _schedule(path, profile)))
+        except ZbsolveError as error:
+            absent.append((path, str(error).removeprefix(f"{path}: ")))
+    result = compare_schedules(named, absent)
+    if options.output:
+        save_comparison(result, options.output, [] if profile is None else doubts(profile))
+    if options.json:
+        print_json(result.to_json())
+    else:
+        print(schedules_as_text(result), end="")
+    return 0
+
+
+def _schedule(path: str, profile: Profile | None) -> Schedule:
+    """The schedule of a file, or that of a run, with a certificate; by the profile's times where one is given. Raises
+    BadInput for what does not hold there."""
+    from ..interchange.importing import import_schedule
+    from ..interchange.reading import read_order
+    from ..interchange.traces.reading import others_trace
+    from ..long_steps.files import load_unrolled
+    from ..search.certify import certified, proven
+    from ..search.order_on_profile import timed_again
+    from ..systems.table import is_named
+    from ..trace import Trace
+
+    if is_named(path) and not Path(path).exists():
+        raise BadInput(f"a name, not a file: solve --method {path},auto compares schedules by name")
+    foreign, kind = others_trace(path), document_kind(path)
+    if foreign is None and kind is None and path != "-":
+        order = read_order(path)
+        if profile is None:
+            raise BadInput("it says no times: add --profile profile.json")
+        found = import_schedule(order, profile, partition="balanced")
+        if found.violations:
+            raise BadInput(found.told()[0])
+        return certified(found.schedule, found.solver)
+    if foreign is not None:
+        schedule = foreign.planned()
+    else:
+        schedule = Trace.load(path).planned() if kind == "trace" else load_unrolled(path)
+    if profile is None:
+        return proven(schedule)
+    tell_other_model(schedule, profile, "compare")
+    return proven(timed_again(schedule, profile))
 
 
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
@@ -130,6 +157,8 @@ def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) 
     from ..show.comparison import compare
     from ..show.comparison_text import comparison_as_text
 
+    if options.profile:
+        raise BadInput("--profile: a run's schedule says its times")
     baseline = None
     if options.baseline:
         base = Schedule.load(options.baseline[0])
@@ -138,7 +167,7 @@ def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) 
     if options.output:
         from ..show.pictures.files import save_schedule_picture
 
-        save_schedule_picture(schedule, options.output, trace, style_from(options, options.output))
+        save_schedule_picture(schedule, options.output, trace)
     if options.json:
         print_json(result.to_json())
     else:

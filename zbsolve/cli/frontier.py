@@ -1,4 +1,4 @@
-"""`zbsolve frontier`: value and bound over memory."""
+"""`zbsolve solve --frontier`: value and bound over memory."""
 
 from __future__ import annotations
 
@@ -9,52 +9,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..util.errors import BadInput
-from .picture_options import add_picture_options, style_from
-from .step_options import OPTIONS, add_step_options, step_from
-from .tools import add_search_limits, add_workers, print_json, profile_from, saving, search_limits, searching, workers_of
+from .step_options import step_from
+from .tools import print_json, profile_from, saving, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
     from ..search.memory_limits import Point
-    from ..show.pictures.style import Style
     from ..step import Step
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    balanced = {"help": "as in solve, but one (default: balanced over F, B and W)"}
-    add_step_options(parser, *(name for name in OPTIONS if name != "memory"), partition=balanced)
-    parser.add_argument("--points", type=int, default=12, help="memory limits; the peaks of named schedules are added")
-    add_search_limits(parser, 60.0, "seconds to search at most, for all points together", "points")
-    add_workers(parser)
-    parser.add_argument("--json", action="store_true", help="the frontier as JSON on standard output")
-    files = "frontier.json, .html, .svg, .pdf or .png; may be given more than once"
-    parser.add_argument("-o", "--output", action="append", default=[], help=files)
-    add_picture_options(parser, axis_of_time=False)
-    parser.add_argument("--schedules", metavar="FOLDER", help="also write the schedule of every point into this folder")
+POINTS = 12  # memory limits; the peaks of named schedules are added
+NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
 
 
-def command(options: argparse.Namespace) -> int:
-    """Value and bound over memory, as a table, JSON and pictures."""
+def solve_frontier(options: argparse.Namespace) -> int:
+    """Value and bound over memory, as a table, JSON, pictures, and schedules in a folder."""
     from ..show.frontier_report import check_frontier_path
 
-    for path in options.output:
+    folders = [path for path in options.output if Path(path).is_dir() or path.endswith("/")]
+    files = [path for path in options.output if path not in folders]
+    for path in files:
         check_frontier_path(path)
-    style = style_from(options, *options.output)
-    profile, step = profile_from(options.profile, "frontier"), step_from(options)
-    for name in ("placement", "partition", "gathers", "vocabulary"):
+    for name in NOT_HERE:
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name}: is not for a frontier, which searches at many limits of memory")
+    if options.method != "auto":
+        raise BadInput(f"--method {options.method}: a frontier is found by auto")
+    profile, step = profile_from(options.profile, "solve"), step_from(options)
+    for name in CLOSED:
         if getattr(step, name) == "auto":
-            raise BadInput(f"frontier: {name} 'auto' is for solve: name one")
-    limits = search_limits(options) | {"points": options.points}
-    if options.schedules:
-        _make_folder(options.schedules)
-    with workers_of(options, "frontier", threads=2) as workers, searching("frontier") as (search, pressed):
+            raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
+    limits = search_limits(options) | {"points": options.frontier}
+    for folder in folders:
+        _make_folder(folder)
+    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
         found = _curves(profile, step, limits) if step.auto else _frontier(profile, step, limits)
-    saves = [partial(found.save, path, style) for path in options.output]
-    if options.schedules:
-        names = [(point, Path(options.schedules) / f"schedule-{name}.json") for name, point in found.points]
-        saves += [partial(point.schedule.save, name) for point, name in names]
+    saves = [partial(found.save, path) for path in files]
+    for folder in folders:
+        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
     with saving(*saves):
         if options.json:
             print_json(found.body)
@@ -68,7 +62,7 @@ class _Found(NamedTuple):
 
     text: str
     body: dict[str, Any]
-    save: Callable[[str, Style], None]
+    save: Callable[[str], None]
     points: list[tuple[str, Point]]
 
 

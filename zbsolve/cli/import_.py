@@ -12,7 +12,7 @@ from .tools import print_json, profile_from
 if TYPE_CHECKING:
     from ..interchange.importing import Imported
 
-STEP = ("partition", "memory", "objective", "recompute", "blocking", "replicas")  # of a step; the rest follows from the file
+STEP = ("partition", "memory", "replicas")  # of a step; the rest follows from the file
 PLACED = {"help": "of node lists that say chunks and no stages: single, loop, loop4, vee (default: as messages say)"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
@@ -29,17 +30,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", type=int, help="all of them")
     parser.add_argument("--batch", type=int, help="sequences a step")
-    parser.add_argument("--cluster", default="h100", help="a100, h100, h200, b200, mi300x, or a cluster.json")
+    parser.add_argument(
+        "--cluster",
+        default="h100",
+        help="a100, h100, h200, b200, mi300x, or a cluster.json; with a comma also rows.csv, measured steps to which its "
+        "constants are fitted, and profile.json, whose collectives (profiled under torchrun) are its links",
+    )
     parser.add_argument("--memory", help="of a device, such as 80GiB (default: the cluster's)")
-    parser.add_argument(
-        "--fit", metavar="ROWS.CSV", help="fit the cluster's constants to measured steps first, with its own as priors"
-    )
-    parser.add_argument(
-        "--links",
-        metavar="PROFILE.JSON",
-        help="take the cluster's links from collectives that were profiled under torchrun",
-    )
-    parser.add_argument("--save-cluster", metavar="CLUSTER.JSON", help="write the cluster, fitted or not")
     parser.add_argument(
         "--for",
         dest="engine",
@@ -66,9 +63,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
     parser.add_argument(
-        "--html", metavar="SPACE.HTML", help="a page of the space: value and bound of each layout, and by what it was pruned"
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        help="plan.json, which solve, run, export and show read, or - for standard output; x.html: a page of the space, "
+        "value and bound of each layout, and by what it was pruned; without a model: the cluster. May be given again",
     )
-    parser.add_argument("-o", "--output", help="plan.json, which solve, run, export and show read, or - for standard output")
 
 
 def command(options: argparse.Namespace) -> int:
@@ -82,13 +83,13 @@ def command(options: argparse.Namespace) -> int:
     from ..show.plan_text import plan_as_text
     from ..util.files import write_text
 
-    cluster = _cluster(options)
-    if options.save_cluster:
-        cluster.save(options.save_cluster)
+    cluster = _cluster(options.cluster)
     if not options.model:
-        if options.save_cluster:
-            return 0
-        raise BadInput("model: name one, such as gpt-175b or llama3-70b, or its profiles")
+        if not options.output:
+            raise BadInput("model: name one, such as gpt-175b or llama3-70b, or its profiles")
+        for path in options.output:
+            cluster.save(path)
+        return 0
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
@@ -101,12 +102,17 @@ def command(options: argparse.Namespace) -> int:
         limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
         found = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)
-    saves = [lambda: found.save(options.output)] if options.output else []
-    saves += [lambda: write_text(options.html, plan_as_page(found.space))] if options.html else []
-    with saving(*saves):
+
+    def save(path: str) -> None:
+        if path.endswith(".html"):
+            write_text(path, plan_as_page(found.space))
+        else:
+            found.save(path)
+
+    with saving(*[partial(save, path) for path in options.output]):
         if options.json:
             print_json(_as_json(found) | fields)
-        elif "-" not in (options.output, options.html):
+        elif "-" not in options.output:
             print("\n".join([plan_as_text(found), *texts]), end="")
     return 0
 
@@ -128,17 +134,21 @@ def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[s
     return found, texts, fields
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
-    """The cluster that is named or in a file, with constants fitted where that is wanted."""
+def _cluster(said: str) -> Cluster:
+    """The cluster that is named or in a file, with constants fitted to a file of rows and links of a profile where these are
+    named too. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
     from ..profile.profile import Profile
+    from ..util.files import document_kind
 
-    cluster = cluster_of(options.cluster)
-    if options.fit:
-        cluster = replace(fit(read_rows(options.fit), cluster), name=cluster.name)
-    if options.links:
-        cluster = with_links_of(Profile.load(options.links), cluster, options.links)
+    name, *further = said.split(",")
+    cluster = cluster_of(name)
+    for path in further:
+        if document_kind(path) == "profile":
+            cluster = with_links_of(Profile.load(path), cluster, path)
+        else:
+            cluster = replace(fit(read_rows(path), cluster), name=cluster.name)
     return cluster
 
 

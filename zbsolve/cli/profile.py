@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -13,10 +12,10 @@ from ..exec.devices import DEVICES, choose, described, device_of, local_place
 from ..exec.run.sharing import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
-from ..show.profile_report import profile_as_page, profile_as_text
+from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
-from ..util.files import check_writable, read_text, write_document, write_text
-from . import profile_files
+from ..util.files import check_writable, write_document
+from .profile_from_trace import from_trace
 from .tools import need_torch, print_json, progress_line, saving
 
 if TYPE_CHECKING:
@@ -34,8 +33,13 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="a preset (gpt-tiny, llama3-8b@layers=4,length=512), your own as module:function or file.py:function, or a "
         'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
     )
-    profile_files.add_file_options(parser)
-    parser.add_argument("--overrides", metavar="FILE", help="for hf:…: a JSON object of config fields")
+    parser.add_argument(
+        "--from-trace",
+        metavar="TRACE",
+        help="a profile from a run: a trace.json, or another engine's: a torch profiler trace, or a folder with one a rank; "
+        "a folder of pp_rank_N.json (Primus, Megatron); a StragglerAnalysis parquet. MODEL is then left out, or a "
+        "profile.json that shares times out over layers and has their bytes",
+    )
     parser.add_argument(
         "--estimate",
         metavar="DEVICE",
@@ -45,7 +49,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--optimizer-states",
         help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
     )
-    _hidden_alias(parser, "--states", "optimizer_states")
     _device_options(parser)
     parser.add_argument("--split", choices=SPLITS, default="layers", help="how the backward is split, as run's --split")
     parser.add_argument(
@@ -65,7 +68,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
     )
-    _hidden_alias(parser, "--neighbours", "busy_processes", type=int)
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
@@ -75,9 +77,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         "tp=8: each rank of the pipeline is so many devices",
     )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
-    parser.add_argument("--report", metavar="PAGE", help="also a page: x.html")
-    parser.add_argument("--ranks", type=int, help="also say what the profile means for a pipeline of so many ranks")
-    parser.add_argument("--microbatches", type=int, help="of that pipeline; default: four a rank")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")
     parser.add_argument("-o", "--output", help="profile.json, or - for standard output")
 
@@ -93,38 +92,22 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture", action="store_true", help="on a GPU: times of passes as CUDA graphs replay them")
 
 
-def _hidden_alias(parser: argparse.ArgumentParser, old: str, field: str, **how: Any) -> None:
-    """An option's former name, which still works and which no help shows."""
-    parser.add_argument(old, dest=field, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
-
-
 def command(options: argparse.Namespace) -> int:
     """Measure a model and write its profile; or what stands in for one."""
-    if [options.model, options.diff, options.from_trace].count(None) != 2:
-        raise BadInput("name one of MODEL, --diff OLD NEW, --from-trace TRACE")
-    if options.profile is not None and options.from_trace is None:
-        raise BadInput("--profile: is for --from-trace")
-    if options.within is not None and options.diff is None:
-        raise BadInput("--within goes with --diff")
-    if options.diff is not None:
-        return profile_files.diff(options)
-    if options.model is not None and options.model.endswith((".json", ".json.gz")):
-        raise BadInput(
-            f"{options.model}: a file, and MODEL is a model to measure; solve, compare and frontier read a profile"
-        )
-    if options.output is None and options.from_trace is None:
+    if options.from_trace is not None:
+        return from_trace(options)
+    if options.model is None:
+        raise BadInput("name MODEL, or --from-trace TRACE")
+    if options.model.endswith((".json", ".json.gz")):
+        raise BadInput(f"{options.model}: a file, and MODEL is a model to measure; solve, show and compare read a profile")
+    if options.output is None:
         raise BadInput("say where to write it: -o profile.json")
-    return _measure(options) if options.model is not None else profile_files.from_trace(options)
+    return _measure(options)
 
 
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
-    if options.report and not options.report.endswith(".html"):
-        raise BadInput(f"--report {options.report}: it is a page: give it the ending .html")
-    for path in (options.output, options.report):
-        if path:
-            check_writable(path)
-    spec = _model(options)
+    check_writable(options.output)
     with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
         if options.estimate:
             from profiler import estimate
@@ -132,18 +115,14 @@ def _measure(options: argparse.Namespace) -> int:
             if options.slices != "1":
                 raise BadInput("--slices: are measured; an estimate is of any: say them to solve")
             how = {"optimizer_states": options.optimizer_states, "tensor_ranks": _tensor_ranks(options.mesh)}
-            found = estimate(spec, options.estimate, seed=options.seed, **how)
+            found = estimate(options.model, options.estimate, seed=options.seed, **how)
         else:
-            measured = _measured(options, spec)
+            measured = _measured(options)
             if measured is None:
                 return 0
             found = measured
     progress_line()("")
-    saves = [lambda: found.save(options.output)]
-    if options.report:
-        page = profile_as_page(found, options.ranks or min(4, len(found.layers)), options.microbatches)
-        saves.append(lambda: write_text(options.report, page))
-    with saving(*saves):
+    with saving(lambda: found.save(options.output)):
         _print_profile(options, found)
     return 0
 
@@ -180,13 +159,13 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
         return
     if not options.estimate:
         print(f"device: {found.facts['device']}")
-    print(profile_as_text(found, options.ranks, options.microbatches), end="")
+    print(profile_as_text(found), end="")
     rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
     for line in as_lines(rows):
         print(f"split: {line}")
 
 
-def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
+def _measured(options: argparse.Namespace) -> Profile | None:
     """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
     was measured before goes into a file next to the output."""
     from profiler import measure
@@ -200,7 +179,7 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
     if spread is not None and spread.beside:
         if spread.measures:
             how = {"seed": options.seed, "seconds": options.seconds, "optimizer_states": options.optimizer_states}
-            take_part(spec, spread, device=str(device), **how)
+            take_part(options.model, spread, device=str(device), **how)
         return None
     if spread is not None and not spread.measures:
         survey(timeout, device, spread.mesh.group)
@@ -209,7 +188,7 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
         return None
     try:
         return measure(
-            spec,
+            options.model,
             seed=options.seed,
             seconds=options.seconds,
             busy_processes=options.busy_processes,
@@ -225,7 +204,7 @@ def _measured(options: argparse.Namespace, spec: str) -> Profile | None:
         kept = ""
         if options.output != "-" and error.samples:
             path = f"{options.output}.partial"
-            write_document(path, "samples", {"model": spec, "failed": str(error), "samples": error.samples})
+            write_document(path, "samples", {"model": options.model, "failed": str(error), "samples": error.samples})
             kept = f"; what was measured before is in {path}"
         raise RunFailed(f"{error}{kept}") from None
 
@@ -242,20 +221,3 @@ def _device(options: argparse.Namespace) -> torch.device:
         torch.cuda.set_device(device)
     progress_line()(f"device: {described(device)}")
     return device
-
-
-def _model(options: argparse.Namespace) -> str:
-    """The model's name; overrides from a file become part of it, so that it names the same model to `run`."""
-    spec: str = options.model
-    if options.overrides is None:
-        return spec
-    if not spec.startswith("hf:") or "{" in spec:
-        raise BadInput(f"--overrides: is for hf:ConfigClass without overrides of its own, not '{spec}'")
-    try:
-        body = json.loads(read_text(options.overrides))
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{options.overrides}: damaged JSON at line {error.lineno}: {error.msg}") from None
-    if not isinstance(body, dict):
-        raise BadInput(f"{options.overrides}: not a JSON object of config fields")
-    head, at, setting = spec.partition("@")
-    return f"{head}{json.dumps(body)}{at}{setting}"

@@ -28,17 +28,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         "schedule's own problem (the word schedule)",
     )
     parser.add_argument(
-        "--replicas",
-        type=int,
-        default=1,
-        help="pipelines side by side, each with its part of the batch: short for dp in --mesh",
-    )
-    parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
         default="",
-        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, dp divides "
-        "the batch, and over all others the model file's parallelize(stage, mesh) spreads each stage",
+        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
+        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
+        "model file's parallelize(stage, mesh) spreads each stage",
     )
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
@@ -63,8 +58,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="activations that each rank has room for, such as 40MiB: a pass that needs more fails (steps are slower)",
     )
     parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a pass or its message may take")
-    parser.add_argument("--start-timeout", type=float, default=300.0, help="seconds for ranks to start and build the model")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300.0,
+        help="seconds that a pass or its message may take, and that ranks may take to start and build the model",
+    )
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="trace.json")
 
@@ -107,8 +106,8 @@ def command(options: argparse.Namespace) -> int:
     if not options.local and not options.one_device and place is None:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
-        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if what != "whole_trace"}
-        chosen["whole_trace"] = options.output is not None
+        chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if hasattr(options, what)}
+        chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout}
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         trace: Trace | RunNumbers
@@ -224,7 +223,7 @@ def _no_replicas(problem: Any, facts: dict[str, Any]) -> str:
     alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
     if not alone or facts.get("replicas", 1) > 1 or "emulated" in facts:
         return ""
-    return "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--replicas N)\n"
+    return "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--mesh dp=N)\n"
 
 
 def _other_split(source: str, split: str) -> str:

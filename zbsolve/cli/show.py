@@ -1,4 +1,4 @@
-"""`zbsolve show`: draw a schedule in the terminal, as a page or as a picture."""
+"""`zbsolve show`: a schedule, a run, a plan, a profile or the literature's schedules, in the terminal or as a picture."""
 
 from __future__ import annotations
 
@@ -7,76 +7,151 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .picture_options import add_picture_options, style_from
-from .tools import run_of
+from .tools import print_json, run_of
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
     from ..trace import Trace
 
+SYSTEMS = "systems"  # the word for the schedules of the literature
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "schedule",
-        help="schedule.json, or a run, which holds its schedule: trace.json, or another engine's (see profile "
-        "--from-trace); - for standard input",
+        "what",
+        metavar="FILE",
+        help="schedule.json; a run, which holds its schedule: trace.json, or another engine's (see profile --from-trace); "
+        "plan.json; - for standard input; profile.json; or systems: the named schedules of the literature",
     )
-    parser.add_argument("--trace", help="a run of it, as above: predicted and measured on one time axis")
-    parser.add_argument("--width", type=int, help="columns in the terminal; default: as wide as it is")
-    parser.add_argument("-o", "--output", help="x.html, x.svg, x.pdf, x.png or x.trace.json; in the terminal without")
+    parser.add_argument("--trace", help="of a schedule: a run of it, predicted and measured on one time axis")
+    parser.add_argument("--with-memory", action="store_true", help="in pictures: also what ranks hold over time")
+    parser.add_argument("--ranks", type=int, help="of the step of systems (4), or of a pipeline that a profile is for")
+    parser.add_argument("--microbatches", type=int, help="of that step (8; of a profile: four a rank)")
+    parser.add_argument("--json", action="store_true", help="of systems, and of a profile with --ranks: the table as JSON")
     parser.add_argument(
-        "--html",
-        nargs="?",
-        const="-",
-        metavar="SPACE.HTML",
-        help="of a plan: a page of its space of layouts, as plan --html writes it; on standard output without a name",
+        "-o",
+        "--output",
+        help="x.html, x.svg, x.pdf, x.png or x.trace.json (Perfetto); a profile, systems and the space of a plan: x.html; "
+        "in the terminal without",
     )
-    add_picture_options(parser)
 
 
 def command(options: argparse.Namespace) -> int:
-    """Draw a schedule, or a run with its schedule."""
+    """Draw what the file holds."""
+    from ..util.files import document_kind
+
+    kind = SYSTEMS if options.what == SYSTEMS else document_kind(options.what)
+    if kind in (SYSTEMS, "profile"):
+        _refuse(options, "trace", "with_memory")
+        return _systems(options) if kind == SYSTEMS else _profile(options)
+    _refuse(options, "ranks", "microbatches", "json")
+    if kind == "plan" and (options.output or "").endswith(".html"):
+        return _space(options)
+    return _schedule(options)
+
+
+def _refuse(options: argparse.Namespace, *names: str) -> None:
+    """Raise BadInput for options that say nothing of this file."""
+    for name in names:
+        if getattr(options, name):
+            raise BadInput(f"--{name.replace('_', '-')}: is of no use for {options.what}")
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    """A schedule, or a run with its schedule."""
     from ..trace import Trace
 
-    if options.output and options.width is not None:
-        raise BadInput(f"--width {options.width}: it is for the terminal: leave it out with -o (--size is for pictures)")
-    if options.html:
-        return _space(options)
-    style = style_from(options, options.output or "")
-    given, note = _opened(options.schedule)
+    given, note = _opened(options.what)
     trace: Trace | None
     if isinstance(given, Trace):
         if options.trace:
-            raise BadInput(f"{options.schedule}: holds a trace, and --trace names another: give the schedule in its place")
+            raise BadInput(f"{options.what}: holds a trace, and --trace names another: give the schedule in its place")
         schedule, trace = given.planned(), given
     else:
         schedule, trace = given, (run_of(given, options.trace) if options.trace else None)
     if options.output:
         from ..show.pictures.files import save_schedule_picture
+        from ..show.pictures.style import Style
 
-        save_schedule_picture(schedule, options.output, trace, style)
+        save_schedule_picture(schedule, options.output, trace, Style(memory=options.with_memory))
         return 0
-    draw(schedule, trace, options.width)
+    draw(schedule, trace)
     print(note, end="")
     return 0
 
 
 def _space(options: argparse.Namespace) -> int:
-    """Write the page of a plan's space."""
+    """The page of a plan's space."""
     from ..planner.plan_file import read_space
     from ..show.plan_page import plan_as_page
     from ..util.files import write_text
 
-    for name in ("output", "trace", "width"):
-        if getattr(options, name) is not None:
-            raise BadInput(f"--{name}: it draws the schedule of a plan, --html its space: give one of them")
-    write_text(options.html, plan_as_page(read_space(options.schedule)))
+    write_text(options.output, plan_as_page(read_space(options.what)))
     return 0
+
+
+def _systems(options: argparse.Namespace) -> int:
+    """The systems of the literature: formulas, and what each measures on one step."""
+    from ..show.gallery import exhibits, gallery_as_page, gallery_as_text
+
+    _check_page(options.output)
+    sizes = {name: value for name in ("ranks", "microbatches") if (value := getattr(options, name)) is not None}
+    shown, absent = exhibits(**sizes)
+    if options.output:
+        from ..util.files import write_text
+
+        write_text(options.output, gallery_as_page(shown, absent))
+    if options.json:
+        print_json([*(one.to_json() for one in shown), *(one.to_json() for one in absent)])
+    elif options.output != "-":
+        print(gallery_as_text(shown, absent), end="")
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
+    from ..partition.by_name import named_partitions
+    from ..profile.profile import Profile
+    from ..show.partition_text import partitions_as_text, stages_as_text
+    from ..show.profile_report import profile_as_page, profile_as_text
+    from ..step import Step
+    from ..util.files import write_text
+
+    _check_page(options.output)
+    profile, ranks = Profile.load(options.what), options.ranks
+    microbatches = options.microbatches or 4 * max(1, ranks or 1)
+    if options.output:
+        page = profile_as_page(profile, ranks or min(4, len(profile.layers)), options.microbatches)
+        write_text(options.output, page)
+        return 0
+    if ranks is None:
+        _refuse(options, "json")
+        print(profile_as_text(profile), end="")
+        return 0
+    costs = Step(ranks, microbatches).costs(profile)
+    if not options.json:
+        print(profile_as_text(profile, ranks, microbatches))
+    found = named_partitions(costs)
+    if options.json:
+        limit = costs.limit[0] if costs.limit and len(set(costs.limit)) == 1 else costs.limit
+        rows = [asdict(one) for one in found]
+        print_json({"source": profile.source, "microbatches": microbatches, "limit": limit, "partitions": rows})
+        return 0
+    alpa = next(one for one in found if one.name == "alpa")
+    print(partitions_as_text(costs, found, profile.source), stages_as_text(costs, alpa), sep="\n", end="")
+    return 0
+
+
+def _check_page(path: str | None) -> None:
+    """Raise BadInput for a file that is no page."""
+    if path not in (None, "-") and not path.endswith(".html"):
+        raise BadInput(f"{path}: it is a page: name a file that ends in .html")
 
 
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
@@ -115,13 +190,13 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
     behind, step, bound = (format_time(one) for one in (form.step - schedule.timeline().makespan, form.step, form.bound))
     return (
         f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {step}; no layout's "
-        f"takes less than {bound}, as the file says (check proves it, --html draws the space)\n"
+        f"takes less than {bound}, as the file says (check proves it, -o x.html draws the space)\n"
     )
 
 
-def draw(schedule: Schedule, trace: Trace | None = None, width: int | None = None) -> None:
-    """The schedule in the terminal, as wide as that is or `width` columns."""
+def draw(schedule: Schedule, trace: Trace | None = None) -> None:
+    """The schedule in the terminal, as wide as that is."""
     from ..show.schedule_text import schedule_as_text
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    print(schedule_as_text(schedule, trace, width or shutil.get_terminal_size((100, 24)).columns, colour), end="")
+    print(schedule_as_text(schedule, trace, shutil.get_terminal_size((100, 24)).columns, colour), end="")

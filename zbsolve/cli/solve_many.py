@@ -56,10 +56,10 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     limits = search_limits(options)
     found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
     show("")
-    with saving(*[partial(save, found, options.output)] * bool(options.output)):
+    with saving(*[partial(save, found, path) for path in options.output]):
         if options.json:
             print_json(as_json(found) | {"source": one.source} | placed(one))
-        elif options.output != "-":
+        elif "-" not in options.output:
             if note := times_note(one.source):
                 print(note)
             print(repeated_as_text(found), end="")

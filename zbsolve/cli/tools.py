@@ -96,6 +96,12 @@ def saving(*saves: Callable[[], None]) -> Iterator[None]:
             raise failed[0]
 
 
+def method_of(said: str) -> tuple[str, str]:
+    """A method, and the solver of milp, from `milp:highs`."""
+    method, _, solver = said.partition(":")
+    return (method, solver or "cbc") if method == "milp" else (said, "cbc")
+
+
 def run_of(schedule: Schedule, path: str) -> Trace:
     """The run of a schedule in a file of ours or of another engine, which knows passes but not the schedule's own times.
     Raises BadInput."""

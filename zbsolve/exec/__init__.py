@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
     from .rank import StepResult as StepResult
+    from .run.launch import run_local as run_local
     from .torch_stages import split_stage as split_stage
     from .torch_stages import torch_schedule as torch_schedule
     from .transport.failure import RunFailed as RunFailed
@@ -31,6 +32,7 @@ __getattr__, __dir__ = handing_on(
         ".models.slicing": "slice_offset sliced_attention",
         "pipeline": "Pipeline",
         "rank": "StepResult",
+        "run.launch": "run_local",
         "optimizer.post_validation": "PostValidated",
         "transport.failure": "RunFailed",
         "torch_stages": "split_stage torch_schedule",

@@ -55,7 +55,7 @@ def profile_of(state: State) -> Profile:
     """The model of a state without a profile: a layer a stage of its placement. Raises BadInput."""
     if not state.F + state.B + state.W:
         raise BadInput("F: forward and backward take no time: give at least one of F, B, W")
-    return given_profile(_stages(state), _numbers(state), facts={})
+    return given_profile({"ranks": str(_stages(state)), **_numbers(state)})
 
 
 def _stages(state: State) -> int:

@@ -79,7 +79,7 @@ def copying_work(problem: Problem) -> int:
 def known_host(host: HostLink | None) -> HostLink:
     """The link to host memory. Raises BadInput where it is not known."""
     if host is None:
-        raise BadInput("offload: the profile knows no host link: give its field 'host', or zbsolve numbers --host-bandwidth")
+        raise BadInput("offload: the profile knows no host link: give its field 'host', or zbsolve numbers host-bandwidth=…")
     return host
 
 

@@ -44,5 +44,5 @@ def _read_nodes(body: Any, where: str, placement: str | None) -> ForeignOrder:
     known = " or ".join(f"'{field}'" for field in NODES)
     raise BadInput(
         f"{where}: JSON, but no list of nodes a rank (with a field {known}: Primus, ColossalAI; or in a field 'schedule': "
-        "CrossPipe); costs, such as SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers --stages"
+        "CrossPipe); costs, such as SlackPipe's and SAPP's tables, go into a CSV for zbsolve numbers"
     )

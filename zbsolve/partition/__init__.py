@@ -6,6 +6,7 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .by_name import Partitioned as Partitioned
+    from .by_name import named_partitions as named_partitions
     from .by_name import partition_by_name as partition_by_name
     from .by_name import partitioned as partitioned
     from .cuts import balanced as balanced
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "by_name": "Partitioned partition_by_name partitioned",
+        "by_name": "Partitioned named_partitions partition_by_name partitioned",
         "cuts": "balanced balanced_ranks equal even",
         "file": "Partition parse_partition",
         "lower_bound": "least_step",

@@ -106,6 +106,11 @@ def partitioned(costs: StageCosts, name: str, counts: Sequence[int]) -> Partitio
     )
 
 
+def named_partitions(costs: StageCosts) -> tuple[Partitioned, ...]:
+    """Those of NAMES, in that order. Raises BadInput, Infeasible."""
+    return tuple(partitioned(costs, name, partition_by_name(costs, name)) for name in NAMES)
+
+
 def neighbours(counts: Sequence[int]) -> list[tuple[int, ...]]:
     """Every partition where one stage gives a layer to another, and those between move along."""
     found = []

@@ -1,4 +1,4 @@
-"""Partitions as files: what `zbsolve partition -o` writes and `zbsolve solve --partition` reads."""
+"""Partitions as files: `Partition.save` writes them, and `zbsolve solve --partition` reads them."""
 
 from __future__ import annotations
 

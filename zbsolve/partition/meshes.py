@@ -107,20 +107,3 @@ def _partitioned(
     way = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
     estimate = sum(times) + sum(sent) + way + (costs.microbatches - 1) * max(*times, *sent)
     return Partitioned(name, tuple(counts), tuple(times), tuple(sent), tuple(need), estimate, tuple(devices))
-
-
-def places(devices: Sequence[int], per_node: int) -> tuple[str, ...]:
-    """Where each stage's submesh lies, such as `node 0, devices 4-7`: whole nodes first, then the larger ones first, which
-    leaves no holes (arXiv 2201.12023, appendix A)."""
-    found, at = [""] * len(devices), 0
-    for stage in sorted(range(len(devices)), key=lambda i: -devices[i]):
-        node, first = divmod(at, per_node)
-        size = devices[stage]
-        if size > per_node:
-            found[stage] = f"nodes {node}-{node + size // per_node - 1}"
-        elif size == 1:
-            found[stage] = f"node {node}, device {first}"
-        else:
-            found[stage] = f"node {node}, devices {first}-{first + size - 1}"
-        at += size
-    return tuple(found)

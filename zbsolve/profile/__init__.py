@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .changes import Change as Change
     from .changes import Drift as Drift
     from .changes import drift as drift
+    from .given import given_profile as given_profile
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
 
@@ -19,6 +20,7 @@ __getattr__, __dir__ = handing_on(
     {
         ".features.vocabulary": "ShardCosts ShardPasses VocabularyCosts",
         "changes": "Change Drift drift",
+        "given": "given_profile",
         "measured_run": "from_trace",
         "profile": "Profile",
     },

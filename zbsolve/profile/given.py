@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from ..layer import NO_LINK, HostLink, Link
+from ..layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
-from ..util.files import read_text
+from ..util.files import parse_json, read_text
 from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
 from .form import STATES, check_some_time, complete
 from .profile import Profile
@@ -27,7 +27,7 @@ class Number:
     help: str
 
 
-# Of one stage and one microbatch each; as options and as columns of a CSV file.
+# Of one stage and one microbatch each; as words and as columns of a CSV file.
 NUMBERS = {
     "F": Number(("F",), parse_time, "time of the forward"),
     "B": Number(("B",), parse_time, "time of the backward's input gradient"),
@@ -44,20 +44,57 @@ NUMBERS = {
     ),
     "held-from-B": Number(("held_from_B",), parse_bytes, "bytes that B keeps until W ends, beside what F keeps"),
     "transient": Number(("transient",), parse_bytes, "bytes that a pass takes only while it runs"),
-    "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; --states says what else they need"),
+    "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; states says what else they need"),
     "frozen": Number(("frozen_bytes",), parse_bytes, "bytes of the parameters that are not trained: they count once"),
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
 MAX_STAGES = 100_000
-# Of the link to host memory; each an option --host-….
-HOST = {
-    "bandwidth": "of copies to host memory, and back where it differs, such as 25GB/s,22GB/s; needed for solve --offload",
-    "bandwidth-both": "the same of each while both directions run at once (default: as alone)",
-    "latency": "of a copy (default: 0)",
-    "memory": "bytes of host memory that a node has for activations (default: no limit)",
-    "ranks": "of the pipeline on a node (default: all)",
-    "bus": "how many ranks share one bus, on which one copy runs at a time (default: each copies both ways at once)",
+# Of a rank and of all of them.
+RANK = {
+    "ranks": "of the pipeline",
+    "chunks": "stages a rank (default: 1)",
+    "memory": "all that a rank has, such as 60GiB (default: no limit)",
+    "states": "bytes of parameters, gradients and optimizer state for each byte of parameters: 4 for Adam all in one type, "
+    "8 for Adam beside parameters of 16 bits",
+    "model": "its name, for titles",
+    "latency": "of a message, where message-bytes and bandwidth say its time",
+    "bandwidth": "of the link between two ranks, such as 50GB/s or 400Gbit/s; without a unit: bytes a µs",
+    "blocking": "yes: a rank computes nothing while it sends a message (default: no)",
+    "rank-factors": "how much longer each rank takes than its stages say: 1,1,1.3,…",
+    "shard-latency": "of a gather in a data-parallel group over which parameters are sharded",
+    "shard-bandwidth": "of its link (default: the pipeline's link)",
+    "host-bandwidth": "of copies to host memory, and back where it differs: 25GB/s,22GB/s; needed for solve --offload",
+    "host-bandwidth-both": "the same of each while both directions run at once (default: as alone)",
+    "host-latency": "of a copy (default: 0)",
+    "host-memory": "bytes of host memory that a node has for activations (default: no limit)",
+    "host-ranks": "of the pipeline on a node (default: all)",
+    "host-bus": "how many ranks share one bus, on which one copy runs at a time (default: each copies both ways at once)",
 }
+Words = Mapping[str, str | Sequence[str]]
+
+
+def words_of(said: Sequence[str], given: Words) -> dict[str, str | Sequence[str]]:
+    """Numbers by name: those `given`, and those that `said` has: `NAME=VALUE`, a CSV file with a row a stage, or a JSON
+    object. Raises BadInput, also where a number is said twice."""
+    found: dict[str, str | Sequence[str]] = dict(given)
+    for one in said:
+        name, equals, value = one.partition("=")
+        known = equals and name.replace("_", "-") in (*NUMBERS, *RANK)
+        for key, cells in ({name: value} if known else _table(one)).items():
+            if key.replace("_", "-") in found:
+                raise BadInput(f"{key}: it is said twice{'' if known else f', also in {one}'}")
+            found[key.replace("_", "-")] = cells
+    return found
+
+
+def _table(path: str) -> Words:
+    """The numbers of a file. Raises BadInput."""
+    if not path.endswith(".json"):
+        return stage_columns(path)
+    body = parse_json(read_text(path), path)
+    if not isinstance(body, dict):
+        raise BadInput(f"{path}: not a JSON object of numbers by their names")
+    return {name: [str(one) for one in value] if isinstance(value, list) else str(value) for name, value in body.items()}
 
 
 def stage_columns(path: str) -> dict[str, list[str]]:
@@ -89,16 +126,16 @@ def values(name: str, said: str | Sequence[str], stages: int) -> list[dict[str, 
     if isinstance(said, str) and said.startswith("@"):
         columns = stage_columns(said[1:])
         if name not in columns:
-            raise BadInput(f"--{name} {said}: the file has no column '{name}'")
+            raise BadInput(f"{name} {said}: the file has no column '{name}'")
         said = columns[name]
     texts = [part.strip() for part in said.split(",")] if isinstance(said, str) else list(said)
     if len(texts) == stages - 1 and name in ("comm", "message-bytes"):
         texts.append(texts[-1])
     if len(texts) not in (1, stages):
-        raise BadInput(f"--{name}: {len(texts)} values for {stages} stages: give one, or one a stage")
+        raise BadInput(f"{name}: {len(texts)} values for {stages} stages: give one, or one a stage")
     parts = [text.split("/") for text in texts]
     if len({has_unit(part) for row in parts for part in row if not _nothing(part)}) > 1:
-        raise BadInput(f"--{name}: some values have a unit and others have none: write it at each")
+        raise BadInput(f"{name}: some values have a unit and others have none: write it at each")
     found = [_fields(name, number, row) for row in parts]
     return found * stages if len(found) == 1 else found
 
@@ -109,81 +146,118 @@ def _nothing(text: str) -> bool:
 
 def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]:
     if len(parts) > len(number.fields):
-        raise BadInput(f"--{name} '{'/'.join(parts)[:40]}': {len(number.fields)} of them at most")
+        raise BadInput(f"{name} '{'/'.join(parts)[:40]}': {len(number.fields)} of them at most")
     fields = number.fields[-len(parts) :]
-    return {field: number.parse(part.strip(), f"--{name}") for field, part in zip(fields, parts, strict=True)}
+    return {field: number.parse(part.strip(), f"{name}") for field, part in zip(fields, parts, strict=True)}
 
 
-def given_profile(
-    stages: int, said: Mapping[str, str | Sequence[str]], *, model: str = "numbers", facts: Mapping[str, Any], **rank: Any
-) -> Profile:
-    """A profile of so many stages, one layer each, from what `NUMBERS` names; its source is "given".
+def given_profile(words: Words) -> Profile:
+    """A profile with one layer a stage, from numbers by name; its source is "given".
 
-    said: name → as `values` takes it; `name`: of the layers. rank: memory ("60GiB"), states, latency, bandwidth
-    ("50GB/s"), blocking, shard_latency, shard_bandwidth, rank_factors, and of `HOST`. Raises BadInput.
+    words: of RANK, and of each stage as `values` takes them; `name`: the names of the layers. Raises BadInput.
     """
+    if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
+        raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
+    rank = {name: said if isinstance(said, str) else ",".join(said) for name, said in words.items() if name in RANK}
+    ranks, chunks = _count(rank, "ranks", 0), _count(rank, "chunks", 1)
+    states = _number("states", rank["states"]) if "states" in rank else None
+    _check_enough(words, states)
+    layers = _layers({name: text for name, text in words.items() if name not in RANK}, ranks * chunks)
+    link = replace(_link(rank, "", "comm" in words), blocking=_yes(rank.get("blocking", "no")))
+    shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
+    capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
+    factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
+    facts, model = {"ranks": ranks, "chunks": chunks}, rank.get("model", "numbers")
+    return Profile("given", model, layers, link, states or 0.0, capacity, facts, {}, factors, (), shard_link, _host(rank))
+
+
+def _layers(said: Words, stages: int) -> tuple[Layer, ...]:
+    """A layer a stage. Raises BadInput."""
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
-    _check_enough(said, rank.get("states"))
     costs: list[dict[str, Any]] = [{"name": f"stage{i}"} for i in range(stages)]
     for name, text in said.items():
+        if name == "name" and len(text) != stages:
+            raise BadInput(f"name: {len(text)} names for {stages} stages")
         found: list[dict[str, Any]] = [{name: one} for one in text] if name == "name" else values(name, text, stages)
         for cost, more in zip(costs, found, strict=True):
             cost.update(more)
     layers = tuple(complete(cost, i, f"stage {i}") for i, cost in enumerate(costs))
     check_some_time(layers, "numbers")
-    link = _link(rank.get("latency"), rank.get("bandwidth"), "comm" in said)
-    link = replace(link, blocking=bool(rank.get("blocking")))
-    states, memory = rank.get("states") or 0.0, rank.get("memory")
-    capacity = None if memory is None else parse_bytes(memory, "--memory")
-    factors = tuple(rank.get("rank_factors") or ())
-    shard = rank.get("shard_latency"), rank.get("shard_bandwidth")
-    shard_link = _link(shard[0], shard[1], False, "shard-") if any(shard) else None
-    host = _host({name: rank.get(f"host_{name}") for name in HOST})
-    return Profile("given", model, layers, link, states, capacity, dict(facts), {}, factors, (), shard_link, host)
+    return layers
 
 
 def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
     """Raise BadInput where something is missing that nothing stands in for."""
     if "F" not in said:
-        raise BadInput("--F is needed: the time of the forward")
+        raise BadInput("F is needed: the time of the forward")
     if ("B" in said) != ("W" in said) or not {"B", "BW"} & said.keys():
-        raise BadInput("--B and --W are needed, or --BW alone: the times of the backward")
+        raise BadInput("B and W are needed, or BW alone: the times of the backward")
     if states is None and "parameters" in said:
-        raise BadInput(f"--states is needed with --parameters: {STATES}")
+        raise BadInput(f"states is needed with parameters: {STATES}")
     if states is not None and not 0 <= states < LARGEST:
-        raise BadInput(f"--states {states:g}: it is not a number from 0 up")
+        raise BadInput(f"states {states:g}: it is not a number from 0 up")
 
 
-def _link(latency: str | None, bandwidth: str | None, timed: bool, of: str = "") -> Link:
-    """The link that latency and bandwidth make; none where messages are given as times. of: what options begin with."""
-    if timed and (latency or bandwidth):
-        raise BadInput("--comm says how long messages take: leave out --latency and --bandwidth")
+def _count(rank: Mapping[str, str], name: str, usual: int) -> int:
+    text = rank.get(name, str(usual))
+    if not text.isdecimal() or int(text[:9]) < 1:
+        raise BadInput(f"{name} {text[:40]}: at least 1 is needed" if name in rank else f"{name} is needed")
+    return int(text[:9])
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{name} '{text[:40]}': not a number") from None
+
+
+def _yes(text: str) -> bool:
+    if text.lower() not in ("yes", "no", "true", "false"):
+        raise BadInput(f"blocking '{text[:40]}': yes or no")
+    return text.lower() in ("yes", "true")
+
+
+def _factors(text: str, ranks: int) -> tuple[float, ...]:
+    """How much longer each rank takes. Raises BadInput."""
+    factors = tuple(_number("rank-factors", part) for part in text.split(","))
+    if len(factors) != ranks or not all(0 < one < float("inf") for one in factors):
+        raise BadInput(f"rank-factors {text[:40]}: {ranks} numbers above 0 are needed, such as 1,1.3")
+    return factors
+
+
+def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
+    """The link that latency and bandwidth make; none where messages are given as times. of: what words begin with."""
+    latency, bandwidth = f"{of}latency", f"{of}bandwidth"
+    if timed and {latency, bandwidth} & rank.keys():
+        raise BadInput("comm says how long messages take: leave out latency and bandwidth")
     return Link(
-        parse_time(latency, f"--{of}latency") if latency else NO_LINK.latency,
-        parse_rate(bandwidth, f"--{of}bandwidth") if bandwidth else NO_LINK.bytes_per_us,
+        parse_time(rank[latency], latency) if latency in rank else NO_LINK.latency,
+        parse_rate(rank[bandwidth], bandwidth) if bandwidth in rank else NO_LINK.bytes_per_us,
     )
 
 
-def _host(said: Mapping[str, Any]) -> HostLink | None:
-    """The link to host memory, from what is said of `HOST`; None where nothing is. Raises BadInput."""
-    given = {name: value for name, value in said.items() if value is not None}
+def _host(rank: Mapping[str, str]) -> HostLink | None:
+    """The link to host memory, where something is said of it. Raises BadInput."""
+    given = {name: text for name, text in rank.items() if name.startswith("host-")}
     if not given:
         return None
-    if "bandwidth" not in given:
-        raise BadInput(f"--host-{next(iter(given))}: --host-bandwidth is needed too")
-    rates = [_ways(f"--host-{name}", given.get(name, given["bandwidth"])) for name in ("bandwidth", "bandwidth-both")]
+    if "host-bandwidth" not in given:
+        raise BadInput(f"{next(iter(given))}: host-bandwidth is needed too")
+    rates = [_ways(name, given.get(name, given["host-bandwidth"])) for name in ("host-bandwidth", "host-bandwidth-both")]
     if any(both > alone for alone, both in zip(*rates, strict=True)):
-        why = f"{given['bandwidth-both']} a direction is more than --host-bandwidth {given['bandwidth']}"
-        raise BadInput(f"--host-bandwidth-both: {why}: a copy cannot be faster for one the other way")
-    latency = parse_time(given.get("latency", 0.0), "--host-latency")
-    memory = parse_bytes(given["memory"], "--host-memory") if "memory" in given else None
-    return HostLink(latency, *rates[0], *rates[1], memory, given.get("ranks"), given.get("bus", 0))
+        why = f"{given['host-bandwidth-both']} a direction is more than host-bandwidth {given['host-bandwidth']}"
+        raise BadInput(f"host-bandwidth-both: {why}: a copy cannot be faster for one the other way")
+    latency = parse_time(given.get("host-latency", 0.0), "host-latency")
+    memory = parse_bytes(given["host-memory"], "host-memory") if "host-memory" in given else None
+    ranks = _count(given, "host-ranks", 1) if "host-ranks" in given else None
+    return HostLink(latency, *rates[0], *rates[1], memory, ranks, _count(given, "host-bus", 1) if "host-bus" in given else 0)
 
 
 def _ways(option: str, text: str) -> tuple[float, float]:
     """Bytes a µs to the host and back. Raises BadInput."""
-    parts = str(text).split(",")
+    parts = text.split(",")
     if len(parts) > 2:
         raise BadInput(f"{option} '{text[:40]}': one bandwidth, or two: to the host, and back")
     rates = [parse_rate(part, option) for part in parts]

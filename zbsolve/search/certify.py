@@ -10,7 +10,7 @@ from ..ilp.bounds.bound import BUSIEST, WORK, Bound, rounded_up, value_unit, wit
 from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.proof_check import recheck
 from ..problem import Problem
-from ..schedule import Certificate, Schedule
+from ..schedule import GIVEN, Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import Violation, verify
@@ -42,6 +42,15 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     bound = with_assumption(bound, problem)
     found = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
     return Certificate(*found, solver, round(seconds, 3), seed, problem.digest)
+
+
+def proven(schedule: Schedule) -> Schedule:
+    """The schedule with a certificate: its own, or a quick one. Raises BadInput where it does not hold."""
+    if schedule.certificate is None:
+        return certified(schedule, GIVEN)
+    for violation in verify(schedule.problem, schedule):
+        raise BadInput(str(violation))
+    return schedule
 
 
 def check_bound(schedule: Schedule, bound: int, proof: str) -> None:

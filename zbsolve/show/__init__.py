@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .schedule_trace import schedule_as_trace as schedule_as_trace
     from .search_text import state_as_text as state_as_text
     from .search_text import tried_as_text as tried_as_text
+    from .solved_step import solved as solved
+    from .solved_text import Solved as Solved
+    from .solved_text import solved_as_text as solved_as_text
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -59,5 +62,7 @@ __getattr__, __dir__ = handing_on(
         "schedule_text": "schedule_as_text",
         "schedule_trace": "schedule_as_trace",
         "search_text": "state_as_text tried_as_text",
+        "solved_step": "solved",
+        "solved_text": "Solved solved_as_text",
     },
 )

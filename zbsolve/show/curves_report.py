@@ -7,12 +7,10 @@ import os
 from ..search.keeping import Curves
 from ..search.pareto import Frontier
 from ..util.text import aligned, format_bytes, format_time, printable, times_note
-from .frontier_report import frontier_headline, save_report
-from .pages import picture, render
+from .frontier_report import INSIDE, frontier_headline, report_page, save_report
 from .pictures.drawing import Drawing
 from .pictures.frontier_curves import curves_drawing
 from .pictures.style import USUAL, Style
-from .pictures.svg import to_svg
 
 
 def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
@@ -23,8 +21,7 @@ def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USU
 
 def curves_as_page(curves: Curves) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    chart = picture(to_svg(_drawing(curves, Style(1200))))
-    return render("frontier.html", title=frontier_headline(curves.first), picture=chart, rows=_rows(curves))
+    return report_page(frontier_headline(curves.first), _sentence(curves), _drawing(curves, INSIDE), _rows(curves))
 
 
 def curves_as_text(curves: Curves) -> str:

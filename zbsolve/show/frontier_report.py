@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
@@ -17,6 +17,7 @@ from .pictures.style import USUAL, Style
 from .pictures.svg import to_svg
 
 ENDINGS = (".json", *PICTURES, ".html")
+INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says the words
 NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
 
 
@@ -59,8 +60,12 @@ def _drawing(frontier: Frontier, style: Style) -> Drawing:
 
 def frontier_as_page(frontier: Frontier) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    chart = picture(frontier_as_svg(frontier))
-    return render("frontier.html", title=frontier_headline(frontier), picture=chart, rows=_rows(frontier))
+    return report_page(frontier_headline(frontier), _sentence(frontier), _drawing(frontier, INSIDE), _rows(frontier))
+
+
+def report_page(headline: str, sentence: str, drawing: Drawing, rows: Sequence[tuple[str, ...]]) -> str:
+    """A page with a picture in the style INSIDE, whose words stand around it."""
+    return render("frontier.html", title=headline, picture=picture(to_svg(drawing)), sentence=sentence, rows=rows)
 
 
 def frontier_as_text(frontier: Frontier) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..layer import HostLink
 from ..profile.profile import Profile
 from ..step import Step
@@ -17,6 +19,8 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     alone, both = (f"{down / 1e3:.1f} GB/s and back at {up / 1e3:.1f}" for down, up in _host_rates(host))
     room = "" if host.memory is None else f", into {format_bytes(host.memory)} a node"
     line = f"a copy to host memory takes {host.latency:.0f} µs and its bytes at {alone}, at {both} both ways at once{room}"
+    if ranks is None:
+        profile = replace(profile, rank_factors=())  # which are of another number of ranks
     step = Step(ranks or min(max(1, host.shared_bus), len(profile.layers)), 1, partition="balanced")
     ratio = step.copy_ratio(profile)
     where = "of all layers together" if ranks is None else f"of {ranks} balanced stages"

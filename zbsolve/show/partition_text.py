@@ -6,20 +6,16 @@ from collections.abc import Sequence
 
 from ..layer import layer_ranges
 from ..partition.by_name import Partitioned
-from ..partition.meshes import places
 from ..partition.stage_costs import StageCosts
 from ..util.text import aligned, counted, times_note
 
 
 def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: str = "measured") -> str:
-    """How long every partition's busiest rank (or submesh) works, that against the one named "equal", and whether it fits.
-    source: where the times come from."""
-    submeshes = max(max(one.devices) for one in found) > 1
-    busiest = [max(one.times) if submeshes else float((costs.shares @ one.times).max()) for one in found]
+    """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
+    the times come from."""
+    busiest = [float((costs.shares @ one.times).max()) for one in found]
     base = next(work for one, work in zip(found, busiest, strict=True) if one.name == "equal")
-    layers = "layers a stage|its devices" if submeshes else "layers a stage"
-    busy = f"busiest {'submesh' if submeshes else 'rank'} µs"
-    rows = [("partition", busy, "against equal", "most bytes", f"  {layers}")]
+    rows = [("partition", "busiest rank µs", "against equal", "most bytes", "  layers a stage")]
     for one, work in zip(found, busiest, strict=True):
         rows.append(
             (
@@ -27,7 +23,7 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
                 f"{work:,.1f}",
                 f"{work / base - 1:+.2%}" if base else "–",
                 f"{max(one.need):,}{' ' if costs.fits(one.need) else '!'}",
-                "  " + _stage_layers(one),
+                "  " + counted(one.layers),
             )
         )
     kind = "with parameters, states and min(m, stages left) microbatches" if costs.single else "with one microbatch"
@@ -41,24 +37,12 @@ def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: 
     return "\n".join(lines) + "\n"
 
 
-def _stage_layers(one: Partitioned) -> str:
-    """`5 4×6 5`; with submeshes `9|2`: nine layers on two devices."""
-    if max(one.devices) == 1:
-        return counted(one.layers)
-    return counted([f"{n}|{d}" for n, d in zip(one.layers, one.devices, strict=True)])
-
-
-def stages_as_text(costs: StageCosts, one: Partitioned, per_node: int | None = None) -> str:
-    """Which layers each stage of a partition holds, where it is, how long it takes. per_node: devices of a node, where
-    stages are on submeshes."""
+def stages_as_text(costs: StageCosts, one: Partitioned) -> str:
+    """Which layers each stage of a partition holds, where it is, how long it takes."""
     names = [layer.name for layer in costs.layers]
-    if per_node is None:
-        where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]
-    else:
-        where = list(places(one.devices, per_node))
+    where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]
     apart = any(costs.all_to_alls)
-    rank = "rank" if per_node is None else "submesh"
-    rows: list[tuple[str, ...]] = [("stage", rank, "µs", *(("all-to-alls µs",) if apart else ()), "layers", "")]
+    rows: list[tuple[str, ...]] = [("stage", "rank", "µs", *(("all-to-alls µs",) if apart else ()), "layers", "")]
     for stage, here in enumerate(layer_ranges(one.layers)):
         last = f" … {names[here.stop - 1]}" if len(here) > 1 else ""
         times = (f"{column[stage]:,.1f}" for column in (one.times, *((one.all_to_alls,) if apart else ())))

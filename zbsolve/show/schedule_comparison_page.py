@@ -3,10 +3,14 @@ all of them on one axis of time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
+from ..util.files import write_text
 from ..util.text import format_bytes, format_gap, printable, time_unit
 from .pages import picture, render
+from .pictures.files import PICTURES as STILL
+from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
 from .pictures.svg import to_svg
@@ -23,14 +27,25 @@ from .sentences import certificate_lines, headline_of_all, without_notes
 PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
 
 
-def comparison_as_page(comparison: ScheduleComparison, title: str | None = None, doubts: Sequence[str] = ()) -> str:
-    """The page as text; it loads nothing. title: in place of its verdict. doubts: what a reader must know of its numbers."""
+PICTURES = (".html", *STILL)  # endings
+
+
+def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str], doubts: Sequence[str] = ()) -> None:
+    """Write the page, or a picture of all on one axis of time, by the ending. Raises BadInput for another."""
+    if checked_ending(path, PICTURES) == ".html":
+        write_text(path, comparison_as_page(comparison, doubts))
+    else:
+        save_drawing(comparison_drawing([(row.name, row.schedule) for row in comparison.rows]), path)
+
+
+def comparison_as_page(comparison: ScheduleComparison, doubts: Sequence[str] = ()) -> str:
+    """The page as text; it loads nothing. doubts: what a reader must know of its numbers."""
     c = comparison
     named = [(row.name, row.schedule) for row in c.rows]
     changes = change_lines(c)
     return render(
         "comparison.html",
-        title=printable(title or verdict_line(c).partition(";")[0]),
+        title=printable(verdict_line(c).partition(";")[0]),
         figures=_figures(c),
         asked=[f"The shortest {c.objective} of {without_notes(headline_of_all(named[0][1]))}.", *source_lines(c)],
         change=next((line for line, row in zip(changes, c.rows[1:], strict=True) if row is c.best), ""),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..handover import most_waiting
 from ..schedule import Schedule
-from ..util.text import aligned, counted, format_bytes, format_time, in_one_unit, printable
+from ..util.text import aligned, counted, exact_time, format_bytes, format_time, in_one_unit, printable, times_note
 from .offload_text import copies_in_words
+from .search_text import tried_as_text
 from .sentences import placed, placement_line, pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
     from ..problem import Problem
+    from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..systems.exchange_gain import AttentionGain
 
+PARTITION, CHOICE, SLICES, ORDER = "partition", "choice", "slicing", "order of microbatches"  # which bounds hold for all
+LONGER = "longer_from"  # so many slices or more
 MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
 SMALL = 0.01  # of the room: peaks have a unit of their own then
@@ -31,7 +35,9 @@ class Solved:
     less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
     copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
     W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
-    other."""
+    other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES, ORDER) →
+    placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on a step
+    is longer. notes: what is to be known of the profile's numbers."""
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -40,13 +46,22 @@ class Solved:
     copies: float | None = None
     fused_saves: float = 0.0
     attention: AttentionGain | None = None
+    tried: tuple[Tried, ...] = ()
+    bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Where stages are; lengths of uneven slices; what a fused backward saves; peaks and capacities, bytes a rank; what
-        every schedule of this value needs, as far as proven; and the changes against 1F1B as shares of its value and of its
-        largest peak."""
+        """The certificate; what was tried, and bounds over it; where stages are; lengths of uneven slices; what a fused
+        backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and
+        the changes against 1F1B as shares of its value and of its largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
+        certificate = self.schedule.certificate
+        assert certificate is not None
         body: dict[str, Any] = {
+            **certificate.to_json(),
+            "source": problem.source,
+            **({"tried": [one.to_json() for one in self.tried]} if self.tried else {}),
+            **{what if what == LONGER else f"bound_of_every_{what}": every for what, every in self.bounds.items()},
             **placed(problem),
             **({"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {}),
             "fused_saves": self.fused_saves,
@@ -95,8 +110,11 @@ def solved_as_text(solved: Solved) -> str:
     schedule = solved.schedule
     certificate, timeline = schedule.certificate, schedule.timeline()
     assert certificate is not None
+    before = [tried_as_text(solved.tried, certificate.objective).rstrip("\n")] if solved.tried else []
+    before += filter(None, [times_note(schedule.problem.source)])
     took = f" in {certificate.seconds:.1f} s" if solved.timed else ""
     lines = [
+        *before,
         verdict(certificate),
         proof_line(certificate),
         f"bubble {timeline.bubble_rate:.2%}, found by {printable(certificate.solver)}{took}",
@@ -114,7 +132,18 @@ def solved_as_text(solved: Solved) -> str:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_bound_lines(solved.bounds)]) + "\n"
+
+
+def _bound_lines(bounds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """What holds for all that was tried, a line each."""
+    for what, every in bounds.items():
+        if what == LONGER:
+            said = ", ".join(f"{count} on {placement}" for placement, count in every.items())
+            yield f"more slices take longer than the best, however long they are: proven from {said}"
+            continue
+        least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
+        yield f"each bound is for its own {what}; for every {what}: at least {least}; no certificate says that"
 
 
 def _held_before_copies(solved: Solved) -> list[str]:

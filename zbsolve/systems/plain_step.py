@@ -78,7 +78,7 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
     if problem.slices > 1:
         raise BadInput(
             f"{name}: is an order of whole sequences, and the step has {problem.slices} slices of each: slimpipe is one of "
-            "slices, zbsolve systems names more"
+            "slices, zbsolve show systems names more"
         )
     if passes.that(feature=ATTENTION).any():
         raise BadInput(f"{name}: says nothing of attention that ranks make for each other: slimpipe does, or leave it out")

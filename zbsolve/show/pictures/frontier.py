@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
-from ...util.errors import BadInput
 from ...util.text import format_bytes, format_gap, format_time, printable
 from .drawing import GRID, PAPER, SOFT, TICK, Area, Dot, Drawing, Line, Mark, Words
 from .style import USUAL, Style
@@ -18,7 +17,8 @@ from .words import LINE, paragraph, text_width, wrapped
 LEFT, RIGHT, LETTERS = 66.0, 78.0, 12.0  # pixels
 VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
 
-TEXT_GAP, DIAMOND_GAP = 13.0, 12.0  # pixels from the middle of a text up or down to that of another one, of a diamond
+# Pixels from the middle of a text up or down to that of another one, of a diamond, of a line.
+TEXT_GAP, DIAMOND_GAP, LINE_GAP = 13.0, 12.0, 7.0
 
 Corners = list[tuple[float, float]]
 Entry = tuple[str, Callable[[float, float], list[Mark]]]  # of a legend: its words, and its sample at (x, y)
@@ -37,8 +37,7 @@ def excess(frontier: Frontier, named: Named) -> str:
 
 
 def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
-    """The picture in this style, with its headline above and its sentence below. Raises BadInput for a style that cannot
-    be."""
+    """The picture in this style, with its headline above and its sentence below."""
 
     def inside(chart: Chart) -> Iterator[Mark]:
         yield from chart.curves()
@@ -56,18 +55,16 @@ def chart_drawing(
     style: Style,
 ) -> Drawing:
     """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`said`);
-    its scales are those of `frontier`. Raises BadInput for a style that cannot be."""
+    its scales are those of `frontier`."""
     headline, sentence = said
     scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
     width = style.width / scale
     title = headline if style.title is None else printable(style.title)
     heading = wrapped(title, 15, width - LEFT - 12, bold=True)
     keys, top = _legend(entries, 10 + 15 * LINE * len(heading), width)
-    below = wrapped(sentence, 12, width - LEFT - 12)
+    below = wrapped(sentence, 12, width - LEFT - 12) if style.notes else []
     foot = 50 + 12 * LINE * len(below) + 10
-    height = style.height / scale if style.height else top + 40 + min(374.0, 0.62 * width) + foot
-    if height - foot - top < 100:
-        raise BadInput(f"height of {height * scale:.0f} pixels: at least {(foot + top + 100) * scale:.0f} are needed")
+    height = top + 40 + min(374.0, 0.62 * width) + foot
     chart = Chart(frontier, width, top + 34, height - foot)
     words = (
         *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
@@ -170,10 +167,14 @@ class Chart:
 
     def named(self) -> Iterator[Mark]:
         """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
-        no other one and no other diamond does, with a line to its diamond where that is away. Of diamonds above each other
-        the upper one has the upper text."""
+        no other one, no other diamond and no line does, with a line to its diamond where that is away. Of diamonds above
+        each other the upper one has the upper text."""
         diamonds = [(self.x(one.memory), self.y(one.value)) for one in self.frontier.named]
         taken = [(x - 6, x + 6, y, DIAMOND_GAP) for x, y in diamonds]
+        lines = [
+            (x, right, (y + lower) / 2, abs(lower - y) / 2 + LINE_GAP)
+            for (x, y), (right, lower) in chain(pairwise(self.values(self.frontier.points)), pairwise(self._bounds()))
+        ]
         for one in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
             x, y = self.x(one.memory), self.y(one.value)
             over = excess(self.frontier, one)
@@ -181,21 +182,21 @@ class Chart:
             text = f"{one.name}{f' {over}' if over else ''}{more}"
             said = f"{one.name}: {format_time(one.value)} with {format_bytes(one.memory)}{f', {over}' if over else ''}"
             wide = text_width(text, 12)
-            place = self._place(x, y, wide, taken)
+            place = self._place(x, y, wide, taken, lines)
             if abs(place[1] - y) > 20:
                 nearest = min(max(x, place[0]), place[0] + wide)
                 yield Line(((x, y), (nearest, place[1])), TICK, 0.6)
             yield _diamond(x, y, said)
             yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
 
-    def _place(self, x: float, y: float, wide: float, taken: Boxes) -> tuple[float, float]:
-        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over nothing that is `taken`; the
-        nearest of many places, or the first one where all are taken."""
+    def _place(self, x: float, y: float, wide: float, taken: Boxes, lines: Boxes) -> tuple[float, float]:
+        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over nothing that is `taken`, nor
+        over `lines` where the nearest places are clear of them; the nearest of many, or the first where all are taken."""
         sides = [left for left in (x + 10, x - 10 - wide) if left >= LEFT and left + wide <= self.right]
         sides = sides or [max(4.0, self.right - wide)]
-        for step in range(24):
+        for step, others in ((0, [*taken, *lines]), *((step, taken) for step in range(24))):
             for left, at in product(sides, (y - 12 - 15 * step, y + 12 + 15 * step)):
-                clear = all(b < left or a > left + wide or abs(at - middle) >= gap for a, b, middle, gap in taken)
+                clear = all(b < left or a > left + wide or abs(at - middle) >= gap for a, b, middle, gap in others)
                 if clear and self.top - 4 <= at <= self.floor - 8:
                     taken.append((left, left + wide, at, TEXT_GAP))
                     return left, at

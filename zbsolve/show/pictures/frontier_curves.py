@@ -35,8 +35,7 @@ LOOKS = {
 
 
 def curves_drawing(curves: Curves, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
-    """The picture in this style, with its headline above and its sentence below. Raises BadInput for a style that cannot
-    be."""
+    """The picture in this style, with its headline above and its sentence below."""
     every = sorted((point for one in curves.frontiers.values() for point in one.points), key=lambda point: point.memory)
     entries: list[Entry] = [(name, _Sample(LOOKS[name])) for name in curves.frontiers]
     entries.append(("filled: proven optimal", lambda x, y: [*_mark(x + 7, y, LOOKS[KEPT], True)]))

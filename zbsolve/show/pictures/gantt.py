@@ -63,7 +63,7 @@ class Gantt:
         problem = timeline.problem
         self.timeline, self.style, self.size = timeline, style, style.size
         self.tracks, self.chunks = tracks_of(problem), chunk_numbers(problem)
-        self.shades = {kind: shades(kind, int(self.chunks.max()) + 1, style.palette) for kind in problem.passes.kinds}
+        self.shades = {kind: shades(kind, int(self.chunks.max()) + 1) for kind in problem.passes.kinds}
         self.begin = float(timeline.start.min())
         self.holds = bool(problem.edges.bytes.any())
         # Of a measured run nobody knows how much of a pass was its message.

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...timeline import Timeline
 from ...util.text import format_bytes
-from .drawing import INK, LIMIT, SOFT, TRACK, Area, Box, Line, Mark, Words
+from .drawing import LIMIT, SOFT, TRACK, Area, Box, Line, Mark, Words
 from .gantt import Axis
 from .style import Style
 from .words import LINE
@@ -16,7 +16,6 @@ from .words import LINE
 MOST_STRIPS = 8  # more ranks are thinned out: first, last, fullest, and some between
 NARROW_PICTURE, MOST_IN_NARROW = 500.0, 4  # pixels of width; strips
 AREA, EDGE = "#9db7d6", "#41658f"
-GREY_AREA, GREY_EDGE = "#c4c4c4", "#404040"
 RESOLUTION = 0.4  # pixels: of what changes within, the most is drawn
 
 
@@ -25,8 +24,6 @@ class MemoryStrips:
 
     def __init__(self, timeline: Timeline, style: Style) -> None:
         self.timeline, self.size = timeline, style.size
-        grey = style.palette == "grey"
-        self.area, self.edge, self.limit = (GREY_AREA, GREY_EDGE, INK) if grey else (AREA, EDGE, LIMIT)
         strips = MOST_STRIPS if style.width >= NARROW_PICTURE else MOST_IN_NARROW
         self.begin = float(timeline.start.min())
         self.capacity = timeline.problem.capacity
@@ -83,10 +80,10 @@ class MemoryStrips:
         corners = []
         for a, b in zip(cuts, cuts[1:], strict=False):
             corners += [(min(axis.right, axis.left + i * RESOLUTION), float(heights[a])) for i in (a, b)]
-        yield Area(((axis.left, floor), *corners, (axis.right, floor)), self.area)
-        yield Line(tuple(corners), self.edge, 0.07 * self.size)
+        yield Area(((axis.left, floor), *corners, (axis.right, floor)), AREA)
+        yield Line(tuple(corners), EDGE, 0.07 * self.size)
 
     def _limit(self, rank: int, axis: Axis, y: float, floor: float) -> Iterator[Mark]:
         if self.capacity is not None and self.capacity[rank] <= self.top:
             height = floor - self.capacity[rank] / self.top * (floor - y)
-            yield Line(((axis.left, height), (axis.right, height)), self.limit, 0.09 * self.size, dashes=(4, 3))
+            yield Line(((axis.left, height), (axis.right, height)), LIMIT, 0.09 * self.size, dashes=(4, 3))

@@ -20,8 +20,6 @@ from .style import USUAL, Style
 from .svg import to_svg
 from .words import LINE, legend, paragraph, short_time, text_width, wrapped
 
-LEAST_ROW = 0.4  # pixels of a row where a height is asked for
-
 
 def schedule_as_svg(
     schedule: Schedule, trace: Trace | None = None, *, width: int = 1200, longest: float | None = None, notes: bool = True
@@ -122,27 +120,15 @@ class _Chart:
         entries = legend_entries([row.gantt for row in self.rows])
         keys, y = legend(entries, left, y, 0.96 * size, self.width)
         notes = [line for text in (said if self.style.notes else ()) for line in wrapped(text, size, self.width)]
-        below = axis_height(size) + len(notes) * LINE * size + 0.5 * size
-        tall = self._row_height(y + 0.4 * size + below)
+        tall = rows_height(self.style, sum(row.gantt.units for row in self.rows))
         body, y = self._body(y + 0.4 * size, tall)
         marks += [*keys, *body]
         y += axis_height(size)
         marks += paragraph(notes, left, y, Words(0, 0, "", size, SOFT))
         y += len(notes) * LINE * size
-        height = self.style.height or round(y + 0.5 * size)
+        height = round(y + 0.5 * size)
         words = description or " ".join(said)
         return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
-
-    def _row_height(self, rest: float) -> float:
-        """Pixels of a compute stream's row; `rest`: pixels of all that is above and below the rows."""
-        units = sum(row.gantt.units for row in self.rows)
-        if self.style.height is None:
-            return rows_height(self.style, units)
-        others = rest + sum(self._above(row) + self._after(row) for row in self.rows)
-        tall = (self.style.height - others) / units
-        if tall < LEAST_ROW:
-            raise BadInput(f"height of {self.style.height:.0f} pixels: at least {others + LEAST_ROW * units:.0f} are needed")
-        return tall
 
     def _above(self, row: _Row) -> float:
         return len(row.caption) * LINE * 1.05 * self.size

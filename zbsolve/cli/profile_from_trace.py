@@ -1,4 +1,4 @@
-"""`zbsolve profile --diff` and `--from-trace`: profiles from profiles and runs, without measuring."""
+"""`zbsolve profile [BASE] --from-trace TRACE`: a profile from a run, without measuring."""
 
 from __future__ import annotations
 
@@ -8,43 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
 from ..util.files import check_writable
-from ..util.text import parse_share
 from .tools import print_json, saving, searching
 
 if TYPE_CHECKING:
     from ..profile.profile import Profile
-
-
-def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Options that stand in for a model."""
-    parser.add_argument(
-        "--diff", nargs=2, metavar=("OLD", "NEW"), help="in place of MODEL: what changed between two profiles"
-    )
-    parser.add_argument("--within", metavar="SHARE", help="with --diff: exit 1 where anything changed by more, such as 5%%")
-    parser.add_argument(
-        "--from-trace",
-        metavar="TRACE",
-        help="in place of MODEL: a profile from a run: a trace.json, or another engine's: a torch profiler trace, or a "
-        "folder with one a rank; a folder of pp_rank_N.json (Primus, Megatron); a StragglerAnalysis parquet",
-    )
-    parser.add_argument("--profile", metavar="BASE", help="for --from-trace: shares times out over layers; bytes are its")
-
-
-def diff(options: argparse.Namespace) -> int:
-    """Print what changed from one profile to another."""
-    from ..profile.changes import drift
-    from ..profile.profile import Profile
-    from ..show.drift_text import drift_as_text
-
-    if options.output is not None:
-        raise BadInput("--diff writes no profile: leave out -o")
-    share = None if options.within is None else parse_share(options.within, "--within")
-    found = drift(*(Profile.load(path) for path in options.diff))
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print(drift_as_text(found), end="")
-    return int(share is not None and not found.within(share))
 
 
 def from_trace(options: argparse.Namespace) -> int:
@@ -60,7 +27,7 @@ def from_trace(options: argparse.Namespace) -> int:
 
     if options.seconds < 0:
         raise BadInput(f"--seconds {options.seconds:g}: from 0 up; 0: no search")
-    base = None if options.profile is None else Profile.load(options.profile)
+    base = None if options.model is None else Profile.load(options.model)
     trace = read_trace(options.from_trace)
     found, stalls = profile_of(trace, base), stalls_of(trace)
     if options.output is not None and options.output != "-":
@@ -84,7 +51,9 @@ def _ranks_in_words(found: Profile, told: bool) -> str:
     """Where the profile is from, and which ranks are slow. told: whether that is known: of a run alone, a stage may be."""
     steps = f"{found.source}: {len(found.layers)} layers from {found.facts['steps']} steps"
     if not told:
-        return f"{steps}; whether a rank is slow or its stages are long, only a base profile tells (--profile)"
+        return (
+            f"{steps}; only a base profile tells whether a rank is slow or its stages are long (profile BASE --from-trace)"
+        )
     ratios = " ".join(f"{one:.3f}" for one in found.facts["rank_ratios"])
     slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(found.rank_factors) if one != 1]
     return f"{steps}; ranks {ratios}\n{'; '.join(slow) if slow else 'all ranks are alike'}"

@@ -1,0 +1,132 @@
+"""What is known of a solved step beside its schedule: 1F1B on the same ranks, bounds over all that was tried, what a fused
+backward, copies and attention of other ranks bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..build.vocabulary import model_routes
+from ..features.feature import AUTO
+from ..features.lengths import GIVEN
+from ..features.offload import is_none
+from ..features.sharded_vocabulary import vocabulary_of
+from ..ilp.bounds.any_order import bound_over_orders
+from ..partition.file import Partition
+from ..partition.lower_bound import least_step
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..profile.rounding import rounding_note
+from ..profile.slice_errors import stage_errors_note
+from ..schedule import Schedule
+from ..search.auto import Tried
+from ..search.choice_bound import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
+from ..search.choices import vocabularies
+from ..search.least_peak import LeastPeak
+from ..step import Step
+from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of
+from ..systems.steps import usual_schedule
+from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, Solved
+
+Given = tuple[Profile, Step] | Problem
+
+
+def solved(
+    given: Given, schedule: Schedule, tried: Sequence[Tried] = (), peak: LeastPeak | None = None, timed: bool = True
+) -> Solved:
+    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that
+    were left open. peak: what the search for less memory came to. timed: whether seconds say how long it took."""
+    gain = _attention_gain(given, schedule.problem)
+    if isinstance(given, Problem):
+        return Solved(schedule, None, peak, timed, attention=gain)
+    usual, saves = usual_schedule(*given, schedule.problem.layers), _fused_saves(given[0], schedule)
+    bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
+    return Solved(schedule, usual, peak, timed, _copy_ratio(*given, schedule), saves, gain, tuple(tried), bounds, notes)
+
+
+def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:
+    """What is to be known of the profile's numbers in this step, a line each."""
+    fused = "BW" in problem.passes.kinds
+    far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
+    notes = (rounding_note(profile, problem.layers), step.group_note(profile), far, gain.note if gain else "")
+    return tuple(filter(None, notes))
+
+
+def _fused_saves(profile: Profile, schedule: Schedule) -> float:
+    """By which share one pass BW is shorter than B and W, where a profile has both and the schedule runs them apart."""
+    if "W" not in schedule.problem.passes.kinds:
+        return 0.0
+    apart, fused = (sum(one) for one in zip(*((c.B + c.W, c.BW) for c in profile.layers), strict=True))
+    return max(0.0, 1 - fused / apart) if apart and fused else 0.0
+
+
+def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """What bounds hold for, and placement → µs, where partitions or what stages keep were tried: other bounds hold for
+    their own."""
+    if step.slices == AUTO:
+        return _bounds_of_slices(profile, step, tried)
+    placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
+    steps = {one: replace(step, placement=one) for one in placed}
+    if step.order == AUTO:
+        return _bounds_of_orders(profile, steps, tried)
+    if step.slices != 1:
+        return {}  # slices of unlike times have no bound of their own here
+    if step.partition == AUTO:
+        places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
+        return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
+    if step.gathers == AUTO:
+        return {}
+    if step.keeping_open:
+        return {CHOICE: {place: bound_of_every_choice(profile, one) for place, one in steps.items()}}
+    if step.vocabulary == AUTO:
+        known = {one.placement: one.bound for one in tried if one.bound}
+        named = {place: {name.removeprefix(place): bound for name, bound in known.items()} for place in steps}
+        return {CHOICE: {place: bound_of_every_vocabulary(profile, one, named[place]) for place, one in steps.items()}}
+    return {}
+
+
+def _bounds_of_orders(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` of any order of microbatches, on the layers of stages that were tried."""
+    found = {}
+    for place, step in steps.items():
+        counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
+        built = [replace(step, order=GIVEN, partition=layers).problem(profile) for layers in counts]
+        found[place] = min(map(bound_over_orders, built))
+    return {ORDER: found}
+
+
+def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
+    layers of stages are given."""
+    value = min(one.value for one in tried if one.value is not None)
+    if step.partition == AUTO:
+        return {}
+    found: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
+    for place in dict.fromkeys(one.placement.split()[0] for one in tried if one.layers):
+        on_it = replace(step, placement=place)
+        layers = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
+        each = [bound_of_any_slices(profile, on_it, one, value) for one in layers]
+        if any(one is None for one in each):
+            return {}
+        found[SLICES][place] = min(one.bound for one in each if one is not None)
+        if all(one is not None and one.longer_from for one in each):
+            found[LONGER][place] = max(one.longer_from or 0 for one in each if one is not None)
+    return {what: every for what, every in found.items() if every}
+
+
+def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
+    """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
+    if is_none(step.offload):
+        return None
+    problem = schedule.problem
+    layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
+    routes, vocabulary = model_routes(problem), vocabulary_of(problem)
+    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
+
+
+def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
+    """What ranks make of each other's attention, where that was asked for."""
+    if isinstance(given, tuple):
+        return attention_gain_of(*given, problem) if given[1].attention_exchange else None
+    found = attention_gain(problem)
+    return found if found.handed else None
