@@ -17,7 +17,7 @@ kernels: .venv/stamp
 		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
 
 demo: kernels
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m benchmarks demo demo
 
 # Two processes, a file's tests in one of them: most tests use one core. Files in the order that tests/conftest.py gives.
 TESTS = HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -35,7 +35,7 @@ lint: .venv/stamp
 	$(BIN)/mypy
 
 bench: kernels
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks speed sizes
 
 # What one GPU can show, in less than twelve minutes once all is installed. This needs a CUDA build of torch.
 .venv/gpu-stamp: .venv/stamp
@@ -44,11 +44,11 @@ bench: kernels
 	touch $@
 
 gpu: .venv/gpu-stamp kernels
-	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks gpu
 
 # The main job on all GPUs of this machine; its last line says what it found.
 gpus: .venv/gpu-stamp kernels
-	$(BIN)/python -m benchmarks.gpus
+	$(BIN)/python -m benchmarks demo gpus
 
 clean:
 	rm -rf .venv build *.egg-info demo

@@ -8,16 +8,26 @@ without one, not how fast.
 
 from __future__ import annotations
 
-import argparse
+import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+from xml.etree import ElementTree
 
 import torch
 
-from .harness import RESULTS, Benchmark
-from .parts import Part, failures, results_of
+from profiler.copies import measure_copies
+from profiler.gpu_facts import cache_bytes, clock_of
+from profiler.measurement import measure
+from zbsolve.util.errors import BadInput
+from zbsolve.util.machine import library_versions
+
+from .harness import ROOT, Part, Results, failures, results_of, table
 
 SECONDS = {  # less than twelve minutes together
     "device": 10.0,
@@ -39,13 +49,13 @@ SECONDS = {  # less than twelve minutes together
 BESIDE = {"planted", "failure", "tests"}  # they time nothing
 
 
-def parts(device: str, tiny: bool) -> list[Part]:
+def all_parts(device: str, tiny: bool) -> list[Part]:
     """All parts, in the order in which they run."""
     given = {"device": device, "tiny": tiny}
     found = []
     for name, seconds in SECONDS.items():
         head, _, split = name.partition(" ") if name.startswith("split") else (name, "", "")
-        work = f"benchmarks.gpu_parts:{head.replace(' ', '_')}"
+        work = f"benchmarks.gpu:{head.replace(' ', '_')}"
         found.append(Part(name, work, seconds, given | ({"name": split} if split else {}), name in BESIDE))
     return found
 
@@ -57,23 +67,14 @@ def in_turn(chosen: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
     return chosen[:at], chosen[at:behind], chosen[behind:]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="the smallest sizes: shows that it works, not how fast")
-    parser.add_argument("--parts", nargs="+", choices=tuple(SECONDS), default=list(SECONDS), help="only these")
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the parts. Raises SystemExit where there is no device, or where numbers of a CPU would be kept as a GPU's."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print(f"make gpu: torch {torch.__version__} sees no CUDA device here: nothing was run", file=sys.stderr)
-        raise SystemExit(2)
-    if options.device == "cpu" and options.output.parent.resolve() == RESULTS.resolve():
-        print("make gpu: with --device cpu, name another place for the file: --output", file=sys.stderr)
-        raise SystemExit(2)
+@table(ending=lambda results: results["failed"])
+def gpu(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False, parts: tuple[str, ...] = tuple(SECONDS)) -> Results:
+    """Run the parts. tiny: the smallest sizes."""
     began = time.monotonic()
-    before, kernels, after = in_turn([part for part in parts(options.device, options.tiny) if part.name in options.parts])
+    unknown = set(parts) - SECONDS.keys()
+    if unknown:
+        raise SystemExit(f"make gpu: no part is called {', '.join(sorted(unknown))}: {', '.join(SECONDS)}")
+    before, kernels, after = in_turn([part for part in all_parts(device, tiny) if part.name in parts])
     with ThreadPoolExecutor(1) as thread:
         compiling = thread.submit(results_of, kernels)
         found = results_of(before) | compiling.result()
@@ -82,7 +83,194 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"date": date, "seconds": round(time.monotonic() - began, 1), "failed": failures(found), "parts": found}
 
 
-BENCHMARK = Benchmark("gpu", __doc__, measure, arguments)
+# --- The parts ---
+#
+# Each takes the device ("cuda" or "cpu") and whether to be tiny, and returns its numbers; what failed stands under `wrong`,
+# a line each.
 
-if __name__ == "__main__":
-    raise SystemExit(1 if BENCHMARK.main()["failed"] else 0)
+PROFILED, TINY_PROFILED = "gpt-1.5b@layers=2,batch=1,length=1024,dtype=bfloat16", "mlp-tiny"
+
+
+def device(device: str, tiny: bool) -> dict[str, Any]:
+    """What the device is, and with which versions it is used."""
+    found: dict[str, Any] = {
+        "name": "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **library_versions(("triton", "nvidia-ml-py")),
+    }
+    if device == "cuda":
+        facts = torch.cuda.get_device_properties(0)
+        here = torch.device("cuda", 0)
+        found |= {
+            "name": facts.name,
+            "memory_bytes": facts.total_memory,
+            "multiprocessors": facts.multi_processor_count,
+            "capability": [facts.major, facts.minor],
+            "cache_bytes": cache_bytes(here),
+            "clock_mhz": clock_of(here)(),
+        }
+    return found
+
+
+def kernels(device: str, tiny: bool) -> dict[str, Any]:
+    """Compile what searching needs, where this checkout has not: all parts that solve wait for that."""
+    from zbsolve.search.solver import compiled
+
+    compiled()
+    return {}
+
+
+def tests(device: str, tiny: bool) -> dict[str, Any]:
+    """The tests marked `gpu`, each with its outcome and seconds. That none passes is wrong too: without a device all are
+    skipped, and say so."""
+    files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", *map(str, files)]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if not report.exists():
+            return {"tests": [], "wrong": [f"pytest ended with {code}, without a report"]}
+        rows = [_test_row(case) for case in ElementTree.parse(report).iter("testcase")]
+    wrong = [f"{row['test']}: {row['why']}" for row in rows if row["outcome"] == "failed"]
+    if not any(row["outcome"] == "passed" for row in rows):
+        wrong.append("none passed" + (f" (the first: {rows[0]['why']})" if rows else ": there are none"))
+    return {"tests": rows, "wrong": wrong}
+
+
+def _test_row(case: ElementTree.Element) -> dict[str, Any]:
+    """A test of the report. why: the first line of what it says, where it did not pass."""
+    ends = [(child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")]
+    tag, message = ends[0] if ends else ("passed", "")
+    outcome = tag if tag in ("passed", "skipped") else "failed"
+    row = {"test": f"{case.get('classname')}.{case.get('name')}", "outcome": outcome}
+    return row | {"seconds": float(case.get("time", 0)), "why": message.partition("\n")[0]}
+
+
+def profile(device: str, tiny: bool) -> dict[str, Any]:
+    """A profile of a small model: each layer's times and bytes, facts and samples. Its warnings are kept as they are."""
+    model = TINY_PROFILED if tiny else PROFILED
+    made = measure(model, seconds=0.5 if tiny else 12.0, device=device, progress=lambda text: print(text, flush=True))
+    names = ("name", "F", "B", "W", "BW", "X", "U", "parameter_bytes")
+    layers = [{name: getattr(layer, name) for name in names} for layer in made.layers]
+    facts = {name: value for name, value in made.facts.items() if name != "host"}  # nobody's business
+    wrong = [f"layer {row['name']}: {kind} is {row[kind]} µs" for row in layers for kind in "FB" if not row[kind] > 0]
+    return {"model": model, "layers": layers, "facts": facts, "samples": made.samples, "wrong": wrong}
+
+
+def split(device: str, tiny: bool, name: str) -> dict[str, Any]:
+    """The split called `name` beside eager mode: how far results are apart, and µs of passes."""
+    from .splits import LIMITS, SIZES, TINY, split_beside_eager
+
+    rows = {dtype: split_beside_eager(device, name, dtype, TINY if tiny else SIZES) for dtype in LIMITS}
+    wrong = [
+        f"{dtype}: {what} is {far:.1e} of the largest value from eager mode's, more than {LIMITS[dtype]:.0e}"
+        for dtype, row in rows.items()
+        for what, far in row["differences"].items()
+        if not far <= LIMITS[dtype]
+    ]
+    return {"split": name, "limits": LIMITS, "rows": rows, "wrong": wrong}
+
+
+def ranks(device: str, tiny: bool) -> dict[str, Any]:
+    """Gradients of two and four ranks on the device, by placement and split, plain and captured, and under delays for a
+    hundred steps, each against the unsplit model's."""
+    from .gpu_ranks import Case, all_cases, ranks_run
+
+    if tiny:
+        return _judged({"two": ranks_run([Case(steps=2, wide=16, dtype="float64", delays=True)], 2, device, seconds=60)})
+    delayed = [Case("vee", delays=True, steps=100), Case("loop", delays=True, steps=100, capture=True)]
+    delayed.append(Case("vee", kind="dropout", delays=True, steps=100))
+    two = [Case(), Case("vee", capture=True), Case(delays=True, steps=100)]
+    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=80)}
+    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=40)})
+
+
+def _judged(found: dict[str, Any]) -> dict[str, Any]:
+    from .gpu_ranks import wrong_of
+
+    return {"runs": found, "wrong": [f"{name}: {line}" for name, run in found.items() for line in wrong_of(run)]}
+
+
+def host(device: str, tiny: bool) -> dict[str, Any]:
+    """What a pass takes the host of each of two ranks, here and in torch's own runtime."""
+    from .gpu_ranks import Case, ranks_run
+
+    run = ranks_run([Case(kind="host", steps=2 if tiny else 15)], 2, device, seconds=40)
+    return _judged({"two": run})
+
+
+def planted(device: str, tiny: bool) -> dict[str, Any]:
+    """Waits that are left out, under delays: each is to be seen."""
+    from .gpu_ranks import PLANTED, PLANTED_TOKENS, Case, ranks_run, wrong_of
+
+    case = Case(delays=True, steps=25, wide=1024, tokens=PLANTED_TOKENS)
+    runs = {what: ranks_run([replace(case, planted=what)], 2, device, seconds=20) for what in PLANTED}
+    return {"runs": runs, "wrong": [f"nobody saw that it {what}" for what, run in runs.items() if not wrong_of(run)]}
+
+
+def failure(device: str, tiny: bool) -> dict[str, Any]:
+    """A rank that is killed, raises, lacks memory or hangs in the middle of a step: what the other one says, and when. One
+    that is killed or hangs says nothing itself."""
+    from .gpu_ranks import FAILURES, Case, ranks_run
+
+    def run_of(what: str) -> list[Any]:
+        return ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=90 if tiny else 25)
+
+    wrong = list[str]()
+    with ThreadPoolExecutor(2 if tiny else len(FAILURES)) as threads:
+        found = dict(zip(FAILURES, threads.map(run_of, FAILURES), strict=True))
+    for what, run in found.items():
+        row = run[0]["rows"][-1] if run[0]["rows"] else {}
+        if "LostRank" not in row.get("error", "") or "\n" in row["error"] or row["seconds"] > 15:
+            wrong.append(f"{what}: the other rank says {row.get('error', 'nothing')!r} after {row.get('seconds')} s")
+    return {"runs": found, "wrong": wrong}
+
+
+def step(device: str, tiny: bool) -> dict[str, Any]:
+    """The main job on ranks that share the device: steps predicted and measured. Raises BadInput without a GPU."""
+    from .gpu_step import gpu_step
+
+    if device != "cuda":
+        raise BadInput("ranks that share a device need a GPU")
+    return gpu_step()
+
+
+def roofline(device: str, tiny: bool) -> dict[str, Any]:
+    """Estimates of a roofline beside measured passes."""
+    from .gpu_roofline import gpu_roofline
+
+    return gpu_roofline(device, tiny)
+
+
+def offload(device: str, tiny: bool) -> dict[str, Any]:
+    """A stage's step where activations go to host memory and back beside computing, and where they stay: times, peaks, bytes
+    saved."""
+    from .gpu_offload import SIZES, TINY, with_and_without
+    from .splits import LIMITS
+
+    dtype = "float32" if tiny else "bfloat16"
+    found = with_and_without(device, TINY if tiny else SIZES, getattr(torch, dtype))
+    kept, moved = (found["rows"][name] for name in ("kept", "offloaded"))
+    found["saved_bytes"] = kept["peak_bytes"] - moved["peak_bytes"]
+    found["step_over_kept"] = median(moved["samples_us"]) / median(kept["samples_us"])
+    wrong = (
+        [f"gradients differ by {found['differs']:.1e} of their largest value"] if found["differs"] > LIMITS[dtype] else []
+    )
+    wrong += [] if found["saved_bytes"] > 0 else ["offload saves no bytes"]
+    return found | {"wrong": wrong}
+
+
+def copies(device: str, tiny: bool) -> dict[str, Any]:
+    """Copies between host and device, also both ways at once: samples, and GB/s by their medians. Raises BadInput without a
+    GPU."""
+    if device != "cuda":
+        raise BadInput("copies between host and device need a GPU")
+    samples = measure_copies()
+    speeds = {name: round(int(size) / median(row) / 1e3, 3) for name, size, row in _sized(samples)}
+    return {"gigabytes_per_s": speeds, "samples_us": samples}
+
+
+def _sized(samples: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
+    """(name, bytes, µs) of the samples that are copies: "h2d/1024 beside"."""
+    return [(name, name.partition("/")[2].split()[0], row) for name, row in samples.items() if "/" in name]

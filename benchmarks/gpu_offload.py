@@ -31,7 +31,7 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.offload.rank import Offload, buffers_of
 
-from .gpu_splits import Sizes, blocks, difference
+from .splits import Sizes, blocks, difference
 
 MICROBATCHES = 8
 AHEAD = 2  # microbatches that come back before their backward, or are not gone yet
@@ -148,32 +148,16 @@ class OneStage:
                 ended(self.interpreter.state, action)
 
     def spans(self) -> dict[str, tuple[float, float]]:
-        """Of each pass its start and end in one step, µs from the step's beginning: on a GPU the device's. There a pass that
-        computes starts where the one before it ends, so what it waits for is a part of it."""
-        interpreter, actions = self.interpreter, self.interpreter.program.actions
-        if self.device.type != "cuda":
-            self.step()
-            record, ends = interpreter.record, {action.name: end for _, action, end in interpreter.ended()}
-            rows = zip(actions, record.start, record.end, strict=True)
-            return {
-                a.name: ((start - record.began) / 1e3, (ends.get(a.name, end) - record.began) / 1e3)
-                for a, start, end in rows
-            }
-        events = [_event() for _ in range(len(actions) + 1)]
-        interpreter.begin(self.data)
-        events[0].record()
-        for action, event in zip(actions, events[1:], strict=True):
-            interpreter.run_all([action])
-            event.record()
-        self.synchronize()
-        found = {a.name: pair for a, pair in zip(actions, zip(events, events[1:], strict=False), strict=True)}
-        copied = (a.name for a in actions if HANDLERS[a.kind].settle is not None)
-        found |= {name: pair for name in copied if self.offload and (pair := self.offload.events(name))}
-        since = events[0].elapsed_time
-        return {name: (1e3 * since(start), 1e3 * since(end)) for name, (start, end) in found.items()}
+        """Of each pass its start and end in one step on a CPU, µs from the step's beginning."""
+        self.step()
+        record, ends = self.interpreter.record, {action.name: end for _, action, end in self.interpreter.ended()}
+        rows = zip(self.interpreter.program.actions, record.start, record.end, strict=True)
+        return {
+            a.name: ((start - record.began) / 1e3, (ends.get(a.name, end) - record.began) / 1e3) for a, start, end in rows
+        }
 
     def captured_spans(self) -> dict[str, tuple[float, float]]:
-        """The same of a step that a graph replays."""
+        """The same of a step that a graph replays on a GPU."""
         marks = self.interpreter.marks = Marks(self.device, fixed=True)
         graph, record = Captured(self), self.interpreter.record
         self.interpreter.marks = None
@@ -245,10 +229,6 @@ class _NoTransport:
 
 def _loss(y: Tensor, target: Tensor) -> Tensor:
     return (y - target).square().mean()
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class Eager:

@@ -6,12 +6,11 @@ shares in `profiler/devices.py` are fitted to what this finds.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block
 from zbsolve.models.published_models import typed
 
-from .harness import Benchmark
+from .harness import table
 
 KINDS = ("F", "B", "W", "BW")
 LATE = 0.7  # of a pass: what the host takes for it from which on it is host-bound (a round's first finds the device idle)
@@ -83,15 +82,18 @@ def pieces(tiny: bool) -> list[Piece]:
     ]
 
 
-def measure(device: str, tiny: bool) -> dict[str, Any]:
+@table()
+def gpu_roofline(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False) -> dict[str, Any]:
     """A row for each part and kind of pass: µs estimated and measured, their ratio, what the pass does, and whether the
-    device waited for the host to launch it. clock_mhz: behind each part."""
+    device waited for the host to launch it. clock_mhz: behind each part. tiny: the smallest sizes, which show that it works,
+    not how fast."""
     target = torch.device(device)
     card, clock = card_of(described(target)), clock_of(target)
     rows, clocks = [], []
     for piece in pieces(tiny):
         rows += compared(piece, target, card)
         clocks.append(clock())
+    print("\n".join(lines(rows)))
     facts = {"device": described(target), "roofline": card.name, "torch": torch.__version__}
     return {**facts, "clock_mhz": [mhz for mhz in clocks if mhz is not None], "rows": rows}
 
@@ -158,21 +160,3 @@ def lines(rows: Sequence[Row]) -> list[str]:
             for row in rows
         ),
     ]
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="the smallest sizes: shows that it works, not how fast")
-
-
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    found = measure(options.device, options.tiny)
-    print("\n".join(lines(found["rows"])))
-    return found
-
-
-BENCHMARK = Benchmark("gpu_roofline", __doc__, _measure, arguments)
-
-if __name__ == "__main__":
-    BENCHMARK.main()

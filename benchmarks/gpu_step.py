@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from zbsolve.models.presets import Block
 from zbsolve.schedule import Schedule
 from zbsolve.util.errors import ZbsolveError
 from zbsolve.util.machine import child_environment
+
+from .harness import table
 
 RANKS, MICROBATCHES, BLOCKS = 4, 12, 8
 WIDTH, HEADS, LENGTH = 2048, 16, 1024
@@ -61,8 +63,10 @@ def pipeline() -> Any:
 SPEC = "benchmarks.gpu_step:pipeline"
 
 
-def measure() -> dict[str, Any]:
-    """Both steps, predicted and measured, µs; what each rank's host took to launch one; and ratios."""
+@table()
+def gpu_step(device: Literal["cuda"] = "cuda") -> dict[str, Any]:
+    """The main job on one GPU that four ranks share. Both steps, predicted and measured, µs; what each rank's host took to
+    launch one; and ratios."""
     with tempfile.TemporaryDirectory(prefix="zb-") as name:
         folder = Path(name)
         with together(folder):

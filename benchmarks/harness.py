@@ -1,73 +1,223 @@
-"""What every benchmark shares: its command line, timed repeats, and one file with the samples, the machine and versions."""
+"""What all benchmarks share: tables and their options, rows as they come, timed repeats, other checkouts, files of results.
+
+A script has one table or several: functions with `@table`, whose keyword parameters are their options. What one returns is
+kept in `results/<name of the function>.json`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import math
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args, get_origin, get_type_hints
 
-from zbsolve.util.machine import LIBRARIES, library_versions, machine_facts
+if TYPE_CHECKING:
+    from zbsolve import Problem
 
-RESULTS = Path(__file__).parent / "results"
+Results = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 MAX_LINE = 1000  # characters of a row in a file
 
 
-def no_arguments(parser: argparse.ArgumentParser) -> None:
-    """For a benchmark without arguments of its own."""
+# --- Tables ---
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """`python -m benchmarks.NAME`. text: what --help says. measure: prints as it goes, and returns what is kept. arguments:
-    adds its own to the command line. stem: of the result's file, where arguments decide it; else it is the name."""
+class Table:
+    """`python -m benchmarks SCRIPT TABLE`. measure: prints as it goes, and returns what is kept. stem: of the file of
+    results, where options decide it; else it is the table's name. ending: called with results when the file is there; where
+    it returns something, the exit code is 1. folder: of the file, where people name none."""
 
-    name: str
-    text: str | None
-    measure: Callable[[argparse.Namespace], dict[str, Any]]
-    arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
-    stem: Callable[[argparse.Namespace], str] | None = None
+    measure: Callable[..., Results]
+    stem: Callable[..., str] | None = None
+    ending: Callable[[Results], Any] | None = None
+    folder: Path = RESULTS
 
-    def main(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
-        """Read the command line, measure, write the file; returns the results."""
-        parser = argparse.ArgumentParser(
-            prog=f"python -m benchmarks.{self.name}",
-            description=self.text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self.arguments(parser)
-        parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="file, or folder of it (benchmarks/results)")
-        options = parser.parse_args(argv)
-        if options.output.suffix != ".json":
-            stem = self.name if self.stem is None else self.stem(options)
-            options.output = options.output / f"{stem}.json"
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        load = os.getloadavg()[0]
-        results = self.measure(options)
-        write(self.name, results, options.output, arguments=_plain(options), load=load)
+    @property
+    def name(self) -> str:
+        """Of the table."""
+        return self.measure.__name__
+
+    @property
+    def text(self) -> str:
+        """What it measures, by its own words or the script's."""
+        return inspect.getdoc(self.measure) or ""
+
+    def main(self, argv: Sequence[str]) -> Results:
+        """Read options, measure, write the file; returns the results."""
+        given = vars(self._parser().parse_args(argv))
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        path: Path = given.pop("output")
+        self._check_device(given.get("device"), path)
+        if path.suffix != ".json":
+            path = path / f"{self.name if self.stem is None else self.stem(**given)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        load, began = os.getloadavg()[0], time.monotonic()
+        more = {"output": path} if "output" in inspect.signature(self.measure).parameters else {}
+        results = self.measure(**given, **more)
+        facts = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(time.monotonic() - began, 1)}
+        write(self.name, results, path, arguments=_plain(given), **facts, load=load)
         return results
 
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m benchmarks {self.measure.__module__.rpartition('.')[2]} {self.name}",
+            description=f"{sys.modules[self.measure.__module__].__doc__}\n{self.name}: {self.text}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        hints = get_type_hints(self.measure)
+        for name, one in inspect.signature(self.measure).parameters.items():
+            if name != "output":
+                required = one.default is one.empty
+                how = {"required": True} if required else {"default": one.default, "help": str(one.default) or "all"}
+                parser.add_argument(f"--{name.replace('_', '-')}", **how, **_type_of(hints[name]))
+        parser.add_argument("-o", "--output", type=Path, default=self.folder, help="the file, or its folder")
+        return parser
 
-def _plain(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments as they are kept: of a file only its name, where it lay is nobody's business."""
-    kept = {name: value for name, value in vars(options).items() if name != "output"}
-    return {name: value.name if isinstance(value, Path) else value for name, value in kept.items()}
+    def _check_device(self, device: Any, path: Path) -> None:
+        """Exit code 2 where there is no GPU, or where numbers of a CPU would be kept as a GPU's."""
+        said = ""
+        if device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                said = f"torch {torch.__version__} sees no CUDA device here: nothing was run"
+        if device == "cpu" and (path.parent if path.suffix == ".json" else path).resolve() == RESULTS.resolve():
+            said = "with --device cpu, name another place for the file: --output"
+        if said:
+            print(f"{self.name}: {said}", file=sys.stderr)
+            raise SystemExit(2)
 
 
-def _versions() -> dict[str, str]:
-    """Of what a benchmark loaded."""
-    return library_versions((*LIBRARIES, *(("torch",) if "torch" in sys.modules else ())))
+TABLES: dict[str, Table] = {}
 
 
-def write(name: str, results: dict[str, Any], path: Path | None = None, **facts: Any) -> None:
-    """One file: what it is of, further facts, machine, versions, results; without `path` it is `results/NAME.json`."""
-    path = RESULTS / f"{name}.json" if path is None else path
-    body = {"benchmark": name, **facts, "machine": machine_facts(), "versions": _versions(), "results": results}
+def table(*how: Any, **more: Any) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
+    """Register a function as a table; what else a `Table` has may be given."""
+
+    def register(measure: Callable[..., Results]) -> Callable[..., Results]:
+        TABLES[measure.__name__] = Table(measure, *how, **more)
+        return measure
+
+    return register
+
+
+def tables_of(script: str) -> dict[str, Table]:
+    """The tables of a script, by name."""
+    name = import_module(f"benchmarks.{script}").__name__
+    return {one.name: one for one in TABLES.values() if one.measure.__module__ == name}
+
+
+def scripts() -> list[str]:
+    """All scripts that have tables."""
+    files = sorted((ROOT / "benchmarks").glob("*.py"))
+    return [path.stem for path in files if "\n@table(" in path.read_text(encoding="utf-8")]
+
+
+def _type_of(hint: Any) -> dict[str, Any]:
+    """How argparse reads an option of this type: a tuple is several words, None is an option that was not given."""
+    if hint is bool:
+        return {"action": "store_true"}
+    if get_origin(hint) is tuple:
+        return {"nargs": "*", **_type_of(get_args(hint)[0])}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    return {"type": get_args(hint)[0] if isinstance(hint, UnionType) else hint}
+
+
+# --- Rows ---
+
+
+def rows_of(rows: Iterable[tuple[str, Results | None]]) -> Results:
+    """Labelled rows that come one after the other, each printed when it is there; None is none."""
+    found = {}
+    for label, row in rows:
+        if row is not None:
+            found[label] = row
+            print(f"{label}  {brief(row)}", flush=True)
+    return found
+
+
+def listed(rows: Iterable[Results | None]) -> list[Results]:
+    """Rows without labels, each printed when it is there."""
+    return list(rows_of((f"{number}:", row) for number, row in enumerate(rows, 1)).values())
+
+
+def brief(row: Results) -> str:
+    """A row in one line: numbers to four digits, without lists and long texts."""
+    said = []
+    for name, value in row.items():
+        if isinstance(value, dict):
+            said += [f"{name}: ({inside})"] if (inside := brief(value)) else []
+        elif not isinstance(value, list | tuple) and len(str(value)) < 80:
+            said.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(said)
+
+
+def solved(problem: Problem, scale: int = 1, **how: Any) -> Results:
+    """What `solve` finds, verified: value, bound, gap, who found it, the proof, seconds, and each better value or bound as
+    it came. scale: how often times were multiplied to be whole."""
+    from zbsolve.bench import timed_solve
+
+    found = timed_solve(problem, **how)
+    one = found.certificate
+    whole = (
+        {"value": one.value / scale, "bound": one.bound / scale} if scale > 1 else {"value": one.value, "bound": one.bound}
+    )
+    return {
+        **whole,
+        "gap": one.gap,
+        "solver": one.solver,
+        "proof": one.proof,
+        "seconds": round(found.seconds, 2),
+        "changes": [(round(new.seconds, 2), new.value / scale, new.bound / scale) for new in found.improvements],
+    }
+
+
+def mean_of(ratios: Iterable[float]) -> float:
+    """The geometric mean."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs))
+
+
+def timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
+    """Seconds of every repeat, and the last result."""
+    samples, result = [], None
+    for _ in range(repeats):
+        began = time.perf_counter()
+        result = work()
+        samples.append(round(time.perf_counter() - began, 4))
+    return samples, result
+
+
+# --- Files ---
+
+
+def _plain(options: Results) -> Results:
+    """Options as they are kept: of a file only its name, where it lay is nobody's business."""
+    return {name: value.name if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def write(name: str, results: Results, path: Path, **facts: Any) -> None:
+    """One file: what it is of, further facts, machine, versions of what was loaded, results."""
+    from zbsolve.util.machine import LIBRARIES, library_versions, machine_facts
+
+    versions = library_versions((*LIBRARIES, *(("torch",) if "torch" in sys.modules else ())))
+    body = {"benchmark": name, **facts, "machine": machine_facts(), "versions": versions, "results": results}
     path.write_text(as_lines(body) + "\n", encoding="utf-8")
     print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 
@@ -85,17 +235,175 @@ def as_lines(value: Any, indent: str = "") -> str:
     return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
 
 
-def kept(path: Path) -> dict[str, Any]:
+def kept(path: Path) -> Results:
     """The results in a file that a benchmark wrote."""
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    results: Results = json.loads(path.read_text(encoding="utf-8"))["results"]
     return results
 
 
-def timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
-    """Seconds of every repeat, and the last result."""
-    samples, result = [], None
-    for _ in range(repeats):
-        began = time.perf_counter()
-        result = work()
-        samples.append(round(time.perf_counter() - began, 4))
-    return samples, result
+# --- Other checkouts ---
+
+# The library is the checkout's, the benchmark is ours.
+BOOT = """
+import sys
+checkout, ours, work, *words = sys.argv[1:]
+sys.path.insert(0, checkout)
+import zbsolve
+assert zbsolve.__file__.startswith(checkout), zbsolve.__file__
+sys.path.insert(0, ours)
+from benchmarks.harness import answer
+answer(work, words)
+"""
+
+
+class Served:
+    """A process with the library of a checkout that answers: `work`, "module:function", takes `words` and returns what
+    answers one question; questions and answers are JSON values. Raises SystemExit where it ends before it should."""
+
+    def __init__(self, folder: Path, work: str, *words: str) -> None:
+        command = [sys.executable, "-c", BOOT, str(folder.resolve()), str(ROOT), work, *words]
+        environment = {**os.environ, "PYTHONPATH": str(folder.resolve()), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes, env=environment, cwd=folder)
+
+    def ask(self, *question: Any) -> None:
+        """It works from now on, until `told` returns."""
+        assert self.process.stdin is not None
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+
+    def told(self) -> Any:
+        """Its answer."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of a checkout ended: {self.process.args[3:]}")  # type: ignore[index]
+        return json.loads(line)
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def answer(work: str, words: Sequence[str]) -> None:
+    """Answer until there are no more questions: what a `Served` runs."""
+    module, _, name = work.partition(":")
+    answers = getattr(import_module(module), name)(*words)
+    for line in sys.stdin:
+        print(json.dumps(answers(*json.loads(line))), flush=True)
+
+
+def in_turn(count: int, turn: int) -> Iterable[int]:
+    """Each of them is the first as often as the last."""
+    return range(count) if turn % 2 else reversed(range(count))
+
+
+# --- Parts ---
+
+ENDING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part. work: "module:function", which returns a dict of JSON values; what it lists under `wrong` failed. seconds:
+    how long it may take, its start included. arguments: the function's, JSON values. beside: it times nothing, so it may run
+    beside the part before it that does not either."""
+
+    name: str
+    work: str
+    seconds: float
+    arguments: dict[str, Any] = field(default_factory=dict)
+    beside: bool = False
+
+
+def results_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """Run every part, whatever becomes of those before it. By name: seconds taken and allowed, and `found`, or the `error`
+    that ended it."""
+    found: dict[str, Any] = {}
+    for group in groups(parts):
+        print(f"{', '.join(part.name for part in group)} …", flush=True)
+        with ThreadPoolExecutor(len(group)) as threads:
+            for part, row in zip(group, threads.map(_run, group), strict=True):
+                found[part.name] = row
+                lines = failures({part.name: row})
+                print("\n".join(lines) if lines else f"{part.name}: done in {row['seconds']} s", flush=True)
+    return found
+
+
+def groups(parts: Sequence[Part]) -> list[list[Part]]:
+    """Parts that run at one time, in order."""
+    found: list[list[Part]] = []
+    for part in parts:
+        if part.beside and found and found[-1][-1].beside:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found
+
+
+def longest(parts: Sequence[Part]) -> float:
+    """Seconds that all may take."""
+    return sum(max(part.seconds for part in group) for group in groups(parts))
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """A line for each thing that failed in what `results_of` returned."""
+    return [
+        f"{name}: {line}"
+        for name, row in results.items()
+        for line in ([row["error"]] if "error" in row else row["found"].get("wrong", []))
+    ]
+
+
+def _run(part: Part) -> dict[str, Any]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        result, said = Path(folder) / "result.json", Path(folder) / "said.txt"
+        with said.open("w", encoding="utf-8") as sink:
+            code = _code(part, result, sink)
+        row: dict[str, Any] = {"seconds": round(time.monotonic() - began, 2), "limit": part.seconds}
+        if code == 0:
+            return row | {"found": json.loads(result.read_text(encoding="utf-8"))}
+        lines = [line for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        print("\n".join(lines[-30:]), file=sys.stderr)
+        last = lines[-1] if lines else "it said nothing"
+        return row | {"error": f"not done after {part.seconds:g} s" if code is None else f"exit code {code}: {last}"}
+
+
+def _code(part: Part, result: Path, sink: TextIO) -> int | None:
+    """The exit code of the part's process; None where its time was over. It ends with all that it started: what lives on by
+    itself, such as MPS, it is asked to end before."""
+    from zbsolve.util.machine import child_environment
+
+    command = [sys.executable, "-m", "benchmarks.harness", part.work, str(result), json.dumps(part.arguments)]
+    with subprocess.Popen(
+        command,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as child:
+        try:
+            return child.wait(part.seconds)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            until = time.monotonic() + ENDING_SECONDS
+            while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < until:
+                time.sleep(0.05)
+            return None
+        finally:
+            if child.returncode is None:  # not yet waited for, so the group is still its own
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def run_part() -> None:
+    """One part, in its process."""
+    work, result, arguments = sys.argv[1:]
+    module, _, name = work.partition(":")
+    found = getattr(import_module(module), name)(**json.loads(arguments))
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_part()

@@ -1,137 +1,103 @@
-"""`python -m benchmarks.kernels`: how fast the compiled kernels are, alone or against another checkout of zbsolve.
-
-    python -m benchmarks.kernels --against PATH
+"""How fast the compiled kernels are, alone or against another checkout of zbsolve (`--against PATH`).
 
 Both checkouts do the same work on the same inputs, each in a process of its own. They take turns at every sample, and a
 sample is the CPU time of the process, so what else the machine does touches both alike. Where code and data come to lie in
 memory is worth some percent and stays for a process's life: so there are several pairs of processes. Every sample is kept.
-A ratio is this checkout's median over the other's; spread: how far the ratios of the pairs of processes lie apart.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import hashlib
 import subprocess
-import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .harness import Benchmark
-from .kernel_cases import CASES
+import numpy as np
 
-HERE = Path(__file__).parents[1]
+from .harness import ROOT, Results, Served, in_turn, rows_of, table
+
+Call = Callable[[], Any]
+Samples = list[list[float]]  # µs a call, a list for each process of a checkout
+
 SAMPLE_SECONDS = 0.06  # CPU time of a sample, about
 SLOWER = 1.03  # a ratio that no kernel may be above, beyond the spread
 
-Samples = list[list[float]]  # µs a call, a list for each process of a checkout
+
+def _part(case: tuple[str, ...], against: Path | None, **_: Any) -> str:
+    """A few cases do not replace all of them."""
+    return "kernels" if not case and against is not None else "kernels-part"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--against", type=Path, help="folder of another checkout; without, this one alone is measured")
-    parser.add_argument("--processes", type=int, default=5, help="processes of each checkout")
-    parser.add_argument("--samples", type=int, default=10, help="samples a case and process")
-    parser.add_argument("--case", choices=CASES, action="append", help="only this one; may be given several times")
+def _wrong(results: Results) -> bool:
+    return any(row.get("verdict", "fine") != "fine" for row in results["cases"].values())
 
 
-def stem(options: argparse.Namespace) -> str:
-    """Of the result's file: a few cases do not replace all of them."""
-    return "kernels" if options.case is None and options.against is not None else "kernels-part"
-
-
-class Checkout:
-    """One process of a checkout. Raises SystemExit where it ends before it should."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, str(HERE / "benchmarks" / "kernel_cases.py")]
-        environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
-        self.folder = folder
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
-        )
-
-    def call(self, case: str, repeats: int) -> tuple[float, str]:
-        """CPU seconds a call, and the digest of what it returned."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps({"case": case, "repeats": repeats}), file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.folder}: its process ended in case '{case}'")
-        answer = json.loads(line)
-        return answer["seconds"] / repeats, answer["digest"]
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(10)
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One line a case."""
-    folders = [HERE] if options.against is None else [HERE, options.against]
-    cases = list(options.case or CASES)
-    taken: dict[str, list[Samples]] = {case: [[] for _ in folders] for case in cases}
-    digests: dict[str, set[str]] = {case: set() for case in cases}
-    for _ in range(options.processes):
-        checkouts = [Checkout(folder) for folder in folders]
+@table(_part, _wrong)
+def kernels(
+    against: Path | None = None, processes: int = 5, samples: int = 10, case: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """CPU time of each compiled kernel. A ratio is this checkout's median over the other's; spread: how far the ratios of
+    the pairs of processes lie apart."""
+    folders = [ROOT] if against is None else [ROOT, against]
+    cases = case or tuple(CASES)
+    taken: dict[str, list[Samples]] = {name: [[] for _ in folders] for name in cases}
+    digests: dict[str, set[str]] = {name: set() for name in cases}
+    for _ in range(processes):
+        checkouts = [Served(folder, "benchmarks.kernels:answers") for folder in folders]
         try:
-            for case in cases:
-                for mine, new in zip(taken[case], sampled(checkouts, case, options.samples, digests[case]), strict=True):
-                    mine.append(new)
+            for name in cases:
+                for own, new in zip(taken[name], _sampled(checkouts, name, samples, digests[name]), strict=True):
+                    own.append(new)
         finally:
-            for one in checkouts:
-                one.close()
-    rows = {case: row(taken[case], digests[case]) for case in cases}
-    for case, found in rows.items():
-        shown = f"  {found['ratio']:6.3f} ± {found['spread']:.3f}  {found['verdict']}" if len(folders) > 1 else ""
-        print(f"{case:32} {found['median']:10.1f} µs{shown}", flush=True)
-    return {"revisions": [revision(folder) for folder in folders], "slower_than": SLOWER, "cases": rows}
+            for checkout in checkouts:
+                checkout.end()
+    rows = rows_of((name, _row(taken[name], digests[name])) for name in cases)
+    return {"revisions": [_revision(folder) for folder in folders], "slower_than": SLOWER, "cases": rows}
 
 
-def sampled(checkouts: list[Checkout], case: str, samples: int, digests: set[str]) -> Samples:
+def _sampled(checkouts: list[Served], case: str, samples: int, digests: set[str]) -> Samples:
     """Samples of one case, µs a call, for each of the checkouts, which take turns."""
     repeats = 1
-    for one in checkouts:  # compiles where nothing is cached, and says how many calls make a sample
-        one.call(case, 1)
-        repeats = max(repeats, round(SAMPLE_SECONDS / max(1e-7, one.call(case, 1)[0])))
+    for checkout in checkouts:  # compiles where nothing is cached, and says how many calls make a sample
+        for _ in range(2):
+            checkout.ask(case, 1)
+            seconds, _ = checkout.told()
+        repeats = max(repeats, round(SAMPLE_SECONDS / max(1e-7, seconds)))
     taken: Samples = [[] for _ in checkouts]
     for turn in range(samples):
-        for k in range(len(checkouts)) if turn % 2 else reversed(range(len(checkouts))):
-            seconds, digest = checkouts[k].call(case, repeats)
-            taken[k].append(round(1e6 * seconds, 2))
+        for k in in_turn(len(checkouts), turn):
+            checkouts[k].ask(case, repeats)
+            seconds, digest = checkouts[k].told()
+            taken[k].append(round(1e6 * seconds / repeats, 2))
             digests.add(digest)
     return taken
 
 
-def row(taken: list[Samples], digests: set[str]) -> dict[str, Any]:
+def _row(taken: list[Samples], digests: set[str]) -> Results:
     """What one case comes to, with all samples."""
-    now = [one for process in taken[0] for one in process]
-    found: dict[str, Any] = {"median": median(now), "us": taken[0]}
+    medians = [median(us for process in samples for us in process) for samples in taken]
     if len(taken) == 1:
-        return found
-    before = [one for process in taken[1] for one in process]
-    ratio = median(now) / median(before)
-    pairs = [median(a) / median(b) for a, b in zip(*taken, strict=True)]
+        return {"median": medians[0], "us": taken[0]}
+    ratio, pairs = medians[0] / medians[1], [median(a) / median(b) for a, b in zip(*taken, strict=True)]
     spread = max(pairs) - min(pairs)
     verdict = "slower" if ratio > SLOWER + spread else "fine"
-    if len(digests) > 1:
-        verdict = "returns something else"
     return {
-        **found,
+        "median": medians[0],
+        "us": taken[0],
         "against_us": taken[1],
         "ratio": round(ratio, 4),
         "ratios": [round(one, 4) for one in pairs],
         "spread": round(spread, 4),
-        "verdict": verdict,
+        "verdict": "returns something else" if len(digests) > 1 else verdict,
     }
 
 
-def revision(folder: Path) -> str:
+def _revision(folder: Path) -> str:
     """The checkout's commit, with a + where files differ from it."""
 
     def git(*words: str) -> str:
@@ -140,9 +106,169 @@ def revision(folder: Path) -> str:
     return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "zbsolve") else "") or "unknown"
 
 
-BENCHMARK = Benchmark("kernels", __doc__, measure, arguments, stem)
+# --- Cases: names that other checkouts have too ---
 
-if __name__ == "__main__":
-    results = BENCHMARK.main()
-    if any(found.get("verdict", "fine") != "fine" for found in results["cases"].values()):
-        raise SystemExit(1)
+
+def answers() -> Callable[[str, int], tuple[float, str]]:
+    """What a checkout's process runs: CPU seconds of so many calls of a case, and a digest of what they returned."""
+    calls: dict[str, Call] = {}
+
+    def answer(case: str, repeats: int) -> tuple[float, str]:
+        if case not in calls:
+            calls[case] = CASES[case]()
+            calls[case]()  # compiled, and its inputs are in the caches
+        began = time.process_time()
+        results = [calls[case]() for _ in range(repeats)]
+        return time.process_time() - began, digest(results[-1])
+
+    return answer
+
+
+def named(place: str) -> Any:
+    """What the checkout has at "module:name", below zbsolve."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"zbsolve.{module}"), name)
+
+
+def step(placement: str, ranks: int, microbatches: int, capacity: int, **options: Any) -> Any:
+    """Uneven stages, so that no two ranks are alike; `capacity` in half microbatches."""
+    stages = ranks if placement == "single" else 2 * ranks
+    times = ([base + (7 * s) % 5 for s in range(stages)] for base in (30, 33, 20))
+    how = {
+        "placement": placement,
+        "microbatches": microbatches,
+        "comm": 3,
+        "held_until_W": 1,
+        "capacity": [capacity] * ranks,
+    }
+    return named("build.plain:pipeline")(*times, **how, **options)
+
+
+def graph_of(*of: Any) -> tuple[Any, Any]:
+    """The graph of one microbatch of a step, and its building block, one pass after the other."""
+    graph = named("greedy.arrays.microbatch:microbatch_graph")(step(*of))
+    return graph, named("greedy.blocks.building_block:serial_block")(graph)
+
+
+def serial_targets(graph: Any, block: Any) -> Any:
+    """Target starts of one microbatch after the other, close enough for gaps and memory to be in the way."""
+    return named("greedy.targets.decoding:repeated_targets")(graph, block.offset, max(1, block.period // 6))
+
+
+def list_scheduler() -> Call:
+    """The list scheduler with one policy: V placement, tight memory."""
+    problem = step("vee", 8, 64, 10)
+    policy = named("greedy.lists.policy_annealing:starting_policies")(problem)[0]
+    arrays, run = named("greedy.arrays.problem_arrays:arrays_of")(problem), named("greedy.lists.list_scheduler:start_times")
+    return lambda: run(arrays, policy)
+
+
+def annealed_policies() -> Call:
+    """Annealing of policies by counted work."""
+    problem, clock = step("vee", 6, 16, 8), named("util.clock:Clock")
+    starts = named("greedy.lists.policy_annealing:starting_policies")(problem)
+    improve = named("greedy.lists.policy_annealing:improve_policies")
+
+    def call() -> list[Any]:
+        found = [one for one in improve(problem, starts, clock(60.0, 0.1), 3, 0.1) if one is not None]
+        return [list(map(list, found[-1]))] if found else []
+
+    return call
+
+
+def decoding() -> Call:
+    """Target starts to a schedule, where most of them do not fit the memory as they are."""
+    graph, block = graph_of("vee", 8, 64, 10)
+    decode, rule = named("greedy.targets.decoding:decode"), named("greedy.targets.decoding:DecodeRule")
+    targets, rules = serial_targets(graph, block), [rule(1, 0, 2), rule(2, 8, 1), rule(0, 0, 1)]
+    return lambda: [decode(graph, targets, one)[0:3] for one in rules]
+
+
+def annealed(name: str, begin: Callable[[Any, Any], tuple[Any, ...]]) -> Call:
+    """`name` from what `begin` gives: 300 rounds of annealing at a target that is not reached."""
+    graph, block = graph_of("loop", 6, 24, 7)
+    lengths = named("greedy.blocks.building_block:shift_lengths")(graph)
+    annealing = named("greedy.targets.target_annealing:Annealing")(lengths, 0, 300, 9.0, 5)
+    run, first = named(name), begin(graph, block)
+    return lambda: _plain(run(graph, *first, annealing))
+
+
+def _plain(found: Any) -> list[Any]:
+    """What an annealing found, flat."""
+    parts = [found] if hasattr(found, "order") else list(found)
+    return [list(part) for part in parts]
+
+
+def _targets(graph: Any, block: Any) -> tuple[Any, ...]:
+    return (named("greedy.targets.decoding:decode")(graph, serial_targets(graph, block)),)
+
+
+def _patterns(graph: Any, block: Any) -> tuple[Any, ...]:
+    rule, pattern = named("greedy.targets.decoding:DecodeRule"), named("greedy.targets.pattern_annealing:Pattern")
+    return pattern(np.repeat(block.offset[None], 2, axis=0), block.period, rule(2, 8, 1)), (rule(), rule(0, 0, 1))
+
+
+def annealed_blocks() -> Call:
+    """Annealing over building blocks: first fit and the memory of what it gives."""
+    graph, _ = graph_of("vee", 8, 64, 5)
+    settle, work = named("greedy.blocks.building_block:anneal_block"), int(np.bincount(graph.rank, graph.duration).max())
+    return lambda: settle(graph, np.zeros(len(graph.duration), np.int64), work, 6000, 1)
+
+
+def rank_search(ranks: tuple[int, ...], lean: bool, part: float, **options: Any) -> Call:
+    """The search over orders of some ranks, in a window of so much more than their closed form."""
+    problem = step("loop", 4, 12, 6, **options)
+    lanes = named("ilp.ranks.lanes:lanes_of")(problem, ranks, lean)
+    refute, window = named("ilp.ranks.refutation:refute"), int(part * closed_form(problem).value)
+    return lambda: [refute(lanes, window, breadth, 15_000)[1] for breadth in (8, 32)]
+
+
+def induction() -> Call:
+    """Induction over microbatches: states are compared with those of earlier waves too."""
+    problem = step("single", 4, 48, 2)
+    lanes, value = named("ilp.ranks.lanes:lanes_of")(problem, (0, 1, 2, 3), True), closed_form(problem).value + 60
+    prove = named("ilp.ranks.induction:refute_by_induction")
+    return lambda: prove(lanes, value, 15_000)[1]
+
+
+def closed_form(problem: Any) -> Any:
+    """The closed forms' bound."""
+    return named("ilp.bounds.closed_forms:closed_form")(problem)
+
+
+def closed_forms(objective: str, placement: str) -> Call:
+    """Necessary arcs, longest paths and all closed forms; each call has a problem that no call had before."""
+    problem, calls = step(placement, 8, 32, 10, objective=objective), [0]
+
+    def call() -> int:
+        calls[0] += 1
+        return int(closed_form(replace(problem, source=f"call {calls[0]}")).value)
+
+    return call
+
+
+CASES: dict[str, Callable[[], Call]] = {
+    "list scheduler": list_scheduler,
+    "annealed policies": annealed_policies,
+    "decoding": decoding,
+    "annealed target starts": lambda: annealed("greedy.targets.target_annealing:anneal_targets", _targets),
+    "annealed patterns": lambda: annealed("greedy.targets.pattern_annealing:anneal_pattern", _patterns),
+    "annealed blocks": annealed_blocks,
+    "rank search, one rank": lambda: rank_search((0,), False, 1.02, objective="span"),
+    "rank search, two ranks": lambda: rank_search((0, 1), False, 1.02),
+    "rank search, four ranks, lean": lambda: rank_search((0, 1, 2, 3), True, 1.03),
+    "induction": induction,
+    "closed forms, makespan": lambda: closed_forms("makespan", "vee"),
+    "closed forms, span": lambda: closed_forms("span", "loop"),
+}
+
+
+def digest(value: Any) -> str:
+    """The same for equal results, in whatever tuples they come."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return hashlib.sha256("".join(map(digest, value)).encode()).hexdigest()[:16]
+    if value is None or isinstance(value, bool | int | float | str | np.number):
+        return repr(float(value)) if isinstance(value, float | np.floating) else str(value)
+    return digest(list(value))

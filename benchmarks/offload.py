@@ -1,34 +1,21 @@
-"""`python -m benchmarks.offload`: steps that offload: what the search reaches, with how many syncs, against what is proven.
-
-Small steps (2 to 4 ranks, 3 and 4 microbatches) that CP-SAT proves with the effort given: the values of the first schedule
-and of the search without CP-SAT, over the optimum. Larger ones: the value of the first schedule and of `solve` with counted
-effort, over the bound. Devices hold a part of what is in flight, and so does the host memory where it has a limit. All
-stages offload all; a copy takes as long as a forward, on two streams or on one bus. The numbers are deterministic but for
-the seconds, which are for the syncs of the first schedule alone (the best of three).
-"""
+"""Steps that offload: what the search reaches against what is proven, and what offload saves on many ranks."""
 
 from __future__ import annotations
 
-import argparse
-import math
-import time
+import os
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 
-from zbsolve import Problem, pipeline, solve, verify
+from zbsolve import Problem, Schedule, pipeline, preset, verify
+from zbsolve.bench import timed_solve
 from zbsolve.build import Host, with_offload
-from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.syncs import moments_in, synced
-from zbsolve.ilp.cp import solve_cp
 from zbsolve.placement import parse
-from zbsolve.search.certify import work_bound
-from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled
-from zbsolve.search.state import State
-from zbsolve.util.clock import Clock
+from zbsolve.systems.table import system
+from zbsolve.util.text import aligned
 
-from .harness import Benchmark
+from .harness import Results, listed, mean_of, rows_of, solved, table
 
 BYTES = 10  # that a stage keeps of a microbatch
 # name: device and host memory (a rank) as a part of all stages' bytes, None for a host without a limit; ranks on one bus
@@ -39,101 +26,146 @@ ROOMS: dict[str, tuple[float, float | None, int]] = {
     "half, bus": (0.5, None, 2),
     "half, bus, host": (0.5, 0.25, 2),
 }
-SMALL = ((2, 4, "single"), (2, 3, "vee"), (3, 4, "single"), (4, 4, "single"))
-LARGE = ((8, 24, "single"), (8, 24, "vee"), (16, 48, "single"))
-MAX_STEPS = 200  # of the finder, of small problems
+SIZES = ((2, 4, "single"), (2, 3, "vee"), (4, 4, "single"), (8, 24, "single"), (8, 24, "vee"), (16, 48, "single"))
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--effort", type=float, default=1.0, help="for each solve")
-    parser.add_argument("--exact", type=float, default=3.0, help="CP-SAT's deterministic time for a small step")
+@table()
+def offload(effort: float = 1.0, first: int = len(SIZES), rooms: tuple[str, ...] = tuple(ROOMS)) -> Results:
+    """Steps that offload, of the first sizes: the first schedule's value and that of `solve`, over the bound (geometric
+    means). Devices hold a part of what is in flight, and so does the host memory where it has a limit. All stages offload
+    all; a copy takes as long as a forward, on two streams or on one bus. Effort is counted, so numbers are deterministic but
+    for seconds."""
+    compiled()
+    rows = rows_of(
+        ("{2} p{0} m{1} {3}".format(*size, room), solved(room_step(*size, room), effort=effort))
+        for size in SIZES[:first]
+        for room in rooms
+    )
+    values = {"first": [row["changes"][0][1] for row in rows.values()], "value": [row["value"] for row in rows.values()]}
+    bounds = [row["bound"] for row in rows.values()]
+    means = {
+        f"{what}_over_bound": mean_of(a / z for a, z in zip(some, bounds, strict=True)) for what, some in values.items()
+    }
+    return {**means, "proven": sum(row["gap"] <= 0 for row in rows.values()), "rows": rows}
 
 
-def step(ranks: int, microbatches: int, placement: str, room: str) -> Problem:
+def room_step(ranks: int, microbatches: int, placement: str, room: str) -> Problem:
     """A uniform step that offloads: F, B, W 30, 32, 21 µs, messages 1 µs. "tight" is in microbatches of one stage, the other
     rooms are in as many microbatches as there are stages."""
     device, host, bus = ROOMS[room]
     spot = parse(placement, ranks)
     whole = BYTES * len(spot)
     plain = pipeline(30, 32, 21, placement=spot, microbatches=microbatches, comm=1, held_until_B=6, held_until_W=4)
-    capacity = int(device * (BYTES if room == "tight" else whole))
-    limit = None if host is None else max(BYTES * len(spot), int(host * whole * ranks))
-    problem = with_offload(plain, 30, 30, host=Host(limit, None, bus))
-    return replace(problem, capacity=(max(BYTES, capacity),) * ranks)
+    limit = None if host is None else max(whole, int(host * whole * ranks))
+    capacity = max(BYTES, int(device * (BYTES if room == "tight" else whole)))
+    return replace(with_offload(plain, 30, 30, host=Host(limit, None, bus)), capacity=(capacity,) * ranks)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """A row a problem; geometric means of the ratios."""
+# --- Memory on many ranks ---
+
+LAYERS, LAYER_TIME = 256, 1000  # µs of each of F, B and W
+NAMED = ("1f1b", "interleaved", "v-min", "gis-h", "po-h", "po-f")
+COPIES = {"po-h": 1.5, "po-f": 1.0}  # k
+
+
+@table()
+def offload_memory(
+    ranks: tuple[int, ...] = (4, 8, 16, 32, 64), seconds: float = 10.0, effort: float = 0.3, repeats: int = 2
+) -> Results:
+    """Activation memory of a rank over the number of ranks, with offload and without: one model of 256 equal layers (F, B, W
+    1,000 µs each, no messages' time) on p ranks, in 2 and in 4 chunks a rank, two microbatches a rank; V-Min has 2 chunks,
+    1F1B one. Memory is that of the fullest rank as a share of M, what 1F1B's first rank holds: p microbatches of a rank's
+    layers, so all layers' activations of one microbatch. Copies out and back take k times F + B + W of their chunk: k = 1
+    for PO-F, 1.5 for PO-H, which is for links on which not all fits. `search in PO-H` (PO-F): the shortest step that solve
+    finds with the copies of PO-H (PO-F) and no rank above what PO-H (PO-F) holds there, and its bound. Bubbles are shares of
+    the makespan.
+
+    Last, seconds of solve at the most ranks, with the copies and in the memory of each, and without copies in 0.9 of what
+    GIS-H holds (no plain step fits in so little): to the first schedule, to within 1 % of the last one, and all that an
+    effort takes."""
     compiled()
-    small, large = {}, {}
-    for rows, sizes, measured in ((small, SMALL, _exactly), (large, LARGE, _bounded)):
-        for ranks, microbatches, placement in sizes:
-            for room in ROOMS:
-                label = f"{placement} p{ranks} m{microbatches} {room}"
-                rows[label] = row = measured(step(ranks, microbatches, placement, room), options)
-                print(f"{label}: {row}", flush=True)
-    proven = [row for row in small.values() if row["optimum"] is not None]
-    return {
-        "small": small,
-        "large": large,
-        "proven": len(proven),
-        "first_over_optimum": _mean([row["first"] / row["optimum"] for row in proven]),
-        "found_over_optimum": _mean([row["found"] / row["optimum"] for row in proven]),
-        "first_over_bound": _mean([row["first"] / row["bound"] for row in large.values()]),
-        "value_over_bound": _mean([row["value"] / row["bound"] for row in large.values()]),
-        "syncs": sum(row["syncs"] for row in large.values()),
-    }
+    rows = listed(
+        row
+        for chunks in (2, 4)
+        for p in ranks
+        for name in NAMED
+        if chunks == 2 or name not in ("1f1b", "v-min")
+        for row in _named(name, p, chunks, seconds if chunks == 2 else 0.0)
+    )
+    return {"rows": rows, "times": _times(max(ranks), effort, repeats)}
 
 
-def _exactly(problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
-    """Of a small problem: the optimum, None where it was not proven."""
-    state = State(problem, Clock(1e9, options.effort), work_bound(problem))
-    seconds, ours = options.effort, search_of(state, 0)
-    steps = chain(quick(ours), find(ours))
-    for _ in islice(steps, MAX_STEPS):
-        if state.done or state.clock.used > 0.7 * seconds:
-            break
-    assert state.schedule is not None
-    exact = solve_cp(problem, state.schedule, state.bound.value, 1e9, effort=options.exact)
-    known = [int(one.timeline().value) for one in (state.schedule, exact.schedule) if one is not None]
-    optimum = min(known) if exact.bound >= min(known) else None
-    return {"first": _first(problem)["first"], "found": state.value, "optimum": optimum, "solver": state.solver}
+def step(name: str, ranks: int, chunks: int) -> Problem:
+    """The model as the system called `name` runs it; chunks: a rank, where the system leaves that open."""
+    one = system(name)
+    spot = parse(one.placement if one.placement in ("single", "vee") else f"loop{chunks}", ranks)
+    layers = LAYERS // len(spot)
+    us = LAYER_TIME * layers
+    times: dict[str, Any] = {"BW": 2 * us} if one.fused else {"B": us, "W": us}
+    plain = pipeline(us, placement=spot, microbatches=2 * ranks, held_until_W=layers, **times)
+    if one.copies is None:
+        return plain
+    copy = round(COPIES[name] * 3 * us / 2)
+    return with_offload(plain, copy, copy, which=one.copies(plain, copy, copy), host=Host(shared_bus=1))
 
 
-def _bounded(problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
-    """Of a larger problem: the first schedule, `solve` and its bound."""
-    found = solve(problem, effort=options.effort, prefer=None)
-    assert not verify(problem, found)
-    certificate = found.certificate
-    assert certificate is not None
-    return {**_first(problem), "value": certificate.value, "bound": certificate.bound, "solver": certificate.solver}
-
-
-def _first(problem: Problem) -> dict[str, Any]:
-    """What the list scheduler makes at once, its syncs, and the seconds that they take."""
-    schedule = list_schedule(problem, deepest_first(problem))
+def _named(name: str, ranks: int, chunks: int, seconds: float) -> Iterator[Results]:
+    """The row of a named schedule; where it offloads, that of the search in its memory, if there are seconds for it."""
+    problem = step(name, ranks, chunks)
+    schedule = preset(name, problem)
     assert not verify(problem, schedule)
-    row, seconds = moments_in(schedule.timeline()), []
-    for _ in range(3):
-        began = time.perf_counter()
-        synced(problem, schedule.sequences, row)
-        seconds.append(time.perf_counter() - began)
-    value = int(schedule.timeline().value)
-    return {
+    timeline = schedule.timeline()
+    layers = max(timeline.peak_bytes)
+    row = {
+        "system": name,
+        "ranks": problem.ranks,
+        "chunks": problem.stages // problem.ranks,
         "passes": len(problem.passes),
-        "first": value,
-        "syncs": len(schedule.syncs),
-        "sync_seconds": round(min(seconds), 4),
+        "layers": layers,
+        "memory": layers / LAYERS,
+        "host_layers": list(timeline.pool_peaks),
+        "bubble": 1 - problem.work / timeline.makespan,
     }
+    yield row
+    if name in COPIES and seconds:
+        found = solved(_in_memory_of(schedule), seconds=seconds)
+        assert found["value"] <= timeline.makespan
+        shares = {"bubble": 1 - problem.work / found["value"], "bound": 1 - problem.work / found["bound"]}
+        yield {
+            **row,
+            "system": f"search in {name.upper()}",
+            **shares,
+            "solver": found["solver"],
+            "seconds": found["seconds"],
+        }
 
 
-def _mean(ratios: list[float]) -> float:
-    """The geometric mean."""
-    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
+def memory_table(rows: list[Results]) -> str:
+    """Of the rows with one chunk or two a rank: a line a system, of each number of ranks the memory and the bubble."""
+    few = [row for row in rows if row["chunks"] <= 2]
+    ranks = sorted({row["ranks"] for row in few})
+    lines = [("ranks", *map(str, ranks))]
+    for name in dict.fromkeys(row["system"] for row in few):
+        at = {row["ranks"]: row for row in few if row["system"] == name}
+        lines.append((name, *(f"{at[p]['memory']:.3f} {100 * at[p]['bubble']:.1f}%" for p in ranks)))
+    return "\n".join(aligned(lines, left=(0,))) + "\n"
 
 
-BENCHMARK = Benchmark("offload", __doc__, measure, arguments)
+def _in_memory_of(schedule: Schedule, share: float = 1.0) -> Problem:
+    peaks = schedule.timeline().peak_bytes
+    return replace(schedule.problem, capacity=tuple(int(share * peak) for peak in peaks))
 
-if __name__ == "__main__":
-    BENCHMARK.main()
+
+def _times(ranks: int, effort: float, repeats: int) -> Results:
+    """Of solve on three steps, in turn, so that a busy machine is busy for all of them."""
+    problems = {name: _in_memory_of(preset(name, step(name, ranks, 2))) for name in COPIES}
+    problems["without"] = _in_memory_of(preset("gis-h", step("gis-h", ranks, 2)), 0.9)
+    found: Results = {name: [] for name in problems}
+    for _ in range(repeats):
+        for name, problem in problems.items():
+            one = timed_solve(problem, effort=effort)
+            near = next(each.seconds for each in one.improvements if each.value <= 1.01 * one.certificate.value)
+            row = {"first": one.improvements[0].seconds, "near": near, "all": one.seconds, "load": os.getloadavg()[0]}
+            found[name].append(row)
+            print(f"solve at p={ranks}, {name}, {len(problem.passes)} passes: {row}", flush=True)
+    return {"ranks": ranks, "passes": {name: len(one.passes) for name, one in problems.items()}, "samples": found}

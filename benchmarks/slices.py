@@ -1,67 +1,104 @@
-"""`python -m benchmarks.slices`: Llama 3 70B with long contexts on 16 ranks, whole and in slices; all estimated.
+"""Long sequences in slices: what schedules take and need, and whether the search is ever worse than a paper's order.
 
-Times and bytes are `zbsolve profile --estimate`'s, H100, one device a rank, without tensor parallelism. A slice takes its
-share of them: how much less efficient small kernels are is not counted, nor is recompute or offload. Ranks have no limit of
-memory: GiB are what the fullest one needs for activations, parameters, optimizer states and messages. Equal layers a stage,
-but for the last, as `balanced`; four sequences a step.
-
-1f1b: whole sequences. slimpipe: SlimPipe's order of n even slices (arXiv 2504.14519), exchange: the same where ranks that
-would wait make attention for others, beside it a bound that holds whatever they hand over. seq1f1b: slices that take as long
-as each other (arXiv 2406.03488). search: the shortest step that solve finds
-of n slices, with a split backward, where every rank may hold what slimpipe's fullest one holds; the others are fused. A
-bubble is the share of the makespan that ranks do not compute, in the mean.
+`slices` and `contexts` are of Llama 3 70B, and all of it is estimated (`zbsolve profile --estimate h100`): a slice takes its
+share of a sequence's times and bytes, so how much less efficient small kernels are is not counted. 1f1b, interleaved, zb-h1:
+whole sequences. slimpipe: SlimPipe's order of even slices (arXiv 2504.14519). exchange: the same where ranks that would wait
+make attention for late slices. seq1f1b: slices that take as long as each other (arXiv 2406.03488).
 """
 
 from __future__ import annotations
 
-import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from profiler import estimate
-from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
+from profiler.devices import device
+from tests.support.slice_problems import paper_order
+from zbsolve import Infeasible, NotFound, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.features.attention_exchange import exchange_costs
 from zbsolve.features.cuts import said_of
 from zbsolve.ilp.bounds import bound_over_exchanges
+from zbsolve.layer import Layer
 from zbsolve.search.solver import compiled
-from zbsolve.systems import PRESETS
+from zbsolve.systems import PRESETS, step_for, system
 from zbsolve.util.text import aligned
 
-from .harness import Benchmark
+from .harness import Results, listed, solved, table
 
-MODEL, DEVICE = "llama3-70b", "h100"
-GIB = 2**30
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--contexts", type=int, nargs="+", default=[32, 128, 512], help="tokens of a sequence, in 1024")
-    parser.add_argument("--slices", type=int, nargs="+", default=[4, 16, 32])
-    parser.add_argument("--searched", type=int, nargs="*", default=[16], help="of these, those that are searched, too")
-    parser.add_argument("--ranks", type=int, default=16)
-    parser.add_argument("--microbatches", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each search")
+MODEL, DEVICE, GIB = "llama3-70b", "h100", 2**30
+EXCHANGE = "exchange"
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Print each row as it comes; keep all."""
+def _needs(profile: Profile, step: Step, schedule: Schedule, context: int, name: str) -> tuple[Results, Results]:
+    """What tells a schedule's row; what it takes and its fullest rank needs."""
+    problem, timeline = schedule.problem, schedule.timeline()
+    assert not verify(problem, schedule)
+    need = max(step.needs(replace(profile, capacity=None), schedule))
+    numbers = {"GiB": round(need / GIB, 1), "activations_GiB": round(max(timeline.peak_bytes) / GIB, 1)}
+    named = {"context": context, "schedule": name, "slices": said_of(step.slices).number}
+    return named, {"us": int(timeline.makespan), **numbers, "need": need}
+
+
+# --- On 16 ranks ---
+
+
+@table()
+def slices(
+    contexts: tuple[int, ...] = (32, 128, 512),
+    slices: tuple[int, ...] = (4, 16, 32),
+    searched: tuple[int, ...] = (16,),
+    ranks: int = 16,
+    microbatches: int = 4,
+    seconds: float = 10.0,
+) -> Results:
+    """Llama 3 70B with long contexts (in 1024 tokens) on 16 ranks of one device, without tensor parallelism, recompute,
+    offload or a limit of memory; equal layers a stage but for the last; four sequences a step. search: the shortest step
+    that solve finds of so many slices (`searched`), with a split backward, where every rank may hold what slimpipe's fullest
+    one holds; the others are fused. Beside exchange: a bound that holds whatever ranks hand over. A bubble is the share of
+    the makespan that ranks do not compute, in the mean."""
     compiled()
-    rows: list[dict[str, Any]] = []
-    for context in options.contexts:
-        profile = replace(estimate(f"{MODEL}@length={1024 * context}", DEVICE), capacity=None)
-        whole = Step(options.ranks, options.microbatches, partition="balanced", fused=True)
-        rows.append(_row(profile, whole, "1f1b", context))
-        for slices in options.slices:
-            step = replace(whole, slices=slices)
-            rows.append(_row(profile, step, "slimpipe", context))
-            rows.append(_row(profile, replace(step, slices=f"{slices}:even-work"), "seq1f1b", context))
-            rows.append(_row(profile, replace(step, attention_exchange=True), "exchange", context))
-            if slices in options.searched:
-                rows.append(_row(profile, step, "search", context, options.seconds))
-    return {"rows": rows}
+
+    def rows() -> Iterator[Results]:
+        for context in contexts:
+            profile = replace(estimate(f"{MODEL}@length={1024 * context}", DEVICE), capacity=None)
+            whole = Step(ranks, microbatches, partition="balanced", fused=True)
+            row = partial(_sliced, profile, context)
+            yield row(whole, "1f1b")
+            for count in slices:
+                step = replace(whole, slices=count)
+                yield row(step, "slimpipe")
+                yield row(replace(step, slices=f"{count}:even-work"), "seq1f1b")
+                yield row(replace(step, attention_exchange=True), EXCHANGE)
+                if count in searched:
+                    yield row(step, "search", seconds)
+
+    return {"rows": listed(rows())}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def _sliced(profile: Profile, context: int, step: Step, name: str, seconds: float = 0.0) -> Results:
+    """A named schedule, or with seconds what the search finds in SlimPipe's memory."""
+    problem = step.problem(profile)
+    schedule, more = preset(name if name in PRESETS else "slimpipe", problem), dict[str, Any]()
+    if seconds:
+        step = replace(step, fused=False)
+        room = (max(schedule.timeline().peak_bytes),) * problem.ranks
+        schedule = solve(replace(step.problem(profile), capacity=room), seconds=seconds, prefer=None)
+        more = {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}
+    elif step.attention_exchange:
+        plain = replace(step, attention_exchange=False).problem(profile)
+        costs = exchange_costs(profile.layers, problem.layers, said_of(step.slices).number, profile.link, plain.stages)
+        more = {"bound_us": bound_over_exchanges(plain, costs)}
+    named, numbers = _needs(profile, step, schedule, context, name)
+    del numbers["need"]
+    work = int(schedule.problem.passes.duration.sum()) / problem.ranks
+    return {**named, **numbers, "bubble": round(1 - work / numbers["us"], 4), **more}
+
+
+def slices_table(rows: list[Results]) -> str:
     """A line each schedule and context: its slices, seconds of a step and a bound where there is one, its bubble, and GiB
     that the fullest rank needs, in all and for activations."""
     lines = [("context", "schedule", "slices", "step s", "bound", "bubble", "GiB", "activations")]
@@ -72,51 +109,174 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(aligned(lines, left=(0, 1))) + "\n"
 
 
-def _row(profile: Profile, step: Step, name: str, context: int, seconds: float = 0.0) -> dict[str, Any]:
-    """What a schedule takes and needs: a named one, or with seconds that of the search in SlimPipe's memory."""
-    problem = step.problem(profile)
-    schedule = preset(name if name in PRESETS else "slimpipe", problem)
-    bound: dict[str, Any] = {}
-    if seconds:
-        step = replace(step, fused=False)
-        schedule, bound = _found(schedule, step.problem(profile), seconds)
-    elif step.attention_exchange:
-        bound = {"bound_us": _least(profile, step, problem)}
-    assert not verify(schedule.problem, schedule)
-    timeline, p = schedule.timeline(), schedule.problem.passes
-    row = {
-        "context": context,
-        "slices": said_of(step.slices).number,
-        "schedule": name,
-        "us": int(timeline.makespan),
-        "bubble": round(1 - int(p.duration.sum()) / problem.ranks / timeline.makespan, 4),
-        "GiB": round(max(step.needs(profile, schedule)) / GIB, 1),
-        "activations_GiB": round(max(timeline.peak_bytes) / GIB, 1),
-        **bound,
+# --- On 256 devices ---
+
+RANKS, TENSOR_RANKS, STEP_TOKENS = 16, 8, 2**21  # tokens of one of two replicas
+UNITS, COUNTS = 256, (4, 16, 64, 128, 256)  # slices of a step that are tried at most, and of a sequence
+NAMES = {EXCHANGE: "slimpipe"}  # what an order is called where it is not its row
+NAMED = ("1f1b", "interleaved", "zb-h1", "slimpipe", "seq1f1b", EXCHANGE)
+
+
+@table()
+def contexts(contexts: tuple[int, ...] = (32, 128, 512, 2048), seconds: float = 10.0) -> Results:
+    """Llama 3 70B with contexts of 32k to 2,048k tokens on 256 H100: 16 pipeline ranks of 8 tensor ranks, two replicas, 4M
+    tokens a step, 80 GB a device. Model and devices are SlimPipe's; how it splits them is not known here. What replicas
+    exchange, and the optimizer's update, are not counted.
+
+    Each schedule takes what makes it shortest of what fits: how many slices, and what layers keep (see `KEEP`); where
+    nothing fits, what needs the least. interleaved has 5 chunks of one block. search: the shortest step that solve finds in
+    the devices' memory with the slices and layers of the shortest of the others, from which it begins, with a fused or a
+    split backward. MFU: three times a forward's FLOPs, of which causal attention counts half, of the peak in the time of a
+    step."""
+    compiled()
+
+    def rows() -> Iterator[Results]:
+        for context in contexts:
+            profile = estimate(f"{MODEL}@length={1024 * context}", DEVICE, tensor_ranks=TENSOR_RANKS)
+            best = []
+            for name in NAMED:
+                tried = [(kept, count) for kept in KEEP for count in _counts(name, context)]
+                best.append(min((_named(profile, name, kept, count, context) for kept, count in tried), key=_rank_of))
+                yield best[-1]
+            begin = min((row for row in best if row["schedule"] != "interleaved"), key=_rank_of)
+            yield min(_searched(profile, begin, seconds), key=_rank_of, default={**begin, "schedule": "search"})
+
+    return {"rows": listed(rows())}
+
+
+def _rank_of(row: Results) -> tuple[bool, float]:
+    """What fits comes first, the shortest of it; of what does not, what needs the least."""
+    return (not row["fits"], row["us"] if row["fits"] else row["GiB"])
+
+
+def _counts(name: str, context: int) -> list[int]:
+    """Numbers of slices that are tried."""
+    sliced = system(NAMES.get(name, name)).slices
+    return [n for n in COUNTS if n * STEP_TOKENS <= UNITS * 1024 * context] if sliced else [1]
+
+
+def _named(profile: Profile, name: str, kept: str, count: int, context: int) -> Results:
+    """The row of a named schedule, or of `EXCHANGE`."""
+    layers, named = keeping(profile, kept), system(NAMES.get(name, name))
+    placement = "loop5" if named.placement == "loop" else named.placement
+    step = Step(RANKS, STEP_TOKENS // (1024 * context), placement=placement, partition="balanced", slices=count)
+    step = replace(step_for(named.name, layers, step), attention_exchange=name == EXCHANGE)
+    problem = step.problem(replace(layers, capacity=None))
+    return _row(layers, step, name, kept, preset(named.name, problem), context)
+
+
+def _row(profile: Profile, step: Step, name: str, kept: str, schedule: Schedule, context: int) -> Results:
+    named, numbers = _needs(profile, step, schedule, context, name)
+    need, us = numbers.pop("need"), numbers["us"]
+    forward = [profile.facts["flops"][layer]["F"] for layer in ("embedding", "block0", "head")]
+    flops = 3 * step.microbatches * (forward[0] + (len(profile.layers) - 2) * forward[1] + forward[2])
+    return {
+        **named,
+        "slices": step.slices,
+        "kept": kept,
+        "fused": "W" not in schedule.problem.passes.kinds,
+        "bubble": round(1 - schedule.problem.work / us, 4),
+        **numbers,
+        "fits": bool(need <= device(DEVICE).memory * 1e9),
+        "mfu": round(float(flops / (RANKS * TENSOR_RANKS * device(DEVICE).half * 1e12 * us / 1e6)), 4),
     }
-    print(row, flush=True)
-    return row
 
 
-def _least(profile: Profile, step: Step, exchanged: Problem) -> int:
-    """A bound over all exchanges, µs."""
-    plain, slices = replace(step, attention_exchange=False).problem(profile), said_of(step.slices).number
-    costs = exchange_costs(profile.layers, exchanged.layers, slices, profile.link, plain.stages)
-    return bound_over_exchanges(plain, costs)
+def _searched(profile: Profile, row: Results, seconds: float) -> Iterator[Results]:
+    """What the search finds with the row's slices and layers, with a fused and with a split backward."""
+    layers, context, named = keeping(profile, row["kept"]), row["context"], row["schedule"]
+    for fused in (True, False):
+        step = Step(RANKS, STEP_TOKENS // (1024 * context), partition="balanced", slices=row["slices"], fused=fused)
+        step = replace(step, attention_exchange=named == EXCHANGE)
+        try:
+            problem: Problem = step.problem(layers)
+            begin = preset(NAMES.get(named, named), problem) if fused == row["fused"] else None
+            schedule = solve(problem, seconds=seconds, prefer=None, hint=begin)
+        except (Infeasible, NotFound):
+            continue
+        proven = {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}
+        yield {**_row(layers, step, "search", row["kept"], schedule, context), **proven}
 
 
-def _found(named: Schedule, problem: Problem, seconds: float) -> tuple[Schedule, dict[str, Any]]:
-    """What the search finds where each rank has what the named order's fullest rank holds, and its bound."""
-    room = max(named.timeline().peak_bytes)
-    try:
-        schedule = solve(replace(problem, capacity=(room,) * problem.ranks), seconds=seconds, prefer=None)
-    except Infeasible as error:
-        raise AssertionError(f"{problem.source}: an order with a fused backward fits") from error
-    assert schedule.certificate is not None
-    return schedule, {"bound_us": schedule.certificate.bound, "solver": schedule.certificate.solver}
+def contexts_table(rows: list[Results]) -> str:
+    """A line each context and schedule: slices, what layers keep, seconds of a step, its bubble, MFU, and GiB of the fullest
+    device, marked where they are more than it has."""
+    lines = [("context", "schedule", "slices", "kept", "step s", "bubble", "MFU", "GiB")]
+    for row in rows:
+        named = (f"{row['context']}k", row["schedule"], str(row["slices"]), row["kept"], f"{row['us'] / 1e6:.1f}")
+        lines.append((*named, f"{row['bubble']:.0%}", f"{row['mfu']:.1%}", f"{row['GiB']:.0f}{'' if row['fits'] else '!'}"))
+    return "\n".join(aligned(lines, left=(0, 1, 2, 3))) + "\n"
 
 
-BENCHMARK = Benchmark("slices", __doc__, measure, arguments)
+# --- What layers keep for their backward ---
+#
+# As people who train long contexts have it: all, all that is dear to make again (selective), or their inputs (full). What is
+# made again is part of the backward, layer by layer, as Megatron runs it (Korthikanti et al., 2205.05198); a stage's pass X
+# in zbsolve's own steps makes a whole stage again. The head keeps its input but for "all": logits of a long sequence are
+# larger than all else.
 
-if __name__ == "__main__":
-    BENCHMARK.main()
+
+def _selective(layer: Layer, given: int) -> Layer:
+    """Of a block its input, attention's output, as large, and keys and values; attention is not made again."""
+    return _again(layer, 2 * given, layer.X - layer.attention_F) if layer.attention_F else _full(layer, given)
+
+
+def _full(layer: Layer, given: int) -> Layer:
+    """Of a block its input, and, for later slices, keys and values."""
+    again = replace(layer, attention_B=layer.attention_B + layer.attention_F)
+    return _again(again, given, layer.X) if layer.held_until_B else layer
+
+
+def _again(layer: Layer, kept: int, time: float) -> Layer:
+    """A layer that keeps `kept` bytes, and keys and values, and takes `time` µs to make the rest again."""
+    held = layer.held_until_B + layer.held_until_W
+    sizes = {"held_until_B": kept + layer.kv_bytes, "held_until_W": 0, "transient": layer.transient + held}
+    sizes |= {"held_from_B": layer.held_from_B + layer.held_until_W, "output_kept": 0, "input_unneeded": 0}
+    return replace(layer, B=layer.B + time, BW=layer.BW + time, **sizes)
+
+
+KEEP: dict[str, Callable[[Layer, int], Layer]] = {
+    "all": lambda layer, given: layer,
+    "selective": _selective,
+    "full": _full,
+}
+
+
+def keeping(profile: Profile, way: str) -> Profile:
+    """The profile whose layers keep what this way says."""
+    inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
+    layers = tuple(KEEP[way](layer, given) for layer, given in zip(profile.layers, inputs, strict=True))
+    return replace(profile, layers=layers)
+
+
+# --- Random steps ---
+
+
+@table(ending=lambda results: results["worse"])
+def slices_search(count: int = 400, first: int = 0, effort: float = 0.1, passes: int = 1200) -> Results:
+    """Is `solve` ever worse than a paper's order of slices, in that order's own memory? Seeded random steps of 2 to 8 ranks
+    (`tests.support.slice_problems.paper_order`). Each rank has what the order takes, or all have what it takes on its
+    fullest rank. Effort is counted. Where one solve is worse, or a bound is above a value, the exit code is 1."""
+    compiled()
+    rows = listed(_against_paper(seed, passes, effort) for seed in range(first, first + count))
+    values = [row["value"] / row["named"] for row in rows]
+    return {
+        "steps": len(rows),
+        "worse": sum(row["worse"] for row in rows),
+        "shorter": sum(row["value"] < row["named"] for row in rows),
+        "optimal": sum(row["value"] == row["bound"] for row in rows),
+        "mean_of_values": round(sum(values) / len(values), 4),
+        "of_each": dict(Counter(row["step"].split(": ")[1].split(" ")[0] for row in rows)),
+        "rows": rows,
+    }
+
+
+def _against_paper(seed: int, passes: int, effort: float) -> Results:
+    step, named = paper_order(seed, passes)
+    value = int(named.timeline().makespan)
+    assert not verify(named.problem, named)
+    began = time.perf_counter()
+    found = solved(named.problem, effort=effort)
+    row = {"step": step, "named": value, **{what: found[what] for what in ("value", "bound", "solver")}}
+    worse = row["value"] > value or row["bound"] > row["value"]
+    return row | {"worse": worse, "seconds": round(time.perf_counter() - began, 2)}

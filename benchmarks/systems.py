@@ -1,24 +1,25 @@
-"""`python -m benchmarks.systems`: each system of the literature, and what solve finds in its memory on its placement.
-
-Every rank may hold what the system's own order holds there at most. The bound stands beside both.
-"""
+"""Named schedules, and what `solve` finds beside them: of the literature, on the published models, and for less memory."""
 
 from __future__ import annotations
 
-import argparse
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from zbsolve.bench import timed_solve
+from zbsolve import Infeasible, Problem, Profile, Schedule, solve, verify
 from zbsolve.placement import parse_routes
+from zbsolve.search.least_peak import LeastPeak
 from zbsolve.search.solver import compiled
+from zbsolve.step import Step
 from zbsolve.systems import System, preset
 from zbsolve.systems.problems import problem_for
 from zbsolve.systems.table import SYSTEMS
 from zbsolve.util.errors import BadInput
 
-from .harness import RESULTS, Benchmark, kept
+from . import profiles
+from .harness import RESULTS, Results, kept, listed, rows_of, solved, table
 
 Setting = tuple[int, int, tuple[int, int, int], int]
 # ranks, microbatches, F, B, W of a rank's share of a microbatch (µs), communication (µs)
@@ -36,41 +37,33 @@ SETTINGS: tuple[Setting, ...] = (
     (8, 64, (1200, 1500, 900), 80),
     (16, 64, (1200, 1500, 900), 80),
 )
+NAMES = tuple(one.name for one in SYSTEMS)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each solve")
-    names = [one.name for one in SYSTEMS]
-    parser.add_argument("--only", nargs="+", choices=names, help="measure these anew, and keep the others' rows as they are")
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One line a system and setting, and the medians; all rows are kept."""
+@table()
+def systems(seconds: float = 2.0, only: tuple[str, ...] = (), first: int = len(SETTINGS)) -> Results:
+    """Each system of the literature, and what solve finds in its memory on its placement: every rank may hold what the
+    system's own order holds there at most. only: these are measured anew, and the others' rows are kept as they are. first:
+    so many settings."""
     compiled()
-    rows, systems = [], [one for one in SYSTEMS if options.only is None or one.name in options.only]
-    for setting in SETTINGS:
-        for one in systems:
-            row = beside(one, setting, options.seconds)
-            if row is not None:
-                rows.append(row)
-                print(line(row), flush=True)
-    if options.only is not None:
-        others = [row for row in kept(RESULTS / "systems.json")["rows"] if row["system"] not in options.only]
-        rows = sorted([*others, *rows], key=_place)
+    rows = listed(
+        _beside(one, setting, seconds) for setting in SETTINGS[:first] for one in SYSTEMS if not only or one.name in only
+    )
+    if only:
+
+        def place(row: Results) -> tuple[int, int]:
+            setting = (row["ranks"], row["microbatches"], tuple(row["times"]), row["comm"])
+            return SETTINGS.index(setting), NAMES.index(row["system"])
+
+        others = [row for row in kept(RESULTS / "systems.json")["rows"] if row["system"] not in only]
+        rows = sorted([*others, *rows], key=place)
     for name in dict.fromkeys(row["system"] for row in rows):
         ratios = [row["solved"] / row["value"] for row in rows if row["system"] == name]
         print(f"{name:14} solve/system: median {median(ratios):.4f}, least {min(ratios):.4f}, most {max(ratios):.4f}")
-    return {"seconds": options.seconds, "rows": rows}  # of rows that are kept from before each says its own time
+    return {"seconds": seconds, "rows": rows}  # of rows that are kept from before each says its own time
 
 
-def _place(row: dict[str, Any]) -> tuple[int, int]:
-    """Where a row stands in the file: by setting, then by system in the table's order."""
-    setting = (row["ranks"], row["microbatches"], tuple(row["times"]), row["comm"])
-    return SETTINGS.index(setting), [one.name for one in SYSTEMS].index(row["system"])
-
-
-def beside(one: System, setting: Setting, seconds: float) -> dict[str, Any] | None:
+def _beside(one: System, setting: Setting, seconds: float) -> Results | None:
     """The system's makespan and peak; solve's makespan and bound in the same memory. None where it does not allow m."""
     ranks, microbatches, times, comm = setting
     chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
@@ -80,37 +73,136 @@ def beside(one: System, setting: Setting, seconds: float) -> dict[str, Any] | No
         timeline = preset(one.name, problem).timeline()
     except BadInput:
         return None
-    limited = replace(problem, capacity=tuple(int(peak) for peak in timeline.peak_bytes))
-    certificate = timed_solve(limited, seconds=seconds).certificate
-    assert certificate.value <= timeline.makespan
-    return {
-        "system": one.name,
-        "ranks": ranks,
-        "microbatches": microbatches,
-        "times": list(times),
-        "comm": comm,
-        "work": problem.work,
-        "peak_microbatches": max(timeline.peak_bytes) / 60,
-        "value": int(timeline.makespan),
-        "solved": certificate.value,
-        "bound": certificate.bound,
-        "solver": certificate.solver,
-        "proof": certificate.proof,
-        "seconds": certificate.seconds,
+    peaks = tuple(int(peak) for peak in timeline.peak_bytes)
+    found = solved(replace(problem, capacity=peaks), seconds=seconds)
+    assert found["value"] <= timeline.makespan
+    named = {"system": one.name, "ranks": ranks, "microbatches": microbatches, "times": list(times), "comm": comm}
+    numbers = {"work": problem.work, "peak_microbatches": max(peaks) / 60, "value": int(timeline.makespan)}
+    more = {what: found[what] for what in ("bound", "solver", "proof", "seconds")}
+    return {**named, **numbers, "solved": found["value"], **more}
+
+
+# --- Published models ---
+
+
+def estimated(device: str) -> dict[str, Profile]:
+    """The profiles that are kept for a device, by model."""
+    ends = "estimated-", f"-{device}"
+    names = [name for name in profiles.names() if name.startswith(ends[0]) and name.endswith(ends[1])]
+    return {name.removeprefix(ends[0]).removesuffix(ends[1]): profiles.kept(name) for name in names}
+
+
+@table()
+def published(device: str = "h200", seconds: float = 5.0, models: tuple[str, ...] = ()) -> Results:
+    """What a schedule wins on the published models (all, or these): each on as many ranks as 1F1B needs (where 8, 16 and 32
+    are too few: as any schedule needs), 4 microbatches a rank, in the device's memory: 1F1B with a fused backward, as people
+    run it, on the equal split and on the balanced one; then `solve` on one stage a rank and on the V shape, both split
+    evenly by the ranks' work. All of it is estimated: rooflines, not measurements. A fused backward is taken to cost no more
+    than B and W: torch adds weight gradients up in kernels of their own, which training frameworks avoid."""
+    compiled()
+    chosen = {name: profile for name, profile in estimated(device).items() if not models or name in models}
+    rows = rows_of((f"estimated-{name}-{device}", _fewest_ranks(profile, seconds)) for name, profile in chosen.items())
+    return {"device": device, "seconds": seconds, "rows": rows}
+
+
+def _fewest_ranks(profile: Profile, seconds: float) -> Results | None:
+    """The row of the fewest ranks on which 1F1B fits, else of the fewest on which anything does."""
+    rest = None
+    for ranks in (8, 16, 32):
+        row = model_row(profile, ranks, seconds)
+        if row is not None and row["equal"]["fits"]:
+            return row
+        rest = rest or row
+    return rest
+
+
+def model_row(profile: Profile, ranks: int, seconds: float) -> Results | None:
+    """One model's row; None where not even one microbatch fits."""
+    profile = replace(profile, layers=tuple(replace(one, BW=min(one.BW, one.B + one.W)) for one in profile.layers))
+    step = Step(ranks, 4 * ranks)
+    try:
+        found = {
+            "equal": preset("1f1b", replace(step, partition="equal", fused=True).problem(profile)),
+            "balanced": preset("1f1b", replace(step, fused=True).problem(profile)),
+            **{
+                place: solve(replace(step, placement=place).problem(profile), seconds=seconds) for place in ("single", "vee")
+            },
+        }
+    except Infeasible:
+        return None
+    named = {"model": profile.model, "source": profile.source, "ranks": ranks, "microbatches": step.microbatches}
+    return named | {name: _numbers(schedule) for name, schedule in found.items()}
+
+
+def _numbers(schedule: Schedule) -> Results:
+    """Of one schedule: µs, the bound (of a search), bytes of activations of the fullest rank, whether they fit."""
+    timeline, capacity = schedule.timeline(), schedule.problem.capacity
+    assert capacity is not None
+    fits = all(peak <= room for peak, room in zip(timeline.peak_bytes, capacity, strict=True))
+    bound = schedule.certificate.bound if schedule.certificate is not None else None
+    return {"us": int(timeline.makespan), "bound_us": bound, "bytes": max(timeline.peak_bytes), "fits": fits}
+
+
+# --- Less memory ---
+
+CHANGES = ("peak_with_time_preferred", "peak_with_memory_preferred", "value_with_memory_preferred")
+
+
+@table()
+def least_peak(
+    effort: float = 2.0, ranks: tuple[int, ...] = (4, 8), device: str = "h100", models: tuple[str, ...] = ()
+) -> Results:
+    """What memory the search for less memory saves, and at what time: profiles that are kept (of all models, or these),
+    without a limit of memory, one stage a rank and on the V shape. Each problem is solved three times with the same effort:
+    for the value alone (the first schedule of the least value), with time preferred, and with memory preferred. Values and
+    bounds of the first two are the same, or this fails. Peaks are bytes of activations of the fullest rank. Changes are
+    medians: with time preferred of the problems whose value is proven optimal, where alone that search has time."""
+    compiled()
+
+    def rows() -> Iterator[tuple[str, Results | None]]:
+        for name, profile in estimated(device).items():
+            for count in ranks if not models or name in models else ():
+                for place in ("single", "vee"):
+                    step, label = Step(count, 4 * count, place), f"{name}-{device} p{count} m{4 * count} {place}"
+                    if not step.too_few_layers(profile):
+                        yield label, _leaner(step.problem(replace(profile, capacity=None)), effort)
+
+    found = rows_of(rows())
+    closed = [row for row in found.values() if row["status"] == "optimal"]
+    medians = {
+        what: median(_change(row, what) for row in (closed if what == CHANGES[0] else found.values())) for what in CHANGES
     }
+    proven = sum(row["proven"] for row in closed)
+    return {"rows": found, "problems": len(found), "optimal": len(closed), "proven_least": proven, "median_changes": medians}
 
 
-def line(row: dict[str, Any]) -> str:
-    """One row as text: bubbles are shares of the makespan."""
-    bubble, solved, least = (1 - row["work"] / row[what] for what in ("value", "solved", "bound"))
-    setting = f"p={row['ranks']} m={row['microbatches']} {row['times']} c={row['comm']}"
-    return (
-        f"{setting:44} {row['system']:14} peak {row['peak_microbatches']:5.2f}  {row['value']:>8} µs  bubble {bubble:6.2%}  "
-        f"solve {row['solved']:>8} ({row['solved'] / row['value']:.4f}) bubble {solved:6.2%}, at least {least:6.2%}"
-    )
+def _change(row: Results, what: str) -> float:
+    """Of the value or the peak against the search for the value alone."""
+    return float(row[what] / row[what.split("_", 1)[0]] - 1)
 
 
-BENCHMARK = Benchmark("systems", __doc__, measure, arguments)
-
-if __name__ == "__main__":
-    BENCHMARK.main()
+def _leaner(problem: Problem, effort: float) -> Results:
+    seen: dict[str | None, list[LeastPeak]] = {None: [], "time": [], "memory": []}
+    found: dict[Any, Schedule] = {}
+    seconds = []
+    for prefer, peaks in seen.items():
+        began = time.perf_counter()
+        found[prefer] = solve(problem, effort=effort, prefer=prefer, peaks=peaks.append)
+        seconds.append(round(time.perf_counter() - began, 3))
+        assert not verify(problem, found[prefer])
+    first, lean = found[None].certificate, found["time"].certificate
+    assert first is not None
+    assert lean is not None
+    assert (first.value, first.bound) == (lean.value, lean.bound)
+    peaks = {prefer: max(schedule.timeline().peak_bytes) for prefer, schedule in found.items()}
+    return {
+        "passes": len(problem.passes),
+        "status": first.status,
+        "value": first.value,
+        "value_with_memory_preferred": int(found["memory"].timeline().value),
+        "peak": peaks[None],
+        "peak_with_time_preferred": peaks["time"],
+        "peak_with_memory_preferred": peaks["memory"],
+        "proven": any(one.proven for one in seen["time"][-1:]),
+        "seconds": seconds,
+    }

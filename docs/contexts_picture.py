@@ -1,7 +1,7 @@
 """Draws docs/contexts.svg, the picture of long contexts: `python docs/contexts_picture.py` writes it anew.
 
 Utilisation where a schedule fits its devices, and what the fullest device needs, over the tokens of a sequence: rows of
-`python -m benchmarks.contexts`. A test holds the file to the kept results.
+`python -m benchmarks slices contexts`. A test holds the file to the kept results.
 """
 
 from __future__ import annotations

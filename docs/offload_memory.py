@@ -1,6 +1,7 @@
 """Draws docs/offload_memory.svg, the picture of offload: `python docs/offload_memory.py` writes it anew.
 
-Activation memory of the fullest rank, and bubbles, over the number of ranks: rows of `python -m benchmarks.offload_memory`
+Activation memory of the fullest rank, and bubbles, over the number of ranks: rows of
+`python -m benchmarks offload offload_memory`
 with two chunks a rank (one of 1F1B). What the search found in PO-F's memory has that memory, so the left half shows both as
 one; in PO-H's it found nothing shorter on 8 ranks and more. A test holds the file to the kept results.
 """

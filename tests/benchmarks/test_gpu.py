@@ -12,9 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import gpu, gpu_parts, gpu_ranks, gpu_splits, gpus  # noqa: E402
-from benchmarks.harness import RESULTS  # noqa: E402
-from benchmarks.parts import Part, failures, longest, results_of  # noqa: E402
+from benchmarks import demo, gpu, gpu_ranks, splits  # noqa: E402
+from benchmarks.harness import RESULTS, TABLES, Part, failures, longest, results_of  # noqa: E402
 from zbsolve import BadInput  # noqa: E402
 from zbsolve.cli.app import parser  # noqa: E402
 from zbsolve.exec.graphs.by_name import parts_by_name  # noqa: E402
@@ -68,19 +67,19 @@ def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: p
 
 
 def test_all_parts_have_less_than_twelve_minutes() -> None:
-    parts = gpu.parts("cuda", tiny=False)
+    parts = gpu.all_parts("cuda", tiny=False)
     before, kernels, after = gpu.in_turn(parts)
     assert [part.name for part in kernels] == ["kernels"]
     assert max(longest(before), longest(kernels)) + longest(after) < 720
     for part in parts:
-        assert callable(getattr(gpu_parts, part.work.partition(":")[2]))
-    assert len(load(gpu_parts.PROFILED).layers) >= 4
+        assert callable(getattr(gpu, part.work.partition(":")[2]))
+    assert len(load(gpu.PROFILED).layers) >= 4
 
 
 @without_gpu
 def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        gpu.BENCHMARK.main(["--output", str(tmp_path)])
+        TABLES["gpu"].main(["--output", str(tmp_path)])
     assert end.value.code == 2
     assert list(tmp_path.iterdir()) == []
     told = capsys.readouterr()
@@ -92,14 +91,14 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_written(tmp_path: Path, c
 def test_numbers_of_a_cpu_are_not_kept_as_a_gpus() -> None:
     before = sorted(RESULTS.iterdir())
     with pytest.raises(SystemExit) as end:
-        gpu.BENCHMARK.main(["--device", "cpu", "--tiny"])
+        TABLES["gpu"].main(["--device", "cpu", "--tiny"])
     assert end.value.code == 2
     assert sorted(RESULTS.iterdir()) == before
 
 
 def test_the_file_says_what_ran_and_what_failed(tmp_path: Path) -> None:
     chosen = ["--parts", "device", "copies"]
-    found = gpu.BENCHMARK.main(["--device", "cpu", "--tiny", *chosen, "--output", str(tmp_path)])
+    found = TABLES["gpu"].main(["--device", "cpu", "--tiny", *chosen, "--output", str(tmp_path)])
     body = json.loads((tmp_path / "gpu.json").read_text())
     assert body["results"] == found
     assert body["machine"]["cpu"]
@@ -111,7 +110,7 @@ def test_the_file_says_what_ran_and_what_failed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["layers", "graph", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_splits_are_held_against_eager_mode(name: str) -> None:
-    found = gpu_parts.split("cpu", True, name)
+    found = gpu.split("cpu", True, name)
     assert found["wrong"] == []
     for row in found["rows"].values():
         assert {"output 1", "input gradient 0", "gradient of 0.up.weight"} <= row["differences"].keys()
@@ -134,16 +133,16 @@ def test_a_split_that_leaves_gradients_out_is_wrong(monkeypatch: pytest.MonkeyPa
     def parts(name: str) -> Any:
         return lambda layers, first, loss: [Half(part) for part in parts_by_name(name)(layers, first, loss)]
 
-    monkeypatch.setattr(gpu_splits, "parts_by_name", parts)
-    wrong = gpu_parts.split("cpu", True, "layers")["wrong"]
+    monkeypatch.setattr(splits, "parts_by_name", parts)
+    wrong = gpu.split("cpu", True, "layers")["wrong"]
     assert any(line.startswith("float32: gradient of 0.up.weight is ") for line in wrong)
     assert not any("input gradient" in line for line in wrong)
 
 
 def test_speeds_of_copies_are_bytes_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = {"product": [1.0], "h2d/1000000": [40.0, 50.0, 900.0], "d2h/1000000 both": [100.0]}
-    monkeypatch.setattr(gpu_parts, "measure_copies", lambda: samples)
-    found = gpu_parts.copies("cuda", False)
+    monkeypatch.setattr(gpu, "measure_copies", lambda: samples)
+    found = gpu.copies("cuda", False)
     assert found["gigabytes_per_s"] == {"h2d/1000000": 20.0, "d2h/1000000 both": 10.0}
     assert found["samples_us"] == samples
 
@@ -151,7 +150,7 @@ def test_speeds_of_copies_are_bytes_by_time(monkeypatch: pytest.MonkeyPatch) -> 
 @without_gpu
 @pytest.mark.slow
 def test_tests_that_are_all_skipped_are_no_success() -> None:
-    found = gpu_parts.tests("cpu", True)
+    found = gpu.tests("cpu", True)
     assert {row["outcome"] for row in found["tests"]} == {"skipped"}
     assert len(found["tests"]) >= 7
     assert found["wrong"] == ["none passed (the first: no CUDA device here)"]
@@ -159,7 +158,7 @@ def test_tests_that_are_all_skipped_are_no_success() -> None:
 
 def test_a_step_with_offload_saves_bytes_and_has_the_same_gradients() -> None:
     torch.set_num_threads(1)
-    found = gpu_parts.offload("cpu", True)
+    found = gpu.offload("cpu", True)
     assert found["wrong"] == []
     assert found["differs"] == 0.0
     assert found["saved_bytes"] > 0.3 * found["rows"]["kept"]["peak_bytes"]
@@ -168,7 +167,7 @@ def test_a_step_with_offload_saves_bytes_and_has_the_same_gradients() -> None:
 
 @pytest.mark.slow
 def test_the_profile_has_all_numbers() -> None:
-    profile = gpu_parts.profile("cpu", True)
+    profile = gpu.profile("cpu", True)
     assert profile["wrong"] == []
     assert "host" not in profile["facts"]
     assert profile["samples"]["layer1/F"]
@@ -176,7 +175,7 @@ def test_the_profile_has_all_numbers() -> None:
 
 @pytest.mark.slow
 def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -> None:
-    found = gpu_parts.ranks("cpu", True)
+    found = gpu.ranks("cpu", True)
     assert found["wrong"] == []
     (rows,) = ([row for one in run for row in one["rows"]] for run in found["runs"].values())
     assert [row["worst"] for row in rows] == [0.0, 0.0]
@@ -188,24 +187,24 @@ def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -
 
 @pytest.mark.slow
 def test_a_rank_that_fails_is_named_by_the_other_in_one_line() -> None:
-    found = gpu_parts.failure("cpu", True)
+    found = gpu.failure("cpu", True)
     assert found["wrong"] == []
     assert set(found["runs"]) == set(gpu_ranks.FAILURES)
     assert [one["code"] for one in found["runs"]["killed"]] == [0, -9]
 
 
 def test_several_gpus_job_is_commands_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = gpus.Job("m", 8, 32, "cuda", capture=True, seconds=30.0).commands(tmp_path)
+    commands = demo.Job("m", 8, 32, "cuda", capture=True, seconds=30.0).commands(tmp_path)
     assert list(commands) == ["profile", "solve 1f1b", "solve solved", "run 1f1b", "run solved"]
     for words in commands.values():
         assert parser().parse_args(words).name == words[0]
     row = {"predicted_ms": 2.0, "measured_ms": 2.2, "on": "cuda:0, a card", "torch": "2.11"}
     found = {"job": {"ranks": 8, "model": "m", "microbatches": 32}, "rows": {"1f1b": row, "solved": row}}
-    assert gpus.line_of(found | {"speed_up": {"predicted": 1.25, "measured": 1.2}}) == (
+    assert demo.line_of(found | {"speed_up": {"predicted": 1.25, "measured": 1.2}}) == (
         "8 × cuda:0, a card, torch 2.11, m, 32 microbatches: 1f1b 2.0 predicted 2.2 ms measured, "
         "solved 2.0 predicted 2.2 ms measured; speed-up predicted 1.250, measured 1.200"
     )
     with pytest.raises(SystemExit) as end:
-        gpus.BENCHMARK.main(["--ranks", "1", "--output", str(tmp_path)])
+        demo.gpus(tmp_path / "gpus.json", ranks=1)
     assert end.value.code == 2
     assert "it needs two GPUs or more" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import RESULTS, Benchmark, as_lines, kept, timed
+from benchmarks.harness import RESULTS, Table, as_lines, kept, scripts, tables_of, timed
 
+TABLES = {name for script in scripts() for name in tables_of(script)}
+GPU = {"gpu_ranks", "gpu_offload"}  # parts of `make gpu`, kept as they came from the card
 FILES = sorted(path.name for path in RESULTS.glob("*.json"))
 
 
@@ -19,33 +20,35 @@ FILES = sorted(path.name for path in RESULTS.glob("*.json"))
 def test_a_kept_result_says_where_it_was_measured(name: str) -> None:
     body = json.loads((RESULTS / name).read_text(encoding="utf-8"))
     assert name.startswith(body["benchmark"])
-    assert (RESULTS.parent / f"{body['benchmark'].partition('-')[0]}.py").exists()
+    assert body["benchmark"].partition("-")[0] in TABLES | GPU
+    assert body.get("date") or body["machine"].get("date")
     assert body["machine"]["python"]
     assert body["versions"]["zbsolve"]
     assert kept(RESULTS / name)
 
 
 def test_the_harness_keeps_arguments_machine_and_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--ranks", type=int, default=4)
-        parser.add_argument("--file", type=Path)
+    def toy(
+        ranks: int = 4, shares: tuple[float, ...] = (1.0,), file: Path | None = None, tiny: bool = False
+    ) -> dict[str, Any]:
+        """Says what it measures."""
+        return {"samples": timed(lambda: None, ranks)[0], "tiny": tiny}
 
-    def measure(options: argparse.Namespace) -> dict[str, Any]:
-        return {"samples": timed(lambda: None, options.ranks)[0]}
-
-    one = Benchmark("toy", "Says what it measures.", measure, arguments, lambda options: f"toy-p{options.ranks}")
-    results = one.main(["--ranks", "3", "--file", "/somewhere/x.json", "-o", str(tmp_path / "new")])
+    table = Table(toy, lambda ranks, **_: f"toy-p{ranks}")
+    words = ["--ranks", "3", "--shares", "0.5", "2", "--tiny", "--file", "/somewhere/x.json"]
+    results = table.main([*words, "-o", str(tmp_path / "new")])
     body = json.loads((tmp_path / "new" / "toy-p3.json").read_text())
     assert body["results"] == results
-    assert len(results["samples"]) == 3
-    assert body["arguments"] == {"ranks": 3, "file": "x.json"}
+    assert (len(results["samples"]), results["tiny"]) == (3, True)
+    assert body["arguments"] == {"ranks": 3, "shares": [0.5, 2.0], "file": "x.json", "tiny": True}
     assert {"cpu", "cores", "python"} <= set(body["machine"])
+    assert {"date", "load", "seconds"} <= set(body)
     assert ("torch" in body["versions"]) == ("torch" in sys.modules)
-    one.main(["-o", str(tmp_path / "named.json")])
+    table.main(["-o", str(tmp_path / "named.json")])
     assert kept(tmp_path / "named.json")["samples"]
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        one.main(["--help"])
+        table.main(["--help"])
     assert "Says what it measures." in capsys.readouterr().out
 
 

@@ -8,14 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contexts import table as contexts_table
-from benchmarks.offload_memory import LAYERS
-from benchmarks.offload_memory import table as memory_table
-from benchmarks.slices import table as slices_table
-from benchmarks.slices_run import table as sliced_run_table
-from benchmarks.traced import MESSAGES, ranks_table, replays_table, table
-from benchmarks.vocabulary import MODELS
-from benchmarks.vocabulary import table as vocabulary_table
+from benchmarks.emulation import slices_run_table
+from benchmarks.offload import LAYERS, memory_table
+from benchmarks.sharded import MODELS, vocabulary_table
+from benchmarks.slices import contexts_table, slices_table
+from benchmarks.traces import MESSAGES, ranks_table, replays_table, traced_table
 from zbsolve.bench.suites import suite
 
 from ..support.docs import blocks, text_of
@@ -76,7 +73,7 @@ def test_emulated_devices() -> None:
     for words, (name, row) in zip(lines, rows.items(), strict=True):
         times = [f"{row[what] / 1e3:.2f}" for what in ("predicted", "measured")]
         numbers = [f"{row['bubble']:.2%}", times[0], "ms", times[1], "ms", f"{row['error']:.2%}"]
-        faster = [] if row["late"] else [f"{row[f'speedup_{what}']:.3f}" for what in ("predicted", "measured")]
+        faster = [] if row["late"] else [f"{row[f'gain_{what}']:.3f}" for what in ("predicted", "measured")]
         assert words == [*name.split(), *numbers, *faster]
 
 
@@ -222,8 +219,8 @@ def test_estimates_against_an_h200() -> None:
 def test_traced_steps() -> None:
     page = sentences("docs/notes/what-if.md")
     for name, sample in kept("traced").items():
-        assert shown("docs/notes/what-if.md", f"traced-{name}") == [line.split() for line in table(sample)]
-        assert shown("docs/notes/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
+        assert shown("docs/what-if.md", f"traced-{name}") == [line.split() for line in traced_table(sample)]
+        assert shown("docs/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
         for us in (sample["measured"], sample["even_stages_save"]):
             assert f"{us / 1e3:,.1f} ms" in page
         assert shown("docs/notes/what-if.md", f"traced-{name}-replays") == [line.split() for line in replays_table(sample)]
@@ -263,7 +260,7 @@ def test_splits_of_the_backward() -> None:
 
 def test_a_long_sequence_runs_as_predicted() -> None:
     rows = kept("slices_run")["rows"]
-    assert shown("docs/slices.md", "slices_run") == [line.split() for line in sliced_run_table(rows).splitlines()]
+    assert shown("docs/slices.md", "slices_run") == [line.split() for line in slices_run_table(rows).splitlines()]
     assert max(abs(row["measured"] / row["predicted"] - 1) for row in rows.values()) < 0.01
     assert rows["exchange"]["gain_measured"] > rows["even-work"]["gain_measured"] > rows["slimpipe"]["gain_measured"] > 3
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_offload import TINY, Captured, OneStage, Times, all_forwards_first, in_turn
-from benchmarks.gpu_splits import Sizes
+from benchmarks.splits import Sizes
 from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main

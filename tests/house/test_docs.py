@@ -116,9 +116,10 @@ def test_files_and_modules_exist(page: str) -> None:
     text = re.sub(r"(?:The new file|above) `[^`]*`", "", text_of(page))
     for path in re.findall(r"`((?:benchmarks|docs|examples|profiler|tests|zbsolve)/[\w./-]*)`", text):
         assert (ROOT / path).exists(), f"{page}: {path}"
-    for module in re.findall(r"python -m (benchmarks(?:\.\w+)?)", text):
-        path = ROOT / module.replace(".", "/")
-        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page}: {module}"
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), f"{page}: {module}"
+    for script, table in re.findall(r"python -m benchmarks ([a-z_]+) ([a-z_]+)", text):
+        assert f"\ndef {table}(" in text_of(f"benchmarks/{script}.py"), f"{page}: {script} {table}"
     extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
     assert all(re.search(rf"^{one} = \[", text_of("pyproject.toml"), re.M) for one in extras)
 

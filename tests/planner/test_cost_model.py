@@ -10,8 +10,7 @@ import pytest
 
 import zbsolve
 from benchmarks.harness import RESULTS, kept
-from benchmarks.measured import korthikanti, rows_of
-from benchmarks.plan import WORST_MEAN, WORST_RATIO, recompute_ratios
+from benchmarks.planner import WORST_MEAN, WORST_RATIO, korthikanti, recompute_ratios, rows_in
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, fit, layout_profile, predict
 from zbsolve.planner.costs.layer_formulas import (
     after_pipeline,
@@ -35,12 +34,12 @@ LLAMA = Shape("llama", 80, 8192, 64, 8, 128, 28_672, 8192, 128_256, gated=True, 
 @cache
 def fitted() -> Cluster:
     """On the 41 steps."""
-    return fit(rows_of("vtrain-fit.csv"))
+    return fit(rows_in("vtrain-fit.csv"))
 
 
 def test_the_constants_fit_the_41_steps() -> None:
     """Physical values: the cluster has 800 Gbit/s a node; products reach what 2401.10241, Table 9 has (251 of 312)."""
-    cluster, rows = fitted(), rows_of("vtrain-fit.csv")
+    cluster, rows = fitted(), rows_in("vtrain-fit.csv")
     assert len(rows) == 41
     found = np.abs(errors(predict(rows, cluster), rows))
     assert found[:26].mean() < 0.07  # 3.6B
@@ -78,7 +77,7 @@ def test_the_data_sheets_error_is_that_of_table_5() -> None:
 
 def test_priors_hold_what_no_row_says() -> None:
     """One row on one device says nothing of links: they stay at the data sheet's. A row far off moves little (Huber)."""
-    row = {**rows_of("vtrain-fit.csv")[0], "dp": "1", "gpus": "1", "global_batch": "8"}
+    row = {**rows_in("vtrain-fit.csv")[0], "dp": "1", "gpus": "1", "global_batch": "8"}
     truth = {**row, "step_ms": str(predict([row], A100)[0])}
     one = fit([truth])
     assert one.between.bytes_per_us == pytest.approx(A100.between.bytes_per_us, rel=1e-3)
@@ -103,7 +102,7 @@ def test_priors_hold_what_no_row_says() -> None:
     ],
 )
 def test_a_row_that_cannot_be_is_named(change: dict[str, str], said: str) -> None:
-    row = rows_of("vtrain-fit.csv")[0]
+    row = rows_in("vtrain-fit.csv")[0]
     with pytest.raises(BadInput) as error:
         predict([{**row, **change}], A100)
     assert str(error.value) == said

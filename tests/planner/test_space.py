@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 import zbsolve
-from benchmarks.measured import rows_of
-from zbsolve.features.cuts import cuts_of
-from zbsolve.features.sharded_vocabulary import on_stages
-from zbsolve.features.slices import widest_slice
+from benchmarks.planner import rows_in
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import dominators
@@ -48,7 +45,7 @@ LLAMA = {
     "LLAMA3_70B": Shape("llama3-70b", 80, 8192, 64, 8, 128, 28_672, 8192, 128_256, gated=True, fused=True),
     "LLAMA3.1_405B": Shape("llama3-405b", 126, 16_384, 128, 8, 128, 53_248, 8192, 128_256, gated=True, fused=True),
 }
-DENSE = [row for row in rows_of("megatron-bridge.csv") if row["model"] in LLAMA and row["cp"] == "1"]
+DENSE = [row for row in rows_in("megatron-bridge.csv") if row["model"] in LLAMA and row["cp"] == "1"]
 
 
 def published_rows(row: dict[str, str], cluster: Cluster) -> tuple[Layout, dict[str, int]]:

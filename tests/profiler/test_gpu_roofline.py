@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_roofline import KINDS, card_of, lines, measure, operations, pieces
+from benchmarks.gpu_roofline import KINDS, card_of, gpu_roofline, lines, operations, pieces
 from benchmarks.harness import RESULTS, kept
 from profiler import estimate
 from profiler.devices import DEVICES
@@ -16,7 +16,7 @@ FURTHER = {("h100", "head", "W"): 0.18}
 
 
 def test_a_row_for_each_part_and_pass() -> None:
-    found = measure("cpu", True)
+    found = gpu_roofline("cpu", True)
     assert (found["device"], found["roofline"]) == ("cpu", "h100")
     rows = found["rows"]
     assert [(row["part"], row["kind"]) for row in rows] == [(piece.name, kind) for piece in pieces(True) for kind in KINDS]

@@ -86,7 +86,7 @@ def test_solve_is_not_worse_in_the_same_memory(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_solve_is_never_worse_than_a_papers_order_in_its_own_memory(seed: int) -> None:
-    """Random steps; `python -m benchmarks.slices_search` tries more and larger ones."""
+    """Random steps; `python -m benchmarks slices slices_search` tries more and larger ones."""
     _, named = paper_order(seed, passes=240)
     assert verify(named.problem, named) == ()
     certificate = solve(named.problem, effort=0.02, prefer=None).certificate

@@ -20,7 +20,7 @@ def keep_freed_memory() -> bool:
 
     glibc gives large pieces back to the system and takes them anew, with a page fault for each 4 KiB. The pieces of a split
     backward live longer, so it pays more of them. With memory kept, (B + W) / BW of 8 blocks of width 192 fell from 1.07 to
-    1.01, and F and BW took 5 % less (`benchmarks/split.py`).
+    1.01, and F and BW took 5 % less (`benchmarks/splits.py`).
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,0 +1,295 @@
+"""Predictions beside runs, on emulated devices (`run --emulate`) and on this machine's cores: plain steps, one long sequence
+in slices, a sharded vocabulary, and sharded parameters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from profiler import estimate
+from tests.support.exec_ranks import on_ranks
+from zbsolve import Layer, Link, Problem, Profile, Schedule, Trace, pipeline, preset, solve
+from zbsolve.build import with_sharding
+from zbsolve.exec import CrossEntropy, Pipeline
+from zbsolve.exec.emulate import Times
+from zbsolve.exec.run.launch import run_local
+from zbsolve.models.presets import Block, Embed, Head
+from zbsolve.systems.torch_gathers import torch_window
+from zbsolve.util.text import aligned, in_one_unit
+
+from .harness import Results, rows_of, table
+
+
+def _row(schedule: Schedule, trace: Trace, base: Results | None) -> Results:
+    """What a run shows beside the prediction, µs and bytes; gains are over the first row's."""
+    times = {"predicted": float(schedule.timeline().makespan), "measured": float(trace.median().makespan)}
+    return {
+        **times,
+        "error": times["measured"] / times["predicted"] - 1,
+        **{f"gain_{what}": (base or times)[what] / us for what, us in times.items()},
+        "bound": None if schedule.certificate is None else schedule.certificate.bound,
+        "steps": [float(one.makespan) for one in trace.steps],
+        "bubble": schedule.timeline().bubble_rate,
+        "predicted_bytes": [int(one) for one in schedule.timeline().peak_bytes],
+        "peaks": [int(one) for one in trace.peaks[0]],
+        "gradients": trace.facts.get("check", {}).get("worst"),
+        **{what: trace.facts.get("emulated", {}).get(what) for what in ("passes", "late", "worst_late_us", "waited")},
+        "load": os.getloadavg()[0],
+    }
+
+
+# --- Plain steps ---
+
+RANKS, MICROBATCHES, LAYERS = 8, 24, 16
+MEMORY = 48_000_000  # bytes of activations that 1F1B needs
+MODEL = f"mlp-{LAYERS}"
+
+
+@table()
+def emulate(steps: int = 9, seconds: float = 20.0) -> Results:
+    """Do emulated devices keep to the prediction? 8 ranks and 24 microbatches on whatever cores are here: a model of 16
+    layers, passes of 5 ms and more, a last layer that costs more than the others. Each schedule is predicted, run on 8
+    processes that stretch their (tiny) real work to the profile's times, and compared; so are the speed-ups over 1F1B. The
+    last row asks for devices fifty times as fast: this machine cannot keep up, and the measured step says so."""
+    usual, fast = _made_up(1.0), _made_up(1 / 50)
+    schedules = {
+        "1F1B": preset("1f1b", _step(usual, "single", fused=True)),
+        "ZB-H1": preset("zb-h1", _step(usual, "single")),
+        **{f"solved, {place}": solve(_step(usual, place), seconds=seconds) for place in ("single", "vee")},
+    }
+    hurried = {"1F1B, fifty times as fast": preset("1f1b", _step(fast, "single", fused=True))}
+
+    def rows() -> Iterator[tuple[str, Results]]:
+        for profile, several in ((usual, schedules), (fast, hurried)):
+            with tempfile.TemporaryDirectory(prefix="zbsolve-emulate-") as folder:
+                path, base = Path(folder) / "profile.json", None
+                profile.save(path)
+                for name, schedule in several.items():
+                    trace = run_local(schedule, MODEL, steps=steps, emulate=str(path), check=True, timeout=300)
+                    row = _row(schedule, trace, base)
+                    base = base or row
+                    yield name, row
+
+    return {"ranks": RANKS, "microbatches": MICROBATCHES, "model": MODEL, "memory": MEMORY, "rows": rows_of(rows())}
+
+
+def _made_up(scale: float) -> Profile:
+    """The emulated model; µs and bytes are made up."""
+    times = {"F": 5_000 * scale, "B": 6_000 * scale, "W": 5_000 * scale, "BW": 11_000 * scale}
+    plain = Layer("", **times, held_until_B=2_000_000, held_until_W=1_000_000, parameter_bytes=0, output_bytes=1_000_000)
+    layers = [replace(plain, name=f"layer{i}") for i in range(LAYERS)]
+    layers[-1] = replace(layers[-1], **{kind: 1.3 * us for kind, us in times.items()})
+    return Profile("estimated: made up", MODEL, tuple(layers), Link(100 * scale, 10_000 / scale), 4.0, None, {}, {})
+
+
+def _step(costs: Profile, placement: str, fused: bool = False) -> Problem:
+    return replace(costs.problem(RANKS, MICROBATCHES, placement, fused=fused), capacity=(MEMORY,) * RANKS)
+
+
+# --- Slices and vocabularies ---
+
+Given = tuple[list[nn.Module], Any, CrossEntropy]  # layers, a sample, its loss
+TOKENS, SLICES, SLICED, BLOCKS = 131_072, 16, 4, 32  # SLICED: ranks; BLOCKS of Llama 3 8B
+SCHEDULES = ("1f1b", "slimpipe", "even-work", "exchange", "search")
+
+
+def _model(words: int, width: int, blocks: list[nn.Module], batch: int, length: int) -> Given:
+    tokens = torch.randint(0, words, (batch, length))
+    return [Embed(length, width, words), *blocks, Head(width, words)], (tokens, tokens.roll(1, 1)), CrossEntropy()
+
+
+def sliced_model() -> Given:
+    """As many layers as Llama 3 8B has, and little work: four tokens a slice, and attention in one layer of a stage."""
+    torch.manual_seed(0)
+    blocks = [nn.Linear(8, 8) if i % (BLOCKS // SLICED) else Block(8, 2) for i in range(BLOCKS)]
+    return _model(24, 8, blocks, 1, 64)
+
+
+def wordy_model() -> Given:
+    """A GPT over 32k words."""
+    torch.manual_seed(0)
+    return _model(32_768, 128, [Block(128, 4) for _ in range(8)], 8, 64)
+
+
+def wordy_stand_in() -> Given:
+    """As many layers, and little work."""
+    torch.manual_seed(0)
+    return _model(24, 12, [Block(12, 4) for _ in range(8)], 8, 8)
+
+
+@table()
+def slices_run(steps: int = 3, seconds: float = 10.0, schedules: tuple[str, ...] = SCHEDULES) -> Results:
+    """One long sequence on four ranks, whole and in 16 slices, predicted and run. The step is Llama 3 8B's with 128k tokens
+    as estimated for an H100, one microbatch. Four emulated devices take its times, with a small model of as many layers in
+    place of the real one: the executor runs, message by message and slice by slice. One layer of each stage has attention:
+    where ranks exchange it, each layer that has some waits for an answer, and all waits of a pass are to take less than the
+    pass, on a busy machine too.
+
+    1f1b: the whole sequence. slimpipe: even slices in SlimPipe's order (arXiv 2504.14519). even-work: the same order of
+    slices that take as long (Seq1F1B, arXiv 2406.03488). exchange: slimpipe with attention that waiting ranks make for late
+    slices. search: what solve finds of even slices with a split backward, where every rank may hold what slimpipe's fullest
+    one holds; the others are fused."""
+    profile = replace(estimate(f"llama3-8b@length={TOKENS}", "h100"), capacity=None)
+    rows: Results = {}
+    for name in schedules:
+        schedule = _sliced(profile, name, seconds)
+        model = "benchmarks.emulation:sliced_model"
+        trace = run_local(schedule, model, steps=steps, warmup=1, emulate="schedule", timeout=120)
+        rows |= rows_of([(name, _row(schedule, trace, next(iter(rows.values()), None)))])
+    print(slices_run_table(rows))
+    return {"model": "llama3-8b", "tokens": TOKENS, "ranks": SLICED, "slices": SLICES, "rows": rows}
+
+
+def _sliced(profile: Profile, name: str, seconds: float) -> Schedule:
+    """The schedule that is called so here: as many blocks on each stage, the embedding with the first, the output with the
+    last."""
+    each = (len(profile.layers) - 2) // SLICED
+    counts = (each + 1, *(each,) * (SLICED - 2), each + 1)
+    slices: Any = {"1f1b": 1, "even-work": f"{SLICES}:even-work"}.get(name, SLICES)
+    exchange = {"attention_exchange": name == "exchange"}
+    found = preset(
+        "1f1b" if name == "1f1b" else "slimpipe",
+        profile.problem(SLICED, 1, layers=counts, fused=True, slices=slices, **exchange),
+    )
+    if name != "search":
+        return found
+    room = (max(found.timeline().peak_bytes),) * SLICED
+    return solve(replace(profile.problem(SLICED, 1, layers=counts, slices=slices), capacity=room), seconds=seconds)
+
+
+def slices_run_table(rows: Results) -> str:
+    """A line each schedule: its step, predicted and measured, how far apart they are, its gain over the whole sequence, its
+    bubble, and bytes of activations on the fullest rank."""
+    unit, sizes = in_one_unit([max(one["predicted_bytes"]) for one in rows.values()])
+    lines = [("schedule", "predicted s", "measured s", "apart", "gain", "bubble", unit)]
+    for (name, one), size in zip(rows.items(), sizes, strict=True):
+        times = (f"{one[what] / 1e6:.3f}" for what in ("predicted", "measured"))
+        apart = f"{one['measured'] / one['predicted'] - 1:+.2%}"
+        lines.append((name, *times, apart, f"{one['gain_measured']:.2f}", f"{one['bubble']:.0%}", size))
+    return "\n".join(aligned(lines, left=(0,))) + "\n"
+
+
+@table()
+def vocabulary_run(steps: int = 5, seconds: float = 5.0) -> Results:
+    """What a sharded vocabulary gains, predicted and measured: 32k words, a tiny model, which is profiled here. The same
+    step is solved with output layer and loss on the last stage (layers redistributed as well as may be) and sharded over all
+    ranks. Two ranks run both with their real passes, gradients checked. Four emulated devices take the profile's times, with
+    a small model of as many layers in place of the real one."""
+    model = "benchmarks.emulation:wordy_model"
+    with tempfile.TemporaryDirectory(prefix="zbsolve-vocabulary-") as folder:
+        path = str(Path(folder) / "profile.json")
+        subprocess.run([sys.executable, "-m", "zbsolve.cli", "profile", model, "-o", path], check=True)
+        costs = Profile.load(path)
+    ways = (
+        (2, "their passes", {"check": True}, model),
+        (4, "emulated", {"emulate": "schedule"}, f"{__name__}:wordy_stand_in"),
+    )
+
+    def rows() -> Iterator[tuple[str, Results]]:
+        for ranks, what, how, spec in ways:
+            base = None
+            for where in ("redistribute", "sharded", "two-barriers"):
+                schedule = solve(costs.problem(ranks, 8, "single", vocabulary=where), seconds=seconds)
+                trace = run_local(schedule, spec, steps=steps, timeout=120, **how)
+                row = _row(schedule, trace, base)
+                base = base or row
+                row |= {
+                    "peaks": [int(one) for one in trace.peaks[0]],
+                    "gradients": trace.facts.get("check", {}).get("worst"),
+                }
+                yield f"{ranks} ranks, {what}: {where}", row
+
+    return {"words": 32_768, "width": 128, "blocks": 8, "microbatches": 8, "rows": rows_of(rows())}
+
+
+# --- Sharded parameters ---
+
+PLACEMENT, PASS_TIME, LINK_TIME, COLLECTIVE_TIME = (0, 1, 0, 1), 8_000, 100, 24_000  # µs
+
+
+@table()
+def fsdp(steps: int = 8, rounds: int = 2, seconds: float = 10.0) -> Results:
+    """Sharded parameters with gathers and reductions in the schedule, beside torch's rule. Two pipelines of two ranks, two
+    stages a rank, each stage sharded over two ranks (FSDP2); 8 microbatches. Torch's runtime gathers in the order of use, up
+    to three stages ahead, and reduces behind a stage's last backward: so do the rows of its schedules. The search places
+    both by itself. Emulated devices have passes of 8 ms, gathers and reductions of 24 ms. The real run has four processes on
+    whatever cores are here, and no times are given to it: gloo's collectives take these cores too."""
+    schedules = {
+        "interleaved 1F1B, torch's rule": torch_window(preset("interleaved", _sharded(fused=True))),
+        "interleaved zero bubble, torch's rule": torch_window(preset("interleaved-zb", _sharded(fused=False))),
+        "solved": solve(_sharded(fused=False), seconds=seconds),
+    }
+    forms = {name: one.to_json() for name, one in schedules.items()}
+    work, given = "benchmarks.emulation:sharded_steps", {"forms": forms, "steps": steps, "rounds": rounds}
+    runs = {kind: on_ranks(4, work, given | {"emulate": kind == "emulated"}, 600)[0] for kind in ("emulated", "real")}
+
+    def row(name: str, schedule: Schedule) -> Results:
+        bound = None if schedule.certificate is None else schedule.certificate.bound
+        found: Results = {"predicted_us": int(schedule.timeline().makespan), "bound_us": bound}
+        for kind, samples in runs.items():
+            found |= {f"{kind}_us": median(samples[name]), f"{kind}_samples_us": [round(us) for us in samples[name]]}
+        return found
+
+    return {"load": os.getloadavg()[0], **rows_of((name, row(name, one)) for name, one in schedules.items())}
+
+
+def _sharded(fused: bool) -> Problem:
+    """The step with gathers and reductions."""
+    times = [PASS_TIME] * len(PLACEMENT)
+    backward: dict[str, Any] = {"BW": [2 * PASS_TIME] * len(PLACEMENT)} if fused else {"B": times, "W": times}
+    options = {"placement": PLACEMENT, "microbatches": 8, "comm": LINK_TIME, "layers": [1] * len(PLACEMENT)}
+    return with_sharding(pipeline(times, **backward, **options), COLLECTIVE_TIME, COLLECTIVE_TIME)
+
+
+class TwoMatrices(nn.Module):
+    """A stage."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows → rows of the same width."""
+        y: Tensor = x + self.down(torch.relu(self.up(x)))
+        return y
+
+
+def sharded_steps(rank: int, given: Results) -> dict[str, list[float]]:
+    """What every rank runs: each schedule in turn, round by round; µs of every step, to the end of its optimizer."""
+    from torch.distributed.fsdp import fully_shard
+
+    forms, emulate, warmup = given["forms"], given["emulate"], 2
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    width, found = 8 if emulate else 512, {name: list[float]() for name in forms}
+
+    def build(numbers: list[int]) -> list[nn.Module]:
+        return [fully_shard(TwoMatrices(width), mesh=mesh["dp"]) for _ in numbers]
+
+    for name, form in [*forms.items()] * given["rounds"]:
+        schedule = Schedule.from_json(form)
+        how = {"timeout": 60, "emulate": Times.of(schedule, "schedule") if emulate else None}
+        runner = Pipeline(build, schedule, loss=nn.functional.mse_loss, group=mesh.get_group("pp"), **how)
+        optimizer = torch.optim.SGD(runner.parameters(), lr=1e-4)
+        x = torch.randn(16 * 8, width)
+        for step in range(warmup + given["steps"]):
+            dist.barrier()
+            began = time.monotonic()
+            result = runner.step(x, x)
+            optimizer.step()
+            optimizer.zero_grad()
+            took = result.timeline.makespan if emulate else 1e6 * (time.monotonic() - began)
+            if step >= warmup:
+                found[name].append(float(took))
+    return found

@@ -1,0 +1,234 @@
+"""How good the search is: values and proven bounds on steps that nobody picked, beside other generators, at scale, without
+each of its sources, and beside exact models. Every row keeps each better value or bound as it came."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from zbsolve import Problem, Schedule, Step, pipeline
+from zbsolve.bench.suites import suite
+from zbsolve.greedy.lists.list_scheduler import list_schedule
+from zbsolve.greedy.lists.policy_annealing import starting_policies
+from zbsolve.ilp.cp import solve_cp
+from zbsolve.ilp.milp import solve_milp
+from zbsolve.placement import parse
+from zbsolve.search.certify import work_bound
+from zbsolve.search.solver import compiled, ready, search
+from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS
+from zbsolve.search.state import State
+from zbsolve.util.clock import Clock
+
+from . import profiles
+from .harness import Results, kept, listed, mean_of, rows_of, solved, table
+
+CLOSE = 0.01  # a gap of that much is near enough
+HELD = {"held_until_B": 6, "held_until_W": 4}
+TIMES = ((1000, 1000, 900), (1000, 1200, 800), (1000, 1100, 600), (1200, 1000, 1000))  # µs of F, B and W of a rank's layers
+ROOM = (0.5, 0.75, 1.0, 1.5, 2.0)  # times the memory of 1F1B
+
+
+def _counts(rows: list[Results]) -> str:
+    gaps = [row["gap"] for row in rows]
+    proven, near = (sum(gap <= most for gap in gaps) for most in (0, CLOSE))
+    return f"{len(gaps)} steps, {proven} proven, {near} within 1 %, worst {max(gaps):.2%}"
+
+
+@table()
+def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int = 104, only: str = "") -> Results:
+    """Plain steps that nobody picked: equal stages, usual times, 3p microbatches, both objectives, on ranks and memory drawn
+    by a seed, one stage a rank or a V shape. only: a part of a row's placement, room and objective."""
+    compiled()
+    random = np.random.default_rng(2026)
+
+    def rows() -> Iterator[Results]:
+        for i in range(count):
+            named = {
+                "ranks": int(random.choice(ranks)),
+                "times": i // 4 % len(TIMES),
+                "placement": ("single", "vee")[i % 2],
+                "room": float(random.choice(ROOM)),
+                "objective": ("makespan", "span")[i // 2 % 2],
+            }
+            if only in f"{named['placement']:6} {named['room']:4} {named['objective']:8}":
+                yield named | solved(plain_step(**named), seconds=seconds)
+
+    found = listed(rows())
+    groups = {"all": found} | {
+        f"{place} {room}": [row for row in found if (row["placement"], row["room"]) == (place, room)]
+        for place in ("single", "vee")
+        for room in ROOM
+    }
+    summary = [f"{name}: {_counts(rows)}" for name, rows in groups.items() if rows]
+    print("\n".join(summary))
+    return {"seconds": seconds, "summary": summary, "rows": found}
+
+
+def plain_step(ranks: int, times: int, placement: str, room: float, objective: str) -> Problem:
+    """The step itself; a V's stages have half the layers."""
+    where = parse(placement, ranks)
+    share = len(where) // ranks
+    F, B, W = (t // share for t in TIMES[times])
+    how = {"placement": where, "microbatches": 3 * ranks, "objective": objective, **HELD}
+    return pipeline(F, B, W, comm=round(F * 0.005), capacity=int(10 * len(where) * room), **how)
+
+
+@table()
+def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None) -> Results:
+    """`solve` against the best legal result that any peer's generator reached. The file of problems lists `name placement
+    ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity` (µs, some of them half ones, which are
+    doubled throughout) with `best_peer` and `simple_bound` by objective. only: part of a name, placement or objective.
+    left-by: a result; only what it leaves open by more than 1 %."""
+    compiled()
+    left = [] if left_by is None else [row for row in kept(left_by)["rows"] if row["gap"] > CLOSE]
+    open_ones = {(row["name"], row["placement"], row["objective"]) for row in left}
+
+    def rows() -> Iterator[Results]:
+        for row in json.loads(problems.read_text()):
+            for objective in ("makespan", "span"):
+                key = row["name"], row["placement"], objective
+                if only in " ".join(key) and (left_by is None or key in open_ones):
+                    yield dict(zip(("name", "placement", "objective"), key, strict=True)) | _beside_peers(
+                        row, objective, seconds
+                    )
+
+    found = listed(rows())
+    ratios = [row["ratio"] for row in found if row["ratio"] is not None]
+    shorter = f"shorter on {sum(r < 0.999 for r in ratios)}, at most {max(ratios, default=0):.4f}"
+    summary = f"{_counts(found)}; {len(ratios)} with a peer: no longer on {sum(r <= 1 + 1e-9 for r in ratios)}, {shorter}"
+    print(summary)
+    return {"seconds": seconds, "summary": summary, "rows": found}
+
+
+def _beside_peers(row: Results, objective: str, seconds: float) -> Results:
+    """Value over the best peer's, and the proven gap."""
+    scale = 2 if any(t != int(t) for kind in "FBW" for t in row[kind]) else 1
+    given = {kind: [int(t * scale) for t in row[kind]] for kind in "FBW"}
+    given |= {what: [int(x) for x in row[what]] for what in ("held_until_B", "held_until_W", "capacity")}
+    shape = {"placement": tuple(row["stage_to_rank"]), "microbatches": row["microbatches"], "objective": objective}
+    found = solved(pipeline(**given, comm=int(row["comm"] * scale), **shape), scale, seconds=seconds)
+    peer = row.get("best_peer", {}).get(objective)
+    ratio = None if peer is None else found["value"] / peer["value"]
+    return found | {"ratio": ratio, "bound_over_simple": found["bound"] / row["simple_bound"][objective]}
+
+
+@table(lambda ranks, microbatches, **_: f"scale-p{ranks}-m{microbatches}")
+def scale(
+    seconds: float = 30.0,
+    ranks: int = 64,
+    microbatches: int = 256,
+    placements: tuple[str, ...] = ("single", "vee", "loop"),
+    rooms: tuple[float, ...] = (0.25, 0.5, 1.0),
+) -> Results:
+    """Large uniform steps: F, B, W 300, 320, 210 µs, messages 8 µs. A room is the capacity in microbatches over the number
+    of ranks (1: what 1F1B needs). The machine's load is written down too: on a busy one, seconds buy less."""
+    compiled()
+
+    def rows() -> Iterator[tuple[str, Results]]:
+        for placement in placements:
+            for room in rooms:
+                spot = parse(placement, ranks)
+                how = {"microbatches": microbatches, "comm": 8, "capacity": int(10 * len(spot) * room), **HELD}
+                problem = pipeline(300, 320, 210, placement=spot, **how)
+                row = {"passes": len(problem.passes), **solved(problem, seconds=seconds), "load": os.getloadavg()[0]}
+                row |= {"first_seconds": row["changes"][0][0], "value_over_work": row["value"] / problem.work}
+                most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+                yield f"{placement} {room:g}p", row | {"most_memory_mib": most}
+
+    return rows_of(rows())
+
+
+# --- What each source brings ---
+
+NAMES = tuple(dict.fromkeys(source.name for group in (FIRST, AHEAD, TURNS, LAST) for source in group))
+LESS = 1e-6  # of a value: no difference
+STEPS = {  # of Llama 3 8B, beside a suite's problems
+    "offload single": Step(4, 12, offload="half"),
+    "offload loop, tight": Step(4, 12, "loop", memory="50GiB", offload="half"),
+    "shards loop": Step(4, 12, "loop", shards=4),
+    "shards vee, tight": Step(4, 12, "vee", memory="30GiB", shards=4),
+}
+
+
+@table()
+def sources(
+    problems: str = "full", most: int = 600, effort: float = 0.3, seeds: int = 5, without: tuple[str, ...] = NAMES
+) -> Results:
+    """The problems of a suite (of so many passes at most), and steps with copies and gathers, are searched with all sources
+    and without one at a time, for counted effort, with several seeds. By how much values are longer without it, in the mean
+    and at worst over problems (medians of seeds), and on how many they are longer or shorter."""
+    ready()
+    chosen = {name: problem for name, problem in suite(problems).items() if len(problem.passes) <= most}
+    profile = profiles.kept("estimated-llama3-8b-h100")
+    for objective in ("makespan", "span"):
+        chosen |= {f"{name} {objective}": replace(one, objective=objective).problem(profile) for name, one in STEPS.items()}
+
+    def values(source: str) -> dict[str, list[int]]:
+        return {name: [_value(problem, source, effort, seed) for seed in range(seeds)] for name, problem in chosen.items()}
+
+    base = values("")
+    rows = rows_of((source, _without(base, values(source))) for source in without)
+    return {"problems": {name: len(problem.passes) for name, problem in chosen.items()}, "all": base, "without": rows}
+
+
+def _value(problem: Problem, without: str, effort: float, seed: int) -> int:
+    """The value found, µs; −1: none was."""
+    state = State(problem, Clock(1e9, effort), work_bound(problem), without=frozenset((without,)))
+    search(state, "auto", seed)
+    return state.value
+
+
+def _without(base: dict[str, list[int]], values: dict[str, list[int]]) -> Results:
+    both = [name for name in values if min(*values[name], *base[name]) >= 0]
+    ratios = {name: median(values[name]) / median(base[name]) for name in both}
+    worst = max(ratios, key=lambda name: ratios[name])
+    return {
+        "longer_mean": round(mean_of(ratios.values()) - 1, 6),
+        "longer_worst": round(ratios[worst] - 1, 6),
+        "worst": worst,
+        "longer": sum(one > 1 + LESS for one in ratios.values()),
+        "shorter": sum(one < 1 - LESS for one in ratios.values()),
+        "none_found": sorted(name for name in values if min(values[name]) < 0 <= min(base[name])),
+    }
+
+
+# --- Exact models ---
+
+SIZES = ((2, 2), (2, 4), (3, 3), (3, 5), (4, 4), (4, 6), (4, 8))  # ranks, microbatches
+
+
+@table()
+def milp(seconds: float = 30.0) -> Results:
+    """Up to which size the exact models close a problem: CP-SAT, and the MILP with CBC and HiGHS. Each is alone and starts
+    from one incumbent, the greedy schedule, and from the work of the busiest rank as bound: relaxations prove nothing
+    here."""
+
+    def rows() -> Iterator[Results]:
+        for ranks, microbatches in SIZES:
+            F, B, W = ([base + (7 * s) % 5 for s in range(ranks)] for base in (30, 33, 20))
+            how: dict[str, Any] = {"held_until_B": 2, "held_until_W": 1, "capacity": 3 * ranks}
+            problem = pipeline(F, B, W, microbatches=microbatches, comm=3, **how)
+            first = list_schedule(problem, starting_policies(problem)[0])
+            yield from (_exact(problem, first, solver, seconds) for solver in ("cp-sat", "cbc", "highs"))
+
+    return {"seconds": seconds, "rows": listed(rows())}
+
+
+def _exact(problem: Problem, first: Schedule, solver: str, seconds: float) -> Results:
+    began = time.perf_counter()
+    cp = solver == "cp-sat"
+    how: dict[str, Any] = {} if cp else {"solver": solver}
+    found = (solve_cp if cp else solve_milp)(problem, first, problem.work, seconds, **how)
+    took = time.perf_counter() - began
+    value = int((found.schedule or first).timeline().value)
+    row = {"ranks": problem.ranks, "passes": len(problem.passes), "solver": solver, "value": value, "bound": found.bound}
+    return row | {"optimal": found.bound >= value, "seconds": round(took, 2)}

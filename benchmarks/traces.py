@@ -1,0 +1,272 @@
+"""From a traced run to a better one: what real steps of other people could have been, and a round through torch's
+runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from tests.support.exec_ranks import on_ranks
+from tests.support.recorded import SAMPLES
+from zbsolve import Problem, Schedule, Timeline, Trace, pipeline
+from zbsolve.bench import timed_solve
+from zbsolve.build.in_flight import with_units_in_flight
+from zbsolve.build.restage import restaged
+from zbsolve.build.split_backward import with_halved_backward
+from zbsolve.cli import main
+from zbsolve.exec import split_stage
+from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
+from zbsolve.interchange import export
+from zbsolve.interchange.traces import read_trace
+from zbsolve.placement import loop, vee
+from zbsolve.profile.lengths import lengths_of
+from zbsolve.profile.stalls import stalls_of
+from zbsolve.search.solver import compiled
+from zbsolve.search.today import UNITS, even_stages, today_of
+from zbsolve.show.comparison import Parts, compare
+from zbsolve.systems import preset
+from zbsolve.util.text import aligned
+
+from .harness import Results, listed, table
+
+# --- Real steps ---
+
+NAMES = {"primus-pp8": "primus-pp8", "bytedance-ST": "bytedance-ST.parquet"}  # sample → its file or folder
+MESSAGES = ("beside compute", "hold their sender up")
+
+
+@table()
+def traced(effort: float = 4.0) -> Results:
+    """What real steps, traced by other people, could have been. For each sample under tests/data/traces: the measured step,
+    how close its order comes by the longest path (with messages beside compute and with messages that hold their sender up),
+    where each rank's time went in its median step, and the best schedules found of the same passes in the same memory (the
+    most microbatches in flight that any rank had), on today's placement, a vee and a loop (each stage cut in two alike
+    ones), with the backward as traced and split (estimated: B and W half of it each), with the stages as they are and all
+    alike. Values and bounds are µs."""
+    compiled()
+    found = {}
+    for name, file in NAMES.items():
+        found[name] = sample = _sample(read_trace(SAMPLES / file), effort)
+        tables = (*replays_table(sample), *ranks_table(sample), *traced_table(sample))
+        print(f"{name}\n" + "\n".join(tables), flush=True)
+    return found
+
+
+def _sample(trace: Trace, effort: float) -> Results:
+    today = today_of(trace, seconds=0)
+    problem = replace(with_units_in_flight(trace.problem, UNITS), capacity=today.room)
+    ranks = problem.ranks
+    rows = listed(
+        {"backward": backward, "stages": stages, "placement": placement} | _best(moved, effort)
+        for backward, step in (("as traced", problem), ("split", with_halved_backward(problem)))
+        for stages, given in (("as they are", step), ("even", even_stages(step)))
+        for placement, moved in (
+            ("today's", given),
+            ("vee", restaged(given, vee(ranks))),
+            ("loop", restaged(given, loop(ranks))),
+        )
+    )
+    return {
+        "steps": len(trace.steps),
+        "measured": today.measured,
+        "bubble": today.bubble,
+        "replayed": today.replayed,
+        "replays": {MESSAGES[0]: _replays(_beside(trace)), MESSAGES[1]: _replays(trace)},
+        "blocking": trace.facts.get("blocking"),
+        "even_stages_save": today.replayed - today.even,
+        "in_flight": max(today.room) / UNITS,
+        "ranks": [_shares(one.measured) for one in compare(trace.planned(), trace).ranks],
+        "stalls": [one.to_json() | {"step": trace.facts["steps"][one.step]} for one in stalls_of(trace)],
+        "rows": rows,
+    }
+
+
+def _best(problem: Problem, effort: float) -> Results:
+    found = timed_solve(problem, effort=effort)
+    in_flight = max(found.schedule.timeline().peak_bytes) / UNITS
+    return {"in_flight": in_flight} | {
+        what: getattr(found.certificate, what) for what in ("solver", "value", "bound", "gap")
+    }
+
+
+def _beside(trace: Trace) -> Trace:
+    """The run with messages beside compute, whatever it shows."""
+    problem, sent = trace.problem, trace.sent or (trace.problem.sending,) * len(trace.steps)
+    edges = replace(problem.edges, lag=problem.edges.lag + problem.edges.sent, sent=0 * problem.edges.sent)
+    passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
+    problem = replace(problem, passes=passes, edges=edges)
+    steps = (Timeline(problem, one.start, one.end - more) for one, more in zip(trace.steps, sent, strict=True))
+    return replace(trace, problem=problem, steps=tuple(steps), sent=())
+
+
+def _replays(trace: Trace) -> dict[str, float]:
+    """How much longer than measured the order takes by the longest path, as a share: with each step's own times, their mean
+    and the worst; with the medians of all steps, against the median step; and with each step's own factors a microbatch, the
+    mean of what it is off."""
+    own = [trace.replayed(i).value / step.value - 1 for i, step in enumerate(trace.steps)]
+    lengths, sent = lengths_of(trace), trace.problem.sending
+    off = []
+    for step, each in zip(trace.steps, lengths.each, strict=True):
+        took = lengths.base * each[trace.problem.passes.microbatch]
+        passes = replace(trace.problem.passes, duration=np.rint(took).astype(np.int64) + sent)
+        replayed = Schedule(replace(trace.problem, passes=passes), trace.schedule).timeline().value
+        off.append(abs(replayed / step.value - 1))
+    medians = trace.planned().timeline().value / trace.median().value - 1
+    return {"own": sum(own) / len(own), "worst": max(own, key=abs), "medians": medians, "factors": sum(off) / len(off)}
+
+
+def _shares(parts: Parts) -> dict[str, int]:
+    """Where a rank's time went, µs."""
+    idle = {"waiting": parts.waiting, "launch": parts.launch, "before": parts.before, "after": parts.after}
+    return {"busy": sum(parts.passes.values()), **idle}
+
+
+def replays_table(sample: Results) -> list[str]:
+    """How close the order comes to what was measured, by what messages do."""
+    rows = [("messages", "own times", "worst step", "medians", "with factors")]
+    for name, one in sample["replays"].items():
+        rows.append((name, f"{one['own']:+.2%}", f"{one['worst']:+.2%}", f"{one['medians']:+.2%}", f"{one['factors']:.2%}"))
+    return aligned(rows)
+
+
+def ranks_table(sample: Results) -> list[str]:
+    """Where each rank's time went in the median step, ms."""
+    rows = [("rank", *sample["ranks"][0])]
+    rows += [(str(rank), *(f"{us / 1e3:,.1f}" for us in one.values())) for rank, one in enumerate(sample["ranks"])]
+    return aligned(rows)
+
+
+def traced_table(sample: Results) -> list[str]:
+    """The best schedules found, ms; gaps are what is proven; changes are against today's order by the medians."""
+    rows = [("backward", "stages", "placement", "step, ms", "gap", "change")]
+    for one in sample["rows"]:
+        change = one["value"] / sample["replayed"] - 1
+        shown = (f"{one['value'] / 1e3:,.1f}", f"{one['gap']:.2%}", f"{change:+.1%}")
+        rows.append((one["backward"], one["stages"], one["placement"], *shown))
+    return aligned(rows, (0, 1, 2))
+
+
+# --- Through torch's runtime ---
+
+F, B, W = [20, 24, 22, 18], [24, 26, 22, 28], [18, 20, 20, 24]  # ms a stage
+PASSES = {"forward_one_chunk": F, "backward_one_chunk": B, "backward_weight_one_chunk": W}
+RANKS, MICROBATCHES, WIDTH, ROWS, WARM = len(F), 8, 32, 16, 2
+
+
+@table()
+def torch_round(steps: int = 10, seconds: float = 10.0) -> Results:
+    """From a run in torch's own runtime to a better one, and its step beside the prediction.
+
+    Today's run is 1F1B with a split backward, one stage a rank, in torch.distributed.pipelining with our split of the
+    backward. It is traced by torch's profiler, and then by the command line: a profile of the trace, a schedule of the
+    profile, torch's CSV of the schedule. That order runs in the same runtime again, and by `zbsolve run --emulate`. Steps
+    are wall time of the longest rank, ms, without a profiler.
+
+    Each pass sleeps for its stage's time behind a small model's work, as a host does that waits for its device. So cores
+    that others use count little, and ranks may be more than cores."""
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        rows = listed(_there_and_back(Path(folder), steps, seconds))
+    return {"ranks": RANKS, "microbatches": MICROBATCHES, "pass_ms": {"F": F, "B": B, "W": W}, "rows": rows}
+
+
+def _there_and_back(folder: Path, steps: int, seconds: float) -> list[Results]:
+    traces, *files = (str(folder / name) for name in ("traces", "profile.json", "plan.json", "order.csv", "run.json"))
+    profile, plan, order, ran = files
+    Path(traces).mkdir()
+    given = {kind: [1000 * t for t in times] for kind, times in (("B", B), ("W", W))}
+    nominal = pipeline([1000 * t for t in F], **given, microbatches=MICROBATCHES)
+    Path(order).write_text(export(preset("1f1b-split", nominal), "torch-csv").text, encoding="utf-8")
+
+    def in_torch(traced_to: str) -> list[float]:
+        found = on_ranks(RANKS, "benchmarks.traces:torch_run", [order, steps, traced_to], 300)
+        return [max(row) for row in zip(*found, strict=True)]
+
+    today = in_torch(traces)
+    print(_said_by("profile", "--from-trace", traces, "--seconds", "0", "-o", profile), end="")
+    size = ["--ranks", str(RANKS), "--microbatches", str(MICROBATCHES)]
+    print(_said_by("solve", profile, *size, "--seconds", str(seconds), "-o", plan), end="")
+    _said_by("export", plan, "--to", "torch-csv", "-o", order)
+    best = in_torch("")
+    how = ["--model", "benchmarks.traces:torch_model", "--emulate", "schedule", "--local", "--steps", str(steps)]
+    _said_by("run", plan, *how, "-o", ran)
+    schedule = Schedule.load(plan)
+    emulated = [one.value / 1000 for one in Trace.load(ran).steps]
+    rows = (
+        ("today, torch's runtime", preset("1f1b-split", schedule.problem), today),
+        ("best, torch's runtime", schedule, best),
+        ("best, zbsolve run --emulate", schedule, emulated),
+    )
+    return [
+        {
+            "run": name,
+            "predicted_ms": one.timeline().makespan / 1000,
+            "measured_ms": median(samples),
+            "samples_ms": samples,
+        }
+        for name, one, samples in rows
+    ]
+
+
+def torch_run(rank: int, given: tuple[str, int, str]) -> list[float]:
+    """Wall times of steps on this rank, ms, by an order in a CSV file; a folder for torch profiler's traces of some more
+    ("": none)."""
+    csv, steps, traces = given
+    stage = split_stage(PipelineStage(nn.Linear(WIDTH, WIDTH), rank, RANKS, torch.device("cpu")))
+    for name, times in PASSES.items():
+        setattr(stage, name, _sleeping(getattr(stage, name), times[rank] / 1000))
+    runtime = pipeline_runtime([stage], MICROBATCHES, loss_fn=nn.functional.mse_loss)
+    load_order(runtime, csv)
+    x = torch.ones(MICROBATCHES * ROWS, WIDTH)
+
+    def step() -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        runtime.step(*([x] if rank == 0 else []), target=x if rank == RANKS - 1 else None)
+        return 1000 * (time.perf_counter() - start)
+
+    found = [step() for _ in range(WARM + steps)][WARM:]
+    if traces:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
+            for _ in range(steps):
+                step()
+        seen.export_chrome_trace(str(Path(traces) / f"rank{rank}_trace.json"))
+    return found
+
+
+def _sleeping(action: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Behind its work: what comes before an action's first operation is waiting, in a trace."""
+
+    def slept(*args: Any, **kwargs: Any) -> Any:
+        result = action(*args, **kwargs)
+        time.sleep(seconds)
+        return result
+
+    return slept
+
+
+def torch_model() -> tuple[list[nn.Module], Tensor]:
+    """The same for `zbsolve run`."""
+    return [nn.Linear(WIDTH, WIDTH) for _ in range(RANKS)], torch.ones(ROWS, WIDTH)
+
+
+def _said_by(*words: str) -> str:
+    """What a command writes to standard output. Raises SystemExit where it fails."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        code = main(list(words))
+    if code:
+        raise SystemExit(f"zbsolve {words[0]} ended with {code}")
+    return text.getvalue()
