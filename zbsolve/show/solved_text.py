@@ -35,8 +35,8 @@ class Solved:
     less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
     copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
     W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
-    other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES, ORDER) →
-    placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on a step
+    other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES,
+    ORDER) → placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on a step
     is longer. notes: what is to be known of the profile's numbers."""
 
     schedule: Schedule
