@@ -60,10 +60,11 @@ def test_auto_is_for_a_race() -> None:
     assert Step(2, 4, partition="auto").auto
     assert not Step(2, 4).auto
     for name in OPEN:
-        step = Step(2, 4, **{name: "auto"})
+        beside = {"lengths": (1, 2, 3, 4)} if name == "order" else {}
+        step = Step(2, 4, **{name: "auto"}, **beside)
         with pytest.raises(BadInput, match=f"{name} 'auto': one problem needs it named"):
             step.problem(toy_profile())
-        assert step.closed == (step if name in ("placement", "partition") else Step(2, 4))
+        assert step.closed == (step if name in ("placement", "partition") else Step(2, 4, **beside))
     open_choices = Step(2, 4, recompute="auto", offload="auto")
     with pytest.raises(BadInput, match="recompute 'auto'"):
         frontier(toy_profile(), open_choices)

@@ -36,8 +36,8 @@ class Solved:
     copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
     W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
     other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES,
-    ORDER) → placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on a step
-    is longer. notes: what is to be known of the profile's numbers."""
+    ORDER) → placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on
+    a step is longer. notes: what is to be known of the profile's numbers."""
 
     schedule: Schedule
     usual: Schedule | None = None
