@@ -4,6 +4,16 @@ gathered and kept differently; the best wins.
 Which partition is best no sum of times decides: a stage's F delays the first microbatch, its B the last, its W fills gaps
 or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
 from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
+
+| option | what "auto" looks at |
+|---|---|
+| placement | single, loop with 2 and 4 chunks, vee; where the partition is layers a stage, those of as many stages |
+| partition | all names, and single layers moved from the best of them |
+| gathers | once a step, and 2, 4 and 8 times |
+| vocabulary | last, redistribute, sharded, two-barriers |
+| slices | 1, 2, 4, … up to twice the ranks, of each kind, and from there as `climb.try_more` has it |
+| recompute | none, all, and from there single stages and rows of stages |
+| offload | none, full, half, the same, and copies of fewer microbatches |
 """
 
 from __future__ import annotations
@@ -73,19 +83,9 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over the step's placements and partitions, and what became of each.
 
-    | option | what "auto" looks at |
-    |---|---|
-    | placement | single, loop with 2 and 4 chunks, vee; where the partition is layers a stage, those of as many stages |
-    | partition | all names, and single layers moved from the best of them |
-    | gathers | once a step, and 2, 4 and 8 times |
-    | vocabulary | last, redistribute, sharded, two-barriers |
-    | slices | 1, 2, 4, … up to twice the ranks, of each kind, and from there as `climb.try_more` has it |
-    | recompute | none, all, and from there single stages and rows of stages |
-    | offload | none, full, half, the same, and copies of fewer microbatches |
-
-    A fifth of the time is for all of them in equal parts. Up to three tenths go to moved layers and changed stages. The rest
-    goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next, and so
-    on; then to moves again. Of equal schedules the one with the least peak wins.
+    A fifth of the time is for all choices (see the module) in equal parts. Up to three tenths go to moved layers and changed
+    stages. The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to
+    the next, and so on; then to moves again. Of equal schedules the one with the least peak wins.
 
     effort: in place of seconds, for the same answer on every machine.
     progress: as in `solve`, but called with a name first.

@@ -96,8 +96,7 @@ def frontier(
 
     asked: a profile with its `step`, or a problem without one.
     points: memory limits, or more, as the peaks of named schedules are added; fewer where the range has fewer bytes.
-    seconds: for all of it.
-    effort: in place of seconds, for the same points on every machine (see `solve`).
+    seconds: for all of it; effort: in place of them, for the same points on every machine (see `solve`).
     progress: as in `solve`, but called with the point's place first.
     stop: after it says True no further point is solved, and points without a schedule are left out.
     options: `workers` (`zbsolve.solvers_on`) solve in place of this process. All others go to `solve`.
