@@ -97,14 +97,10 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Layer by layer, so that real tensors need no more memory than the largest layer. Fake ones say the same of a layer
-    that is equal to an earlier one."""
+    """Layer by layer, so that real tensors need no more memory than the largest layer; of equal fake ones one runs."""
     x, target = batch_of(model, mode)
-    x = constant(x)
-    inputs: list[Format] = []
-    known: dict[Hashable, Any] = {}
-    prints, sizes, tied = [], [], []
-    untrained, count = 0, len(model.layers)
+    x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
+    prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
@@ -114,10 +110,9 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
             if i == holders[0] and len(holders) > 1:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
         inputs.append(Format.of(x))
-        same = known.get((prints[i], inputs[i]))
-        x = detached(_forward(model, i, layer, x)) if same is None else same
-        if mode is not None:
-            known[prints[i], inputs[i]] = x
+        key = prints[i], inputs[i]
+        x = known[key] if mode is not None and key in known else detached(_forward(model, i, layer, x))
+        known |= {key: x} if mode is not None else {}
         untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
     if untrained == count:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
