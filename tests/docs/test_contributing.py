@@ -1,5 +1,4 @@
-"""CONTRIBUTING's «Add a schedule in five minutes» and «Add a kind of pass», followed to the letter in a copy of the
-project."""
+"""CONTRIBUTING, followed to the letter in a copy of the project: a schedule, a kind of pass, a feature of a step."""
 
 from __future__ import annotations
 
@@ -53,6 +52,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "loading.py",
         "test_loading.py",
         "loaded.py",
+        "zbsolve/build/loading.py",
+        "zbsolve/features/loading.py",
+        "zbsolve/features/table.py",
+        "zbsolve/features/table.py",
+        "tests/features/test_loading.py",
     ]
     shutil.copy(PROFILE, folder / "profile.json")
     return folder
@@ -92,13 +96,21 @@ def test_the_kind_is_solved_drawn_and_run(copy: Path) -> None:
     assert "check: right" in ran
 
 
+def test_the_feature_is_an_option_and_runs(copy: Path) -> None:
+    _, checked, ran, tested, _ = said_by(copy, "Add a feature to a step")
+    assert "loading.json: holds" in checked
+    assert "check: right" in ran
+    assert "2 passed" in tested
+    assert "| `--loading TIME` | `loading` | that loading" in (copy / "docs/features.md").read_text(encoding="utf-8")
+
+
 def test_what_was_added_is_clean(copy: Path) -> None:
     """After the page's two commands, which change no more than the import."""
     pytest.importorskip("ruff")
     written = (copy / "zbsolve/systems/one_direction.py").read_text(encoding="utf-8")
     for words in (("check", "--fix"), ("format",)):
         assert f"`ruff {' '.join(words)}`" in text_of("CONTRIBUTING.md")
-        run(copy, "-m", "ruff", *words, "--no-cache", "zbsolve", "tests/systems")
-    run(copy, "-m", "ruff", "format", "--no-cache", "--check", "zbsolve", "tests/systems")
+        run(copy, "-m", "ruff", *words, "--no-cache", "zbsolve", "tests/systems", "tests/features")
+    run(copy, "-m", "ruff", "format", "--no-cache", "--check", "zbsolve", "tests/systems", "tests/features")
     assert (copy / "zbsolve/systems/one_direction.py").read_text(encoding="utf-8") == written
     assert (copy / "zbsolve/systems/table.py").read_text(encoding="utf-8").count("from .one_direction import") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from itertools import combinations
 from typing import Any
@@ -49,6 +50,7 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "messages that occupy their sender": ({"blocking": True}, {}),
     "unlike ranks or microbatches": ({}, {"rank_factors": (1.0, 1.5)}),
 }
+PAGE = ROOT / "docs/features.md"
 ROWS = {frozenset((row.one, row.other)): row for row in APART}
 
 
@@ -124,12 +126,17 @@ def row_of(field: Field) -> str:
     return f"| `{said}` | `{field.name}` | {words} |"
 
 
-def test_the_docs_print_both_tables() -> None:
-    text = (ROOT / "docs/features.md").read_text(encoding="utf-8")
+def tables() -> list[str]:
+    """The tables of the docs: a step's fields, and what does not go together."""
     options = ["| option | field of `Step` | what it says |", "|---|---|---|", *map(row_of, STEP_FIELDS)]
     apart = ["| what | not with | why |", "|---|---|---|", *(f"| {r.one} | {r.other} | {r.why} |" for r in APART)]
-    for table in (options, apart):
-        assert "\n".join(table) in text, "docs/features.md: this table is to be in it:\n" + "\n".join(table)
+    return ["\n".join(options), "\n".join(apart)]
+
+
+def test_the_docs_print_both_tables() -> None:
+    """After a change of features: `python -m tests.features.test_table` writes them anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert [table for table in tables() if table not in text] == []
 
 
 def test_wrong_names_are_errors() -> None:
@@ -137,3 +144,9 @@ def test_wrong_names_are_errors() -> None:
         Step(2, 2, reload=True)
     with pytest.raises(BadInput, match="slices"):
         Step(2, 2, slices=0)
+
+
+if __name__ == "__main__":
+    written = iter(tables())
+    text = re.sub(r"^\|(.+\n\|)+.*$", lambda _: next(written), PAGE.read_text(encoding="utf-8"), flags=re.M)
+    PAGE.write_text(text, encoding="utf-8")

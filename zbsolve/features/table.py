@@ -22,8 +22,17 @@ from .work import WORK
 
 # In the order in which they come into a problem.
 FEATURES: tuple[Feature, ...] = (
-    RECOMPUTE, VOCABULARY, OFFLOAD, SLICES, UNEVEN, LENGTHS, ATTENTION_EXCHANGE, SHARDING, REPLICAS, WORK,
-)  # fmt: skip
+    RECOMPUTE,
+    VOCABULARY,
+    OFFLOAD,
+    SLICES,
+    UNEVEN,
+    LENGTHS,
+    ATTENTION_EXCHANGE,
+    SHARDING,
+    REPLICAS,
+    WORK,
+)
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
 
 
