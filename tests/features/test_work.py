@@ -133,6 +133,11 @@ def test_wrong_words_are_named(said: str) -> None:
         read(said)
 
 
+def test_a_rank_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadInput, match=r"work: there is no rank 9 \(they are 0 to 1\)"):
+        Step(2, 4, work=read("9:30us/3")).problem(equal_layers(4))
+
+
 def test_work_comes_in_last() -> None:
     problem = with_work(textbook(), Work(0, 5))
     with pytest.raises(BadInput, match="work: the problem has work already"):

@@ -34,7 +34,14 @@ TORCHTITAN = {"--parallelism", "--training"}  # and what is in them, behind a do
 TORCHRUN = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
 DASK = {"--nworkers", "--nthreads"}
 OTHERS = {"--measure", "--fix", "--config-settings"}
-FOREIGN = {*TORCHRUN, *MEGATRON, *TORCHTITAN, *DASK, *OTHERS, "--loading"}  # options of other programs, and of the example of CONTRIBUTING
+FOREIGN = {
+    *TORCHRUN,
+    *MEGATRON,
+    *TORCHTITAN,
+    *DASK,
+    *OTHERS,
+    "--loading",
+}  # options of other programs, and of the example of CONTRIBUTING
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#]*)(?:#([^)]+))?\)")
 
 

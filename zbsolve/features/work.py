@@ -44,11 +44,13 @@ def _read(said: str) -> Works:
 
 
 def on_ranks(problem: Problem, works: Sequence[Work]) -> Works:
-    """The works, each on its rank: those of any rank piece by piece on the rank that has least to do."""
+    """The works, each on its rank: those of any rank piece by piece on the rank that has least to do. Raises BadInput."""
     busy = np.zeros(problem.ranks, np.int64)
     np.add.at(busy, problem.passes.rank, np.where(problem.passes.that(begun=True), 0, problem.passes.duration))
     found = [work for work in works if work.rank != ANY]
     for work in found:
+        if not 0 <= work.rank < problem.ranks:
+            raise BadInput(f"work: there is no rank {work.rank} (they are 0 to {problem.ranks - 1})")
         busy[work.rank] += work.time
     for work in (one for one in works if one.rank == ANY):
         each, taken = -(-work.time // work.pieces), np.zeros(problem.ranks, np.int64)
