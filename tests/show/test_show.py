@@ -157,7 +157,8 @@ def test_terminal_obeys_no_file(schedule: Schedule) -> None:
 def test_page_tells_everything(schedule: Schedule, trace: Trace) -> None:
     for text in (schedule_as_page(schedule), schedule_as_page(schedule, trace, "A title")):
         for rank in range(4):
-            assert f"<td>rank {rank}</td>" in text
+            row = text.split(f"<td>rank {rank}</td>")[1].split("</tr>")[0]
+            assert f"<td>{1 - 8 * (30 + rank) / schedule.timeline().value:.1%}</td>" in row
         assert "another saves 1.99% at most" in text
         assert "busiest rank" in text
         assert schedule.problem.digest in text
@@ -178,7 +179,7 @@ def test_page_data_is_the_schedule(schedule: Schedule, trace: Trace) -> None:
     assert [run["peaks"] for run in body["runs"]] == [[12, 9, 6, 3]] * 2
     for name in ("kind", "stage", "microbatch", "slice", "rank"):
         assert columns[name].tolist() == getattr(problem.passes, name).tolist()
-    assert columns["taken"].tolist() == problem.taken.tolist()
+    assert (columns["taken"].tolist(), columns["freed"].tolist()) == (problem.taken.tolist(), problem.freed.tolist())
     assert columns["after"].tolist() == problem.edges.after.tolist()
     assert columns["start0"].tolist() == schedule.timeline().start.tolist()
     assert (columns["start1"] / 10).tolist() == (step.start - step.start.min()).tolist()
