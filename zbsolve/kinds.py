@@ -78,7 +78,7 @@ OURS = (
     Kind("BQ", "backward down to attention", "#0bc28b", "Y", B, ATTENTION),
     Kind("BA", "gradients of attention that stays", "#93e3c7", "J", B, ATTENTION),
     Kind("BH", "gradients of attention for another rank", "#c50c3c", "*", B, ATTENTION, away=True),
-    Kind("J", "work beside the step", "#723f72", "j", "", WORK, per_step=True),
+    Kind("J", "work beside the step", "#a6cbf8", "j", "", WORK, per_step=True),
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
 TABLE: dict[str, Kind] = {one.label: one for one in OURS}

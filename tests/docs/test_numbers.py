@@ -219,8 +219,8 @@ def test_estimates_against_an_h200() -> None:
 def test_traced_steps() -> None:
     page = sentences("docs/notes/what-if.md")
     for name, sample in kept("traced").items():
-        assert shown("docs/what-if.md", f"traced-{name}") == [line.split() for line in traced_table(sample)]
-        assert shown("docs/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
+        assert shown("docs/notes/what-if.md", f"traced-{name}") == [line.split() for line in traced_table(sample)]
+        assert shown("docs/notes/what-if.md", f"traced-{name}-ranks") == [line.split() for line in ranks_table(sample)]
         for us in (sample["measured"], sample["even_stages_save"]):
             assert f"{us / 1e3:,.1f} ms" in page
         assert shown("docs/notes/what-if.md", f"traced-{name}-replays") == [line.split() for line in replays_table(sample)]

@@ -13,9 +13,7 @@ from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 
 from ..support.profiles import equal_layers
-from ..support.work_model import DONE
-
-SPEC = "tests.support.work_model:pipeline"
+from ..support.work_model import SOURCE
 
 
 def scheduled() -> Schedule:
@@ -24,10 +22,16 @@ def scheduled() -> Schedule:
     return solve(problem, effort=0.05)
 
 
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    """The model's file, and the function in it."""
+    (tmp_path / "worked.py").write_text(SOURCE)
+    return f"{tmp_path / 'worked.py'}:pipeline"
+
+
 @pytest.mark.usefixtures("forked")
-def test_ranks_do_it_and_train_as_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DONE, str(tmp_path))
-    trace = run_local(scheduled(), SPEC, steps=2, warmup=0, timeout=90, check=True)
+def test_ranks_do_it_and_train_as_the_whole_model(spec: str, tmp_path: Path) -> None:
+    trace = run_local(scheduled(), spec, steps=2, warmup=0, timeout=90, check=True)
     assert {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)} == {
         0: [[0, 2], [1, 2]] * 3,  # two steps, and the one that is checked
         1: [[0, 1]] * 3,
@@ -37,14 +41,13 @@ def test_ranks_do_it_and_train_as_the_whole_model(tmp_path: Path, monkeypatch: p
     assert first["1W2"][1] <= first["1J0"][0]
 
 
-def test_one_process_does_it_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DONE, str(tmp_path))
-    run_on_one_device(scheduled(), SPEC, Options(steps=1, warmup=0, check=True))
+def test_one_process_does_it_for_all_ranks(spec: str, tmp_path: Path) -> None:
+    run_on_one_device(scheduled(), spec, Options(steps=1, warmup=0, check=True))
     assert json.loads((tmp_path / "0.json").read_text()) == [[0, 2], [1, 2]] * 2  # a step, and the one that is checked
 
 
 def test_without_a_function_it_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bare.py"
-    path.write_text("from tests.support.work_model import pipeline")
+    path.write_text(SOURCE.partition("def work")[0])
     with pytest.raises(BadInput, match=r"work: rank 0 has 2 passes J, and nobody says what they do: give Pipeline\(work=\)"):
         run_on_one_device(scheduled(), f"{path}:pipeline", Options(steps=1, warmup=0))

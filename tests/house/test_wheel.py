@@ -77,7 +77,7 @@ def with_compiled_kernels(site: Path) -> None:
     """What this checkout has compiled lies beside the same sources there. numba takes it where these are the same."""
     for path in (ROOT / "zbsolve").rglob("*"):
         copy = site / path.relative_to(ROOT)
-        if path.suffix in (".nbi", ".nbc"):
+        if path.suffix in (".nbi", ".nbc") and copy.parents[1].is_dir():  # not of a folder that is there no more
             copy.parent.mkdir(exist_ok=True)
             shutil.copy2(path, copy)
         elif path.suffix == ".py":

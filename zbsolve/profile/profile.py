@@ -25,6 +25,7 @@ from .form import (
     vocabulary_from,
 )
 
+PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
 # Fields of layers that files leave out where there is nothing, as before there were such fields.
 NEWER = ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra", "frozen_bytes")
 
@@ -89,12 +90,13 @@ class Profile:
         """
         if isinstance(step, Step):
             return step.problem(self)
-        named = dict(zip(("ranks", "microbatches", "placement", "memory", "objective"), (step, *placed), strict=False))
-        if step is None:
-            del named["ranks"]
-        if "layers" in fields:
-            fields["partition"] = fields.pop("layers")
-        return Step(**named, **fields).problem(self)
+        words: dict[str, Any] = {**dict(zip(PLACED, placed, strict=False)), **fields}
+        if len(placed) > len(PLACED):
+            raise TypeError(f"problem() takes {', '.join(PLACED)} by position behind ranks; name what comes behind")
+        if "layers" in words:
+            words["partition"] = words.pop("layers")
+        words |= {} if step is None else {"ranks": step}
+        return Step(**words).problem(self)
 
     def without_vocabulary(self) -> Profile:
         """See `sharded_vocabulary.without_vocabulary`. Raises BadInput."""

@@ -54,9 +54,9 @@ def run_local(given: CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumb
 
 
 def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
-    """Run a schedule with the model called `spec` on one process a rank, one thread each, and return what was measured. Of
-    rounds these are numbers, or with `whole_trace` a trace.
+    """Run a schedule with the model called `spec` on one process a rank, one thread each, and return what was measured.
 
+    given: a schedule, or rounds of a very long step; of these numbers come back, or with `whole_trace` a trace.
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
     also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
     """
