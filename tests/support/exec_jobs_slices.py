@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -32,7 +30,6 @@ from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.optimizer.ahead import Cut
-from zbsolve.exec.slices import check
 from zbsolve.exec.slices.exchange import FIRST_TAG
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
@@ -404,29 +401,11 @@ def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
     return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
 
 
-@contextmanager
-def looked_at_once() -> Iterator[None]:
-    """A layer is looked at in slices before it first runs, which takes longer than all its passes here. Inside one of a
-    form that was looked at, of an input of the same shape, is not looked at again: only its parameters' numbers differ."""
-    look, seen = check._check_layer, {}
-
-    def once(layer: nn.Module, x: Any, far: Any, name: str) -> tuple[Any, Any]:
-        kinds = [(one.dtype, one.shape) for one in (*layer.parameters(), x, far) if isinstance(one, Tensor)]
-        key = (repr(layer), layer.training, str(kinds))
-        if key not in seen:
-            seen[key] = look(layer, x, far, name)
-        return seen[key]
-
-    with mock.patch.object(check, "_check_layer", once):
-        yield
-
-
 def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
-    with looked_at_once():
-        found = most_of(rank)
-        found |= {"memories": memories(), "tensor parallel": tensor_parallel()}
-    return found | {
+    return most_of(rank) | {
+        "memories": memories(),
+        "tensor parallel": tensor_parallel(),
         "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
         "refused": refused(EVEN),
     }

@@ -229,7 +229,7 @@ def connected(
     )
     loss = sliced_loss(problem, given.loss) if part.vocabulary is None else None
     stages = stages_of(part.counts, program.stages, part.layers, loss, microbatches, parts)
-    slice_stages(stages, problem)
+    slice_stages(stages, problem, hooks.compare_slices)
     update = given.update
     versions = {} if update is None else {s: WeightVersions(one.parameters(), update) for s, one in stages.items()}
     if emulate is not None:
@@ -307,11 +307,12 @@ def sliced_loss(problem: Problem, loss: Loss | None) -> Loss | None:
     return loss if loss is None or problem.slices == 1 else SliceLoss(loss)
 
 
-def slice_stages(stages: Mapping[int, Stage], problem: Problem) -> None:
-    """Give the stages the slices of their microbatches, where sequences are cut. Raises BadInput."""
+def slice_stages(stages: Mapping[int, Stage], problem: Problem, compares: bool = True) -> None:
+    """Give the stages the slices of their microbatches, where sequences are cut. compares: see `StageSlices`. Raises
+    BadInput."""
     cutting = Cutting.of(problem)
     for stage in stages.values():
-        stage.slices = StageSlices(cutting) if cutting.count > 1 else None
+        stage.slices = StageSlices(cutting, compares) if cutting.count > 1 else None
 
 
 def stages_of(

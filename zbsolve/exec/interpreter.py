@@ -79,6 +79,7 @@ class Hooks:
     announce: called with each pass's name before it. emulated: the device whose times passes and messages take. done: called
     with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in all that passes make. limit:
     bytes of activations that the device has; a pass that needs more fails, in every step, which are slower for it.
+    compare_slices: stages compare what slices give with whole sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None
@@ -86,6 +87,7 @@ class Hooks:
     done: Callable[[int], None] | None = None
     watch: bool = False
     limit: int | None = None
+    compare_slices: bool = True
 
 
 class Interpreter:
@@ -133,6 +135,14 @@ class Interpreter:
             ended = HANDLERS[action.kind].ended
             if ended is not None:
                 yield i, action, ended(self.state, action)
+
+    def compare(self) -> None:
+        """The passes have run: compare what stages made of slices with whole sequences, where they do. Raises RunFailed."""
+        for number, stage in self.state.stages.items():
+            try:
+                stage.compare()
+            except Exception as error:
+                raise RunFailed(f"rank {self.program.rank}, stage {number}: {one_line(error)}") from error
 
     def forget(self) -> None:
         """Drop what the forwards of this step left: the step begins anew."""

@@ -282,7 +282,6 @@ class Pipeline:
             step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count,
             self.cutting.shares(last, self._shares(targets) if uneven else {}, self.counting),
             scale,
-            self.cutting.ignores(last, self.counting),
         )
         self.wait_gradients()
         reads = self._runner.shapes.compared and (self.inputs or self.targets)

@@ -92,6 +92,7 @@ class RankRunner:
             else:
                 with self.gpu.guarded(), nullcontext() if self.captures is None else self.captures.computing():
                     record, counted = self._on_gpu(self.gpu, data, memory)
+            self.interpreter.compare()
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
@@ -143,7 +144,7 @@ class RankRunner:
         elif self.interpreter.hooks.watch:
             refusal = "each pass is looked at for a NaN"
         elif any(stage.slices is not None for stage in self.interpreter.state.stages.values()):
-            refusal = "what is new in a slice is looked at on the host"
+            refusal = "labels of slices are counted on the host"
         elif offload is not None and not offload.launches:
             refusal = "copies wait for those of other ranks on the host"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)

@@ -15,8 +15,6 @@ from ...models.auxiliary import auxiliary_losses
 from ...util.errors import BadInput
 from ..offload.keeper import Keeper, opened_all
 from ..sharding.stage import ShardedStage
-from ..slices.check import check_stage
-from ..slices.loss import Uncounted
 from ..slices.stage import StageSlices
 from ..torch_private import version_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -128,20 +126,13 @@ class Stage:
         return y
 
     def _slice(self, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
-        the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole
-        numbers and labels that come for the first time. Raises BadInput."""
-        if self.slices is None:
-            return nullcontext()
-        counts = self.loss is not None and not isinstance(target, Uncounted)
-        looks = self.slices.looks(microbatch, x, self.layers, counts)
-        if looks:
-            made = check_stage(self.layers, self.first, self.loss, (x, target), self.slices.length, looks)
-            self.slices.saw(looks, x, self.layers, made)
-        self.slices.check_inputs(self.layers, self.first, x)
-        if self.loss is not None and counts:
-            self.slices.check_labels(self.loss, target)
-        return self.slices.forward(microbatch, x)
+        """What a forward runs in."""
+        return nullcontext() if self.slices is None else self.slices.forward(microbatch, self.layers, x, target)
+
+    def compare(self) -> None:
+        """Behind a step whose sequences ran in slices: is it what whole ones give? Raises BadInput."""
+        if self.slices is not None:
+            self.slices.compare(self.layers, self.first, self.loss)
 
     def _forward(
         self, microbatch: int, x: Any, target: Any, split: bool, seed: int, recompute: bool, keeper: Keeper | None

@@ -30,13 +30,15 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
         keeper = state.offload.keeper(action, tensors_of([data.inputs.get(m), data.targets.get(m)]))
     share, target = data.share(m), data.targets.get(m)
     if stage.slices is not None:
-        stage.slices.ignored, target = data.ignored, target if share else Uncounted()
+        target = target if share else Uncounted(target)
     with _helped(state, action, backward=False):
         if trained or isinstance(stage, ForwardStage):
             y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
         else:
             y = stage.alone(m, x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
+        if stage.slices is not None:
+            raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
         state.losses.append(stage.auxiliary * share)
     if shard is not None and shard.ends(action.stage):
         shard.give(m, y)

@@ -28,14 +28,13 @@ class Data:
     """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
     (empty: all count alike). Where sequences run in slices, each part (see `slices.cutting`) is in place of a microbatch.
-    scale: losses are multiplied by it before their backward. ignored: some labels of slices do not count."""
+    scale: losses are multiplied by it before their backward."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]
     seed: int = 0
     shares: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
-    ignored: bool = False
 
     def share(self, microbatch: int) -> float:
         """What a microbatch counts in the mean."""

@@ -142,7 +142,6 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
                 parts,
                 step_seed(pipeline.seed, pipeline.steps) + start * cutting.count,
                 cutting.shares(parts, rows, pipeline.counting),
-                ignored=cutting.ignores(parts, pipeline.counting),
             )
             one.run(pipeline, data)
             yield start, one

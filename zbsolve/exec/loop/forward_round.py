@@ -81,6 +81,7 @@ class ForwardRound:
                 self.gpu.finish(record, self.gpu.marks)
             if pipeline.sharding is not None:
                 pipeline.sharding.close()
+            interpreter.compare()
 
     @property
     def loss(self) -> float:

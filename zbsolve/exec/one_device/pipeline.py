@@ -128,7 +128,7 @@ class OneDevice:
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
-            slice_stages(stages, problem)
+            slice_stages(stages, problem, not hooks or hooks[program.rank].compare_slices)
             hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, RankState(stages), self.copies, hook))
@@ -158,8 +158,8 @@ class OneDevice:
             self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
             for batch, what in ((inputs, "inputs"), (targets, "targets"))
         )
-        shares, ignored = self.cutting.shares(targets, {}, self.counting), self.cutting.ignores(targets, self.counting)
-        data = Data(inputs, targets, step_seed(self.seed, self.steps), shares, ignored=ignored)
+        shares = self.cutting.shares(targets, {}, self.counting)
+        data = Data(inputs, targets, step_seed(self.seed, self.steps), shares)
         self.steps += 1
         meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
         self.copies.meters = meters
@@ -169,6 +169,8 @@ class OneDevice:
             for one in copies:
                 one.grad = None
         launches = self._launch(meters)
+        for interpreter in self.interpreters:
+            interpreter.compare()
         self._add_up(kept)
         start, end, ready = self._columns(launches)
         loss = sum_of([loss for record in records for loss in record.losses])
