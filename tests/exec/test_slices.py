@@ -67,6 +67,12 @@ def test_a_thread_that_cannot_make_attention_stops_all_ranks(found: list[dict[st
         assert rank == 0 or f"; then rank {rank}, pass " in said
 
 
+def test_a_layer_that_mixes_tokens_is_named_on_all_ranks(found: list[dict[str, Any]]) -> None:
+    for rank in found[:3]:
+        (said,) = rank["compared"]
+        assert re.match(r"rank 0, stage 0: slices: layer 1 \(Mixed\): its output in slices differs", said)
+
+
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
     assert max(rank["trained"] for rank in found) < 1e-12
 

@@ -300,6 +300,22 @@ def test_models_that_can_be_cut_pass(kind: torch.dtype) -> None:
     tried(layers, ids, kind, targets=labels, loss=CrossEntropy(z_loss=1e-3), backward=False)
 
 
+class Deciding(nn.Module):
+    """Rounding decides which of two experts the last token gets, and it is another for another number of tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        if x.dtype == torch.bfloat16 and x.shape[1] == 20:
+            y[:, -1] *= 2
+        return y
+
+
+def test_where_rounding_decides_more_bits_are_asked() -> None:
+    tried(Deciding(), kind=torch.bfloat16)
+    with pytest.raises(BadInput, match=r"layer 5 \(Mixing\)"):
+        tried([Deciding(), Mixing(mean)], kind=torch.bfloat16)
+
+
 def test_not_a_number_is_no_difference() -> None:
     """Whoever looks for it names it elsewhere; a mask of -inf is handed on."""
     tried(Mixing(lambda x: torch.where(x > 2, torch.nan, x).where(x > -2, -torch.inf)))

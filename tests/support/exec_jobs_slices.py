@@ -253,6 +253,24 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
     return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
 
 
+class Mixed(nn.Module):
+    """It mixes tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True)
+
+
+def compared(case: Case, group: dict[str, Any]) -> str:
+    """What this rank says where layer 1 mixes tokens."""
+    layers, (x, y) = layers_of(case), batch(case)
+    layers[1] = Mixed()
+    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, timeout=120, **group)
+    try:
+        return str(pipe.step(x, y).loss)
+    except RunFailed as error:
+        return str(error)
+
+
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
     ((0, 1, 2, 3), "", False, "4,2,1,1", (), torch.float32),
     ((0, 1, 2, 3), "slimpipe", True, 4, (), torch.float32),
@@ -426,4 +444,5 @@ def most_of(rank: int) -> dict[str, Any]:
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
+        "compared": [compared(one, group) for _, one, group in mine if one.name == "recompute"],
     }

@@ -14,9 +14,9 @@ from ..dtensors import local
 from .sequence import offsets
 
 # What a row (one token of a sample) may differ by, of its norm: between rounding and errors (docs/notes/slices.md).
-LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SMALL = 1e-3  # of the largest row: what rounding leaves of smaller ones is compared with that
-SMALL_GRADIENT = 1e-2  # of a layer's largest gradient of a parameter: the same
+SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: the same
 
 
 def limit_of(tensors: Iterable[Tensor]) -> float:

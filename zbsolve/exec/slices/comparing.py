@@ -3,8 +3,8 @@
 Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
 output that are made up. So no more is there at once than one layer's activations of one sequence, and rounding does not pile
 up over layers. Random numbers are held meanwhile. Between two slices of the first sequence comes one of the second, as in a
-step, where what a layer keeps from call to call would be another's. Afterwards gradients, buffers and random numbers are as
-before.
+step, where what a layer keeps from call to call would be another's. Where a layer differs, a copy of it in more bits has the
+last word. Afterwards gradients, buffers and random numbers are as before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from ...models.losses import exact
 from ...util.errors import BadInput
 from ...util.own_code import raised
 from ..backward.trying import as_written, undisturbed
-from ..backward.values import constant, tensors_of
+from ..backward.values import cast, constant, tensors_of
 from ..torch_private import PlainDispatchMode, tree_map
 from ..transport.failure import is_out_of_memory
 from .apart import limit_of, parameters_apart, rows_apart
@@ -92,6 +93,8 @@ def compare(
                 if layer is not None:
                     name = f"layer {number} ({type(layer).__name__})"
                     outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
+                    if apart and not _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
+                        apart = []
                     given = Sequences(outputs, given.targets)
                 else:
                     apart = [] if loss is None else [_compare_loss(loss, given, lengths[0], backward)]
@@ -132,6 +135,26 @@ def _compare_layer(
         found = [rows_apart(*pair, limit) for pair in pairs]
         found.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
     return whole.outputs, [f"{name}: {one}: {MEND}" for one in found if one]
+
+
+def _apart_in_more_bits(
+    layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
+) -> bool:
+    """Does a layer that differs do so in a copy with more bits too? Not where rounding decides which expert a token gets. A
+    layer that takes no other type than its own differs."""
+    device = tensors_of(inputs)[0].device.type
+    for kind in (torch.float64, torch.float32):
+        try:
+            tried = deepcopy(layer)
+            for one in (*tried.parameters(), *tried.buffers()):
+                if one.is_floating_point():
+                    one.data = one.data.to(kind)
+            with torch.autocast(device, enabled=False):
+                return bool(_compare_layer(tried, cast(list(inputs), kind), lengths, backward, name)[1])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+    return True
 
 
 def _in_slices(layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool) -> _Ran:
