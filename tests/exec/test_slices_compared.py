@@ -261,7 +261,7 @@ ERRORS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_an_error_is_named_with_its_first_token(name: str, kind: torch.dtype) -> None:
     build, line = ERRORS[name]
     layer = build()
-    said = rf"^slices: layer 6 \({type(layer).__name__}\): {line}.*: it mixes tokens elsewhere than in .* Mend that, or cut"
+    said = rf"^slices: layer 6 \({type(layer).__name__}\): {line}.*: it mixes tokens elsewhere than in .* Mend that, cut else"
     other = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)).to(kind)
     x = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(2)).to(kind)
     layers = [one.to(kind) for one in (nn.LayerNorm(WIDTH), nn.Identity(), layer, nn.Identity())]

@@ -17,6 +17,7 @@ from .sequence import offsets
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SMALL = 1e-3  # of the largest row: what rounding leaves of smaller ones is compared with that
 SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: the same
+SUMS = 4  # times as much for gradients of parameters: some kernels add them up in 16 bits
 
 
 def limit_of(tensors: Iterable[Tensor]) -> float:
@@ -67,7 +68,7 @@ def parameters_apart(layer: nn.Module, whole: Sequence[Tensor | None], parts: Se
         if (one := b if a is None else a if b is None else a - b) is None:
             continue
         gap, most = _norm(one), max(size, SMALL_GRADIENT * max(sizes))
-        if gap > limit * most:  # not where it is NaN, which outputs say
+        if gap > SUMS * limit * most:  # not where it is NaN, which outputs say
             share = f"{gap / most:.2g} of its norm" if most else "all of it"
             return f"the gradient of its {name} in slices differs from the whole sequence's by {share}"
     return ""

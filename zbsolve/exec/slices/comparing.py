@@ -37,7 +37,7 @@ MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
 HEAD = "slices: "
 MEND = (
     "it mixes tokens elsewhere than in zbsolve.exec.sliced_attention, does not count them from slice_offset(), or keeps "
-    "something from call to call. Mend that, or cut batches into more microbatches and no sequences"
+    "something from call to call. Mend that, cut elsewhere, or cut batches into more microbatches and no sequences"
 )
 SAY = (
     "What does not count needs that label, or the loss an attribute ignore_index; weights are known of CrossEntropyLoss("
