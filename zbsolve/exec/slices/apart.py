@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,13 @@ SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: the same
 SUMS = 4  # times as much for gradients of parameters: some kernels add them up in 16 bits
 
 
+class Apart(NamedTuple):
+    """A difference. tokens: the share of tokens that have it; 0 of a parameter's gradient."""
+
+    text: str
+    tokens: float = 0.0
+
+
 def limit_of(tensors: Iterable[Tensor]) -> float:
     """For what is computed of these: of the shortest of their types, and of those that products are made in."""
     found = [LIMITS[torch.float64]]
@@ -33,16 +40,16 @@ def limit_of(tensors: Iterable[Tensor]) -> float:
     return max(found)
 
 
-def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float, least: float = 0.0) -> str:
+def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float, least: float = 0.0) -> Apart | None:
     """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
-    on; "" where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`). least: the norm that a
-    row has at least for this."""
+    on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`). least: what a row's
+    norm is taken to be at least."""
     pairs = [tensors_of(one) for one in (whole, parts)]
     shapes = [[tuple(one.shape) for one in row] for row in pairs]
     if shapes[0] != shapes[1]:
-        return f"{what} has shapes {shapes[1]} in slices in place of {shapes[0]}"
+        return Apart(f"{what} has shapes {shapes[1]} in slices in place of {shapes[0]}", 1.0)
     if wrong := [shape for shape in shapes[0] if shape[1:2] != (sum(lengths),)]:
-        return f"{what} has shape {wrong[0]}, where (batch, length, …) is needed"
+        return Apart(f"{what} has shape {wrong[0]}, where (batch, length, …) is needed", 1.0)
     for a, b in zip(*pairs, strict=True):
         if not a.numel():
             continue
@@ -53,14 +60,17 @@ def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit:
             token = int(apart.nonzero()[0])
             number = sum(start <= token for start in offsets(lengths)) - 1
             share = float((gap / scale).nan_to_num(torch.inf).max())
-            return (
+            return Apart(
                 f"{what} in slices differs from the whole sequence's at {int(apart.sum())} of {len(apart)} tokens, first "
-                f"at token {token} (slice {number}), by up to {share:.2g} of its norm"
+                f"at token {token} (slice {number}), by up to {share:.2g} of its norm",
+                float(apart.double().mean()),
             )
-    return ""
+    return None
 
 
-def parameters_apart(layer: nn.Module, whole: Sequence[Tensor | None], parts: Sequence[Tensor | None], limit: float) -> str:
+def parameters_apart(
+    layer: nn.Module, whole: Sequence[Tensor | None], parts: Sequence[Tensor | None], limit: float
+) -> Apart | None:
     """The same of the gradients of its trained parameters."""
     names = [name for name, p in layer.named_parameters() if p.requires_grad]
     sizes = [0.0 if one is None else _norm(one) for one in whole]
@@ -70,8 +80,8 @@ def parameters_apart(layer: nn.Module, whole: Sequence[Tensor | None], parts: Se
         gap, most = _norm(one), max(size, SMALL_GRADIENT * max(sizes))
         if gap > SUMS * limit * most:  # not where it is NaN, which outputs say
             share = f"{gap / most:.2g} of its norm" if most else "all of it"
-            return f"the gradient of its {name} in slices differs from the whole sequence's by {share}"
-    return ""
+            return Apart(f"the gradient of its {name} in slices differs from the whole sequence's by {share}")
+    return None
 
 
 def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@
 Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
 output that are made up. So no more is there at once than one layer's activations of one sequence, and rounding does not pile
 up over layers. Random numbers are held meanwhile. Between two slices of the first sequence comes one of the second, as in a
-step, where what a layer keeps from call to call would be another's. Where a layer differs, a copy of it in more bits has the
-last word. Afterwards gradients, buffers and random numbers are as before.
+step, where what a layer keeps from call to call would be another's. Where a layer differs at few tokens, a copy of it in more
+bits has the last word. Afterwards gradients, buffers and random numbers are as before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +26,14 @@ from ..backward.trying import as_written, undisturbed
 from ..backward.values import cast, constant, tensors_of
 from ..torch_private import PlainDispatchMode, tree_map
 from ..transport.failure import is_out_of_memory
-from .apart import limit_of, parameters_apart, rows_apart
+from .apart import Apart, limit_of, parameters_apart, rows_apart
 from .counting import Counting, labels_of
 from .cutting import Cutting
 from .loss import SliceLoss
 from .sequence import cut_sequence, join_sequence, offsets
 from .store import SliceStore
 
+FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another
 LEAST_SLOPE = 1e-2  # of a label's loss: what is learned by heart has a smaller one, made of rounding
 MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
 HEAD = "slices: "
@@ -93,18 +95,18 @@ def compare(
                 if layer is not None:
                     name = f"layer {number} ({type(layer).__name__})"
                     outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
-                    if apart and not _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
-                        apart = []
+                    rounded = apart and max(one.tokens for one in apart) <= FEW
+                    if not rounded or _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
+                        found += [f"{name}: {one.text}: {MEND}" for one in apart]
                     given = Sequences(outputs, given.targets)
-                else:
-                    apart = [] if loss is None else [_compare_loss(loss, given, lengths[0], backward)]
+                elif loss is not None:
+                    found += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
                 break
             except Exception as error:
                 if not is_out_of_memory(error) or min(tokens) < 2 * cutting.count:
                     raise
             tokens = [n // 2 for n in tokens]
             given = given.first(tokens)
-        found += filter(None, apart)
     if found:  # not before: where layers are spread over ranks, all of these run all layers
         raise BadInput(HEAD + found[0])
     if tokens[0] < whole:
@@ -124,8 +126,8 @@ class _Ran(NamedTuple):
 
 def _compare_layer(
     layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
-) -> tuple[list[Any], list[str]]:
-    """The layer's outputs, and how it differs, in a line each."""
+) -> tuple[list[Any], list[Apart]]:
+    """The layer's outputs, and how it differs."""
     with _naming(name), _trying(layer, backward):
         parts = _in_slices(layer, inputs, lengths, backward)
         whole = _whole(layer, inputs, parts.slopes, backward)
@@ -134,7 +136,7 @@ def _compare_layer(
         pairs.append(("the gradient of its input", whole.gradient, parts.gradient, lengths[0]))
         found = [rows_apart(*pair, limit) for pair in pairs]
         found.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
-    return whole.outputs, [f"{name}: {one}: {MEND}" for one in found if one]
+    return whole.outputs, [one for one in found if one is not None]
 
 
 def _apart_in_more_bits(
@@ -208,9 +210,11 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
         value, slopes = _weighed(loss, x, targets, weight) / weight, _each(x, _gradient)
         joined = join_sequence([_each(one, _gradient) for one in parts])
         apart = rows_apart("its gradient", slopes, joined, lengths, limit, unit * LEAST_SLOPE)
-    if not apart and not abs(value - in_slices) > limit * max(abs(value), 1.0):
+    alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
+    if apart is None and alike:
         return ""
-    text = f"the loss is {value:.6g} of the whole sequence and {in_slices:.6g} in slices" + f", and {apart}" * bool(apart)
+    text = f"the loss is {value:.6g} of the whole sequence and {in_slices:.6g} in slices"
+    text += "" if apart is None else f", and {apart.text}"
     label = counting.ignored
     return f"{text}: slices take it for a mean over all labels but {label}. {_advice(slopes, targets, label)}"
 
