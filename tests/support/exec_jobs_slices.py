@@ -136,6 +136,7 @@ class Groups:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.first = {size: dist.new_group(list(range(size))) for size in (2, 3)} | {4: None}
+        self.last = dist.new_group([0, 1])
         self.mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
 
     def of(self, case: Case) -> dict[str, Any] | None:
@@ -254,21 +255,26 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
 
 
 class Mixed(nn.Module):
-    """It mixes tokens."""
+    """It mixes tokens: in training, or in evaluation alone."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.where = training
 
     def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(1, keepdim=True)
+        return x - x.mean(1, keepdim=True) if self.training == self.where else x
 
 
-def compared(case: Case, group: dict[str, Any]) -> str:
-    """What this rank says where layer 1 mixes tokens."""
+def compared(case: Case, group: dict[str, Any], training: bool) -> str:
+    """What this rank says where layer 1 mixes tokens: in a step, or in the evaluation behind one."""
     layers, (x, y) = layers_of(case), batch(case)
-    layers[1] = Mixed()
+    layers[1] = Mixed(training)
     pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, timeout=120, **group)
     try:
-        return str(pipe.step(x, y).loss)
+        pipe.step(x, y)
+        return f"{training} {pipe.evaluate(x, y)}"
     except RunFailed as error:
-        return str(error)
+        return f"{training} {error}"
 
 
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
@@ -444,5 +450,6 @@ def most_of(rank: int) -> dict[str, Any]:
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
-        "compared": [compared(one, group) for _, one, group in mine if one.name == "recompute"],
+        "compared": [compared(one, group, True) for _, one, group in mine if one.name == "recompute"]
+        + [compared(one, {"group": groups.last}, False) for _, one, _ in mine if one.name == "one token"],
     }
