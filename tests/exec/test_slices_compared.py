@@ -438,6 +438,14 @@ def test_a_loss_that_is_no_mean_of_labels_is_said_to_be(loss: Loss, labels: Tens
             tried([], y, kind, targets=labels, loss=lambda y, t: loss(y.double() if "weights" in line else y, t))
 
 
+def test_one_label_of_many_is_seen_in_few_bits() -> None:
+    labels = LABELS.where(LABELS != 3, 4)
+    labels[1, 50] = 3
+    y = torch.randn(2, LENGTH, WORDS, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with pytest.raises(BadInput, match="Label 3 does not count in it"):
+        tried([], y, torch.bfloat16, targets=labels, loss=lambda y, t: entropy(y, t, ignore_index=3))
+
+
 @pytest.mark.parametrize(
     ("loss", "labels"),
     [

@@ -40,10 +40,9 @@ def limit_of(tensors: Iterable[Tensor]) -> float:
     return max(found)
 
 
-def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float, least: float = 0.0) -> Apart | None:
+def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float) -> Apart | None:
     """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
-    on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`). least: what a row's
-    norm is taken to be at least."""
+    on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`)."""
     pairs = [tensors_of(one) for one in (whole, parts)]
     shapes = [[tuple(one.shape) for one in row] for row in pairs]
     if shapes[0] != shapes[1]:
@@ -54,7 +53,7 @@ def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit:
         if not a.numel():
             continue
         gap, size = _norms(local(a.detach()), local(b.detach()))
-        scale = size.clamp(min=max(float(size.median()), SMALL * float(size.max()), least))
+        scale = size.clamp(min=max(float(size.median()), SMALL * float(size.max())))
         apart = ~(gap <= limit * scale).all(0)
         if bool(apart.any()):
             token = int(apart.nonzero()[0])

@@ -34,7 +34,6 @@ from .sequence import cut_sequence, join_sequence, offsets
 from .store import SliceStore
 
 FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another
-LEAST_SLOPE = 1e-2  # of a label's loss: what is learned by heart has a smaller one, made of rounding
 MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
 HEAD = "slices: "
 MEND = (
@@ -209,7 +208,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
         in_slices = sum(_weighed(loss, part, t, n * unit) for part, t, n in each if n) / weight
         value, slopes = _weighed(loss, x, targets, weight) / weight, _each(x, _gradient)
         joined = join_sequence([_each(one, _gradient) for one in parts])
-        apart = rows_apart("its gradient", slopes, joined, lengths, limit, unit * LEAST_SLOPE)
+        apart = rows_apart("its gradient", slopes, joined, lengths, limit)
     alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
     if apart is None and alike:
         return ""
