@@ -15,11 +15,10 @@ from torch import Tensor
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import leaves_of, trained
 from zbsolve.exec.feed import moved
-from zbsolve.exec.slices.check import check_stage
+from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import gradient_bytes
-from zbsolve.exec.slices.trial import IGNORED, LAYERS, LOSS
 from zbsolve.exec.transport.failure import is_out_of_memory
 from zbsolve.features.cuts import Slices, said_of
 from zbsolve.features.slices import OF_ATTENTION
@@ -111,7 +110,7 @@ def time_slices(
     for i in kinds:
         progress(f"slices: can {place(model, i)} be cut")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
-            calls[i] = _calls(model, i, through, bench, tokens)
+            calls[i] = _calls(model, i, through, bench, cutting)
     if not any(calls.values()):
         raise BadInput(f"--slices: model '{model.name}' has no causal attention that calls zbsolve.exec.sliced_attention")
     samples = _timed_together(model, through, kinds, cutting, bench, calls, progress)
@@ -147,13 +146,14 @@ def _tokens(model: Model) -> int:
     return next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
 
 
-def _calls(model: Model, i: int, through: Flow, bench: Bench, tokens: int) -> list[_Call]:
+def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:
     """What layer i calls attention with. Raises BadInput where the layer cannot be cut."""
     layer = built(model, [i], bench.device)[0]
     x = model.batch(0, 0)[0] if i == 0 else example(through.inputs[i], torch.randn)
     last = i == len(model.layers) - 1
     batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)
-    check_stage([layer], i, model.loss if last else None, batch, tokens)
+    given = Sequences([batch[0]] * 2, [batch[1]] * 2)
+    compare([layer], i, model.loss if last else None, given, cutting)
     calls = _Calls()
     with torch.no_grad(), running_slice(calls):
         layer(batch[0])
@@ -176,8 +176,7 @@ def _rounds(
     stages = [stage for one in sets[:MAX_COPIES] for stage in one]
     feeds = {i: alone(model, i, through.inputs[i], bench.device) for i in kinds}
     for stage in stages:
-        stage.around = slices = StageSlices(cutting)
-        slices.looked |= {LAYERS, LOSS, IGNORED}
+        stage.around = StageSlices(cutting, compares=False)
     timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0

@@ -260,14 +260,14 @@ def test_splits_of_the_backward() -> None:
 
 def test_a_long_sequence_runs_as_predicted() -> None:
     rows = kept("slices_run")["rows"]
-    assert shown("docs/slices.md", "slices_run") == [line.split() for line in slices_run_table(rows).splitlines()]
+    assert shown("docs/notes/slices.md", "slices_run") == [line.split() for line in slices_run_table(rows).splitlines()]
     assert max(abs(row["measured"] / row["predicted"] - 1) for row in rows.values()) < 0.01
     assert rows["exchange"]["gain_measured"] > rows["even-work"]["gain_measured"] > rows["slimpipe"]["gain_measured"] > 3
 
 
 def test_slices_of_long_contexts() -> None:
     rows = kept("slices")["rows"]
-    assert shown("docs/slices.md", "slices") == [line.split() for line in slices_table(rows).splitlines()]
+    assert shown("docs/notes/slices.md", "slices") == [line.split() for line in slices_table(rows).splitlines()]
     at = {(row["context"], row["schedule"], row["slices"]): row for row in rows}
     for context in (32, 128, 512):
         whole, named, found = (at[context, name, n] for name, n in (("1f1b", 1), ("slimpipe", 16), ("search", 16)))
@@ -280,9 +280,9 @@ def test_slices_of_long_contexts() -> None:
 
 def test_contexts_on_256_devices() -> None:
     rows = kept("contexts")["rows"]
-    assert shown("docs/slices.md", "contexts") == [line.split() for line in contexts_table(rows).splitlines()]
+    assert shown("docs/notes/slices.md", "contexts") == [line.split() for line in contexts_table(rows).splitlines()]
     at = {(row["context"], row["schedule"]): row for row in rows}
-    said = sentences("docs/slices.md")
+    said = sentences("docs/notes/slices.md")
     searched = {row["context"]: row for row in rows if row["schedule"] == "search"}
     assert set(searched) >= {32, 128, 512}
     for context, found in searched.items():

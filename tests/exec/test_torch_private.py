@@ -182,7 +182,7 @@ def batch_norm() -> None:
 
 
 def dispatch_mode() -> None:
-    class Names(private.TorchDispatchMode):
+    class Names(private.PlainDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             seen.append(func.overloadpacket.__name__)
             return func(*args, **(kwargs or {}))
@@ -366,7 +366,8 @@ ELSEWHERE = {
     "BatchNorm": "batch_norm",
     "FakeTensor": "fake_tensor_mode",
     "FakeTensorMode": "fake_tensor_mode",
-    "TorchDispatchMode": "dispatch_mode",
+    "PlainDispatchMode": "dispatch_mode",
+    "TorchDispatchMode": "without_modes",
     "MASK_POSITIONS": "mask_positions",
     "descriptors": "export_joint",
     "dispatch_modes": "without_modes",

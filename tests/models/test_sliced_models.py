@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from zbsolve import BadInput
 from zbsolve.build import with_slices
 from zbsolve.exec import slice_offset, transformers_attention
-from zbsolve.exec.slices.check import check_layers
+from zbsolve.exec.slices.comparing import Sequences, compare
+from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.store import SliceStore
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import CrossEntropy
@@ -190,7 +191,7 @@ def test_documents_of_a_users_own_layers_are_what_a_mask_says_to_the_library() -
 def test_attention_that_slices_cannot_do_is_named(name: str, more: dict[str, Any], line: str) -> None:
     model = library(name, **more)
     with pytest.raises(BadInput, match=line):
-        check_layers(model.build(), model.batch(0, 0)[0])
+        compared(model)
 
 
 def test_a_mask_that_slices_cannot_take_is_refused() -> None:
@@ -221,9 +222,11 @@ def test_a_mask_that_slices_cannot_take_is_refused() -> None:
             attention(module, q, q, q, **given)
 
 
-def test_experts_of_the_library_are_checked_in_float32() -> None:
-    """Their kernel knows no other; experts without a capacity mix no positions."""
-    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    model = library("MixtralConfig", **sizes)
-    output = check_layers(model.build(), model.batch(0, 0)[0])
-    assert output.shape == (2, 12, 23)
+def compared(model: Model, kind: torch.dtype = torch.float32) -> None:
+    x, labels = model.batch(0, 0)
+    compare([layer.to(kind) for layer in model.build()], 0, model.loss, Sequences([x] * 2, [labels] * 2), Cutting(4))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_without_a_capacity_mix_no_tokens(kind: torch.dtype) -> None:
+    compared(library("MixtralConfig", num_local_experts=4, num_experts_per_tok=2), kind)

@@ -231,8 +231,8 @@ def test_a_measured_profile_is_solved_in_slices(models: str, capsys: pytest.Capt
         ("sliced", ["--slices", "4:even-work"], "measure even ones, or give lengths"),
         ("sliced", ["--slices", "4", "--split", "graph"], "are measured with --split layers and without --mesh"),
         ("sliced", ["--slices", "4", "--estimate", "h100"], "--slices: are measured; an estimate is of any"),
-        ("causal", ["--slices", "4"], "slices: layer 1 (Attention): its output differs"),
-        ("both_ways", ["--slices", "4"], "slices: layer 1 (Attention): its output differs"),
+        ("causal", ["--slices", "4"], "slices: layer 1 (Attention): its output in slices differs"),
+        ("both_ways", ["--slices", "4"], "slices: layer 1 (Attention): its output in slices differs"),
         ("none", ["--slices", "4"], "has no causal attention that calls zbsolve.exec.sliced_attention"),
     ],
 )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -33,7 +31,6 @@ from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.slices import check
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
@@ -139,6 +136,7 @@ class Groups:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.first = {size: dist.new_group(list(range(size))) for size in (2, 3)} | {4: None}
+        self.last = dist.new_group([0, 1])
         self.mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
 
     def of(self, case: Case) -> dict[str, Any] | None:
@@ -257,6 +255,29 @@ def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
             wanted = [nn.Sequential(*whole)(one) for one in x]
         losses += [difference(a, b) for a, b in zip(pipe.forward(x, everywhere=True), wanted, strict=True)]
     return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
+
+
+class Mixed(nn.Module):
+    """It mixes tokens: in training, or in evaluation alone."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.where = training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(1, keepdim=True) if self.training == self.where else x
+
+
+def compared(case: Case, group: dict[str, Any], training: bool) -> str:
+    """What this rank says where layer 1 mixes tokens: in a step, or in the evaluation behind one."""
+    layers, (x, y) = layers_of(case), batch(case)
+    layers[1] = Mixed(training)
+    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, timeout=120, **group)
+    try:
+        pipe.step(x, y)
+        return f"{training} {pipe.evaluate(x, y)}"
+    except RunFailed as error:
+        return f"{training} {error}"
 
 
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
@@ -401,29 +422,11 @@ def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
     return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
 
 
-@contextmanager
-def looked_at_once() -> Iterator[None]:
-    """A layer is looked at in slices before it first runs, which takes longer than all its passes here. Inside one of a
-    form that was looked at, of an input of the same shape, is not looked at again: only its parameters' numbers differ."""
-    look, seen = check._check_layer, {}
-
-    def once(layer: nn.Module, x: Any, far: Any, name: str) -> tuple[Any, Any]:
-        kinds = [(one.dtype, one.shape) for one in (*layer.parameters(), x, far) if isinstance(one, Tensor)]
-        key = (repr(layer), layer.training, str(kinds))
-        if key not in seen:
-            seen[key] = look(layer, x, far, name)
-        return seen[key]
-
-    with mock.patch.object(check, "_check_layer", once):
-        yield
-
-
 def all_of(rank: int, _: None) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
-    with looked_at_once():
-        found = most_of(rank)
-        found |= {"memories": memories(), "tensor parallel": tensor_parallel()}
-    return found | {
+    return most_of(rank) | {
+        "memories": memories(),
+        "tensor parallel": tensor_parallel(),
         "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
         "refused": refused(EVEN),
     }
@@ -444,4 +447,6 @@ def most_of(rank: int) -> dict[str, Any]:
         "trained": trained(EVEN, (5, 3, 2, 2)),
         "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
         "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
+        "compared": [compared(one, group, True) for _, one, group in mine if one.name == "recompute"]
+        + [compared(one, {"group": groups.last}, False) for _, one, _ in mine if one.name == "one token"],
     }

@@ -33,7 +33,7 @@ def connected(
         board = Board.shared(wires, view.passes)
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
-    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, exchanged, hooks.emulated))
+    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, exchanged, hooks))
     whole = None if given.mesh is None else given.mesh.whole
     rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
     mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole, rows)

@@ -72,7 +72,7 @@ class AttentionPeers(Part):
         def helped(state: RankState, action: Action, given: Any) -> Any:
             if helper not in action.companions:
                 return run(state, action, given)
-            with state.part(Slices).stages[action.stage].helped(self.helping(action.stage, action.part, helper == "BH")):
+            with state.part(Slices).slices[action.stage].helped(self.helping(action.stage, action.part, helper == "BH")):
                 return run(state, action, given)
 
         return helped

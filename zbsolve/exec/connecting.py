@@ -15,6 +15,7 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .base.part import Part
 from .base.program import Program
+from .base.state import Hooks
 from .layers import Layers, layer_numbers
 from .mesh.place import Parallelize, PipelineMesh
 from .step_view import StepView
@@ -69,7 +70,7 @@ class Own:
 @dataclass(frozen=True, eq=False)
 class Connecting:
     """A rank that connects to the others. wires: the plain ones; those of `peers` are paired. group, replicas: process
-    groups. exchanged: stages with passes C here. emulated: the device whose times passes take. parts: those made so far."""
+    groups. exchanged: stages with passes C here. parts: those made so far."""
 
     own: Own
     given: Given
@@ -79,7 +80,7 @@ class Connecting:
     group: Any = None
     replicas: Any = None
     exchanged: Sequence[int] = ()
-    emulated: Any = None
+    hooks: Hooks = field(default_factory=Hooks)
     parts: list[Part] = field(default_factory=list)
 
     @property

@@ -95,6 +95,7 @@ class RankRunner:
             else:
                 with self.gpu.guarded(), nullcontext() if self.captures is None else self.captures.computing():
                     record, counted = self._on_gpu(self.gpu, data, memory)
+            self.interpreter.end()
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
@@ -187,7 +188,6 @@ class RankRunner:
             self._hear_last()
         self._end_begun(record)
         self._end_sums(record, self._sums())
-        self.interpreter.end()
 
     def _end_launching(self, record: Record) -> None:
         """On a device: what comes next there is behind all that the passes began."""
@@ -201,7 +201,6 @@ class RankRunner:
         record.later |= {
             i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
         }
-        self.interpreter.end()
 
     def _end_begun(self, record: Record) -> None:
         """Passes that only began work end when that is done, on an emulated device after its time."""

@@ -19,7 +19,7 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     m, data, companions, keeper = action.part, state.data, action.companions, None
     x, share, target = data.inputs[m] if given is None else given, data.share(m), data.targets.get(m)
     if not share and data.uncounted is not None:
-        target = data.uncounted
+        target = data.uncounted(target)
     for keeps in state.keepers:
         keeper = keeps(action, data) or keeper
     if not companions.isdisjoint(("B", "BW")) or isinstance(stage, ForwardStage):
@@ -28,6 +28,8 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     else:
         y = stage.alone(m, x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
+        if data.uncounted is not None:
+            raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
         state.losses.append(stage.auxiliary * share)
     if stage.loss is None:
         return y

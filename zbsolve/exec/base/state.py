@@ -20,16 +20,15 @@ P = TypeVar("P", bound=Part)
 class Data:
     """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
-    (empty: all count alike). scale: losses are multiplied by it before their backward. ignored: some labels do not count.
-    uncounted: what a loss gets in place of the targets of a microbatch that counts nothing; None: these."""
+    (empty: all count alike). scale: losses are multiplied by it before their backward. uncounted: where microbatches are slices:
+    what makes of the targets of one that counts nothing what its loss gets."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]
     seed: int = 0
     shares: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
-    ignored: bool = False
-    uncounted: Any = None
+    uncounted: Callable[[Any], Any] | None = None
 
     def share(self, microbatch: int) -> float:
         """What a microbatch counts in the mean."""
@@ -112,7 +111,7 @@ class Hooks:
     announce: called with each pass's name before it. emulated: the device (`emulate.EmulatedDevice`) whose times passes and
     messages take. done: called with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in
     all that passes make. limit: bytes of activations that the device has; a pass that needs more fails, in every step, which
-    are slower for it.
+    are slower for it. compare_slices: stages compare what slices give with whole sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None
@@ -120,3 +119,4 @@ class Hooks:
     done: Callable[[int], None] | None = None
     watch: bool = False
     limit: int | None = None
+    compare_slices: bool = True

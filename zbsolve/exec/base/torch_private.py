@@ -37,6 +37,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "NoOperations",
+    "PlainDispatchMode",
     "TorchDispatchMode",
     "TreeSpec",
     "applied",
@@ -171,6 +172,16 @@ def scale_all(tensors: list[Tensor], factor: float) -> None:
 def without_modes() -> Any:
     """A context in which no dispatch mode sees operations, such as one that counts bytes."""
     return _disable_current_modes()
+
+
+class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that nobody compiles: it does not import torch._dynamo, which takes seconds."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def dispatch_modes() -> int:

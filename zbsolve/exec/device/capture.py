@@ -152,7 +152,7 @@ class Captures:
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         training = tuple(module.training for module in self._module.modules())
         trained = tuple(p.requires_grad for p in self._module.parameters())
-        return forms, tuple(data.shares.items()), data.scale, data.ignored, autocast, training, trained
+        return forms, tuple(data.shares.items()), data.scale, autocast, training, trained
 
     def watch(self, data: Data) -> Any:
         """What a plain step of this batch runs in."""

@@ -90,9 +90,9 @@ class Offload(Part):
         signals, buffers = _signals(c), buffers_of(c.own.program)
         if not buffers:
             return None
-        if c.emulated is not None:
-            c.emulated.signals = signals
-        return cls(c.device, buffers, c.seconds, signals, c.emulated is not None)
+        if c.hooks.emulated is not None:
+            c.hooks.emulated.signals = signals
+        return cls(c.device, buffers, c.seconds, signals, c.hooks.emulated is not None)
 
     def begin(self, data: Any = None) -> None:
         """A step begins."""

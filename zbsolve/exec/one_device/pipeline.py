@@ -129,9 +129,10 @@ class OneDevice:
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
-            features = (Slices.of(problem, stages), WorkBeside.of(program, model.work))
+            hook = hooks[program.rank] if hooks else Hooks()
+            slices = Slices.of(problem, program.rank, stages, hook.compare_slices)
+            features = (slices, WorkBeside.of(program, model.work))
             state = RankState(stages, tuple(part for part in features if part is not None))
-            hook = hooks[program.rank] if hooks else None
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
@@ -170,6 +171,8 @@ class OneDevice:
             for one in copies:
                 one.grad = None
         launches = self._launch(meters)
+        for interpreter in self.interpreters:
+            interpreter.end()
         self._add_up(kept)
         start, end, ready = self._columns(launches)
         loss = sum_of([loss for record in records for loss in record.losses])

@@ -1,242 +1,303 @@
-"""One layer, whole and in slices: outputs, and gradients of inputs and parameters."""
+"""Are the results of a stage in slices those of its whole sequences? They are compared, on what a step gave it.
+
+Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
+output that are made up. So no more is there at once than one layer's activations of one sequence, and rounding does not pile
+up over layers. Random numbers are held meanwhile. Between two slices of the first sequence comes one of the second, as in a
+step, where what a layer keeps from call to call would be another's. Where a layer differs at few tokens, a copy of it in
+more bits has the last word. Afterwards gradients, buffers and random numbers are as before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import exact
 from ...util.errors import BadInput
-from ..backward.replay import torch_generators, torch_random_kept
-from ..base.torch_private import tree_leaves, tree_map
-from .reach import each_token
-from .sequence import cut_sequence, offsets
+from ...util.own_code import raised
+from ..backward.replay import as_written, undisturbed
+from ..base.torch_private import PlainDispatchMode, tree_map
+from ..base.values import cast, constant, tensors_of
+from ..transport.failure import is_out_of_memory
+from .apart import Apart, limit_of, parameters_apart, rows_apart
+from .counting import Counting, labels_of
+from .cutting import Cutting
+from .loss import SliceLoss
+from .sequence import cut_sequence, join_sequence, offsets
 from .store import SliceStore
-from .trial import LIMIT, alike, naming, noise, three_lengths
-from .where import mixing_part
 
-# Of the largest number. Layers are checked in float64, but some compute a part in float32, or run in nothing else.
-LIMITS = {torch.float64: LIMIT, torch.float32: 1e-3}
-ROUNDING = {torch.float64: 1e-13, torch.float32: 1e-6}  # what is left where everything cancels
-BY_THEMSELVES = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # of layers in their own type
-SMALL = 1e-2  # of a layer's largest gradient: what rounding leaves of a parameter that has none is compared with that
+FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another
+MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
+HEAD = "slices: "
+MEND = (
+    "it mixes tokens elsewhere than in zbsolve.exec.sliced_attention, does not count them from slice_offset(), or keeps "
+    "something from call to call. Mend that, cut elsewhere, or cut batches into more microbatches and no sequences"
+)
+SAY = (
+    "What does not count needs that label, or the loss an attribute ignore_index; weights are known of CrossEntropyLoss("
+    "weight=), NLLLoss(weight=) and functools.partial(…, weight=); labels are shifted before the step, for a loss sees one "
+    "slice"
+)
 
 
-class Drawn(Exception):
-    """The layer draws random numbers, so its slices cannot be compared."""
+class Sequences(NamedTuple):
+    """What microbatches give a stage: of each its activations, and its targets where there is a loss; pytrees of tensors
+    (batch, length, …)."""
+
+    inputs: list[Any]
+    targets: list[Any]
+
+    def first(self, tokens: Sequence[int]) -> Sequences:
+        """Of each the first tokens."""
+        return Sequences(*([_first(x, n) for x, n in zip(row, tokens, strict=True)] for row in self))
+
+
+class Held(PlainDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, random numbers are the same everywhere, and dropouts drop nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it becomes operations on local tensors, which come here again
+        made, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags or name.startswith("_"):  # attention has that tag too
+            return made
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(made[1])
+        return made.fill_(0.5 if made.is_floating_point() and not name.startswith("bernoulli") else 1)
+
+
+def compare(
+    layers: Sequence[nn.Module],
+    first: int,
+    loss: Callable[[Any, Any], Tensor] | None,
+    given: Sequences,
+    cutting: Cutting,
+    backward: bool = True,
+) -> None:
+    """Compare layers `first` …, and the loss where there is one, in slices with whole sequences. given: of two microbatches,
+    or twice of one; of the second only the forward is compared. backward: compare gradients too. Where memory does not
+    suffice, the first half of the tokens is compared from there on, and so forth, and a warning says so. Raises BadInput
+    naming the first layer that differs, what of it, and from which token on."""
+    found, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
+    whole = tokens[0]
+    for number, layer in enumerate([*layers, None], first):
+        while True:
+            lengths = [cutting.tokens(n, "slices") for n in tokens]
+            try:
+                if layer is not None:
+                    name = f"layer {number} ({type(layer).__name__})"
+                    outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
+                    rounded = apart and max(one.tokens for one in apart) <= FEW
+                    if not rounded or _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
+                        found += [f"{name}: {one.text}: {MEND}" for one in apart]
+                    given = Sequences(outputs, given.targets)
+                elif loss is not None:
+                    found += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
+                break
+            except Exception as error:
+                if not is_out_of_memory(error) or min(tokens) < 2 * cutting.count:
+                    raise
+            tokens = [n // 2 for n in tokens]
+            given = given.first(tokens)
+    if found:  # not before: where layers are spread over ranks, all of these run all layers
+        raise BadInput(HEAD + found[0])
+    if tokens[0] < whole:
+        text = f"slices: layers from {first} on were compared with whole sequences on {tokens[0]} of {whole} tokens"
+        warnings.warn(f"{text}: memory does not suffice for more", stacklevel=2)
 
 
 class _Ran(NamedTuple):
-    """A forward of microbatches, or of one's slices. inputs: leaves of autograd's graphs; outputs: with their graphs."""
+    """What a layer made of the sequences; of the first one also the gradients of its output, which are given, and of its
+    input and the parameters."""
 
-    inputs: list[Any]
     outputs: list[Any]
+    slopes: Any
+    gradient: Any
+    parameters: list[Tensor | None]
 
 
-def compared(tried: nn.Module, given: list[Any], lengths: Sequence[int], name: str) -> Any:
-    """The output of the last of the microbatches `given`. Raises BadInput where it, or a gradient, is another in slices, and
-    Drawn where the layer draws random numbers in training. Parameters of `tried` are left without meaning."""
-    store = SliceStore(len(lengths))
-    with torch.enable_grad(), torch_random_kept(), naming(name):
-        drawn = _draws(tried, given, name)
-        whole, parts = _whole(tried, given, name), [_Ran([], []) for _ in given]
-        cuts = [cut_sequence(one, lengths, name) for one in given]
-        for i, offset in enumerate(offsets(lengths)):  # microbatches take turns: what a layer keeps would be another's
-            for m, ran in enumerate(parts):
-                with store.forward(m, i, offset):
-                    _forward(tried, cuts[m][i], ran)
-    if drawn:
-        raise Drawn
-    for m, (y, ran) in enumerate(zip(whole.outputs, parts, strict=True)):
-        for leaf, part in zip(cut_sequence(y, lengths, name), ran.outputs, strict=True):
-            _compare("output", leaf, part, name, partial(_first_in, tried, given[m], cuts[m], lengths))
-    output = _constant(whole.outputs[-1])
-    _compare_gradients(tried, whole, parts, lengths, store, name)
-    return output
+def _compare_layer(
+    layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
+) -> tuple[list[Any], list[Apart]]:
+    """The layer's outputs, and how it differs."""
+    with _naming(name), _trying(layer, backward):
+        parts = _in_slices(layer, inputs, lengths, backward)
+        whole = _whole(layer, inputs, parts.slopes, backward)
+        limit = limit_of([*layer.parameters(), *tensors_of((inputs, whole.outputs))])
+        pairs = [("its output", *pair) for pair in zip(whole.outputs, parts.outputs, lengths, strict=True)]
+        pairs.append(("the gradient of its input", whole.gradient, parts.gradient, lengths[0]))
+        found = [rows_apart(*pair, limit) for pair in pairs]
+        found.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
+    return whole.outputs, [one for one in found if one is not None]
 
 
-def compare_far(tried: nn.Module, far: Any, name: str) -> Any:
-    """The output for more tokens; None without. Raises BadInput where it is another in slices, also where all tokens are
-    alike."""
-    y = None
-    with torch_random_kept(), naming(name):
-        for one in () if far is None else (tree_map(alike, far), far):
-            lengths = three_lengths(far, name)
-            y, parts = each_token(tried, one, lengths, name)
-            for leaf, part in zip(cut_sequence(y, lengths, name), parts, strict=True):
-                _compare(f"output for {sum(lengths)} tokens", leaf, part, name)
-    return y
+def _apart_in_more_bits(
+    layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
+) -> bool:
+    """Does a layer that differs do so in a copy with more bits too? Not where rounding decides which expert a token gets. A
+    layer that takes no other type than its own differs."""
+    device = tensors_of(inputs)[0].device.type
+    for kind in (torch.float64, torch.float32):
+        try:
+            tried = deepcopy(layer)
+            for one in (*tried.parameters(), *tried.buffers()):
+                if one.is_floating_point():
+                    one.data = one.data.to(kind)
+            with torch.autocast(device, enabled=False):
+                return bool(_compare_layer(tried, cast(list(inputs), kind), lengths, backward, name)[1])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+    return True
 
 
-def compare_new(layer: nn.Module, x: Any, lengths: Sequence[int], name: str) -> Any:
-    """The output of a layer as it is, for tokens of which some are new. Raises BadInput where it is another in slices."""
-    y, parts = each_token(layer, x, lengths, name)
-    for leaf, part in zip(cut_sequence(y, lengths, name), parts, strict=True):
-        _compare("output for tokens of a later slice", leaf, part, name, limits=LIMITS | BY_THEMSELVES)
-    return y
+def _in_slices(layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool) -> _Ran:
+    count = len(lengths[0])
+    store, outputs = SliceStore(count), [list[Any]() for _ in inputs]
+    rows = [[_leaf(part) for part in cut_sequence(x, row, "input")] for x, row in zip(inputs, lengths, strict=True)]
+    for i in range(count):
+        for m, row in enumerate(rows):
+            with torch.set_grad_enabled(backward and not m), store.forward(m, i, offsets(lengths[m])[i]):
+                outputs[m].append(layer(_each(row[i], Tensor.clone)))
+    slopes = [_each(y, _slope) for y in outputs[0]]
+    for i in reversed(range(count if backward else 0)):
+        with store.backward(0, i):
+            _backward(outputs[0][i], slopes[i])
+    gradient = join_sequence([_each(x, _gradient) for x in rows[0]])
+    return _Ran([join_sequence(row) for row in outputs], join_sequence(slopes), gradient, _taken(layer))
 
 
-def _draws(tried: nn.Module, given: list[Any], name: str) -> bool:
-    """Whether it draws random numbers. Raises BadInput where it does so in evaluation, or keeps something."""
+def _whole(layer: nn.Module, inputs: Sequence[Any], slopes: Any, backward: bool) -> _Ran:
+    x = _leaf(inputs[0])
+    y = layer(_each(x, Tensor.clone))
+    if backward:
+        _backward(y, slopes)
     with torch.no_grad():
-        again = [_seeded(tried, given, name, seed) for seed in (0, 0, 1)]
-    if not _alike_numbers(again[0].outputs, again[1].outputs):
-        raise BadInput(f"slices: {name}: keeps something from call to call: the same input gives another output")
-    drawn = not _same(again[0].outputs, again[2].outputs)
-    if drawn and not any(one.training for one in tried.modules()):
-        raise BadInput(f"slices: {name}: draws random numbers in evaluation too: nobody can see what its slices do")
-    return drawn
+        others = [layer(_each(one, Tensor.clone)) for one in inputs[1:]]
+    return _Ran([constant(y), *others], slopes, _each(x, _gradient), _taken(layer))
 
 
-def _compare_gradients(
-    tried: nn.Module, whole: _Ran, parts: Sequence[_Ran], lengths: Sequence[int], store: SliceStore, name: str
-) -> None:
-    """Those of the slices are of the negative: they are taken from the whole's, so that there is one of each parameter."""
-    seeds = [tree_map(lambda one: noise(one) if isinstance(one, Tensor) else one, y) for y in whole.outputs]
-    cuts = [cut_sequence(one, lengths, name) for one in seeds]
-    with naming(name):
-        for y, seed in zip(whole.outputs, seeds, strict=True):
-            _backward(y, seed)
-        whole.outputs.clear()
-        sizes = [_largest(_gradient(one)) for one in tried.parameters()]
-        for i in reversed(range(len(lengths))):
-            for m, ran in enumerate(parts):
-                with store.backward(m, i):
-                    _backward(ran.outputs[i], _negative(cuts[m][i]))
-    for x, ran in zip(whole.inputs, parts, strict=True):
-        for leaf, part in zip(cut_sequence(_gradients(x), lengths, name), ran.inputs, strict=True):
-            _compare("input's gradient", leaf, _negative(_gradients(part)), name)
-    gaps = [_largest(_gradient(one)) for one in tried.parameters()]
-    kinds = [one.dtype for one in tried.parameters()]
-    _check_gaps("parameters' gradient", list(zip(gaps, sizes, kinds, strict=True)), name)
-    tried.zero_grad()
+def _compare_loss(loss: Callable[[Any, Any], Tensor], given: Sequences, lengths: Sequence[int], backward: bool) -> str:
+    """How the loss of the first sequence differs, and what to do; "" where it does not, and where no label counts. It is
+    computed in 32 bits at least: a label that wrongly counts changes little."""
+    y, targets = given.inputs[0], given.targets[0]
+    try:
+        return _loss_apart(loss, _each(y, _exact), targets, lengths, backward)
+    except BadInput:  # it may take no type but its own
+        return _loss_apart(loss, y, targets, lengths, backward)
 
 
-def _first_in(tried: nn.Module, x: Any, cuts: Sequence[Any], lengths: Sequence[int]) -> str:
-    """The part of the layer that mixes positions, for a message."""
-    store = SliceStore(len(lengths))
-
-    def run(i: int, offset: int) -> None:
-        with store.forward(0, i, offset):
-            tried(_constant(cuts[i]))
-
-    each = [partial(run, i, offset) for i, offset in enumerate(offsets(lengths))]
-    limit = max(LIMITS.get(one.dtype, 0.0) for one in [*tried.parameters(), torch.zeros(0, dtype=torch.float64)])
-    return mixing_part(tried, lengths, lambda: tried(_constant(x)), each, limit)
-
-
-def _seeded(tried: nn.Module, given: list[Any], name: str, seed: int) -> _Ran:
-    for generator in torch_generators():
-        generator.manual_seed(seed)
-    return _whole(tried, given, name)
-
-
-def _whole(tried: nn.Module, given: list[Any], name: str) -> _Ran:
-    ran = _Ran([], [])
-    for x in given:
-        with auxiliary_losses() as extra:
-            _forward(tried, x, ran)
-        if extra.total is not None:
-            raise BadInput(f"slices: {name}: adds to the loss by auxiliary_loss, which is of a whole sequence")
-    return ran
+def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, lengths: Sequence[int], backward: bool) -> str:
+    own = loss.loss if isinstance(loss, SliceLoss) else loss
+    loss, counting, labels = SliceLoss(own), Counting.of(own), cut_sequence(targets, lengths, "targets")
+    counts = [counting.counted(one) for one in labels]
+    if not (total := sum(counts)):
+        return ""
+    unit = min(1.0, MOST_SLOPE / total)  # a label's weight in the gradients
+    module, weight, limit = own if isinstance(own, nn.Module) else nn.Identity(), total * unit, limit_of(tensors_of(y))
+    with _naming("the loss"), _trying(module, backward):
+        x, parts = _leaf(y), [_leaf(one) for one in cut_sequence(y, lengths, "output")]
+        each = zip(parts, labels, counts, strict=True)
+        in_slices = sum(_weighed(loss, part, t, n * unit) for part, t, n in each if n) / weight
+        value, slopes = _weighed(loss, x, targets, weight) / weight, _each(x, _gradient)
+        joined = join_sequence([_each(one, _gradient) for one in parts])
+        apart = rows_apart("its gradient", slopes, joined, lengths, limit)
+    alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
+    if apart is None and alike:
+        return ""
+    text = f"the loss is {value:.6g} of the whole sequence and {in_slices:.6g} in slices"
+    text += "" if apart is None else f", and {apart.text}"
+    label = counting.ignored
+    return f"{text}: slices take it for a mean over all labels but {label}. {_advice(slopes, targets, label)}"
 
 
-def _forward(tried: nn.Module, x: Any, ran: _Ran) -> None:
-    leaves = tree_map(
-        lambda one: one.detach().requires_grad_(one.is_floating_point()) if isinstance(one, Tensor) else one, x
+def _advice(slopes: Any, targets: Any, ignored: int) -> str:
+    """What to do about a loss that is no such mean. slopes: of the whole sequence's output."""
+    labels = labels_of(targets)
+    rows = [one.abs().flatten(2).sum(-1) for one in tensors_of(slopes) if one.dim() > 2 and one.is_floating_point()]
+    if labels is None or not rows or labels.shape != rows[0].shape:
+        return SAY
+    counts = sum(rows) > 0
+    silent = labels[(labels != ignored) & ~counts & ~torch.isin(labels, labels[counts])]
+    if not len(silent):
+        return SAY
+    label = int(silent[0])
+    return (
+        f"Label {label} does not count in it: say so by functools.partial(…, ignore_index={label}), by an attribute "
+        f"ignore_index = {label} of the loss, or give these tokens the label {ignored}"
     )
-    ran.inputs.append(leaves)
-    # Copies: a layer may write into what it is given.
-    ran.outputs.append(tried(tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, leaves)))
 
 
-def _backward(y: Any, seed: Any) -> None:
-    pairs = zip(tree_leaves(y), tree_leaves(seed), strict=True)
-    rows = [(one, by) for one, by in pairs if isinstance(one, Tensor) and one.requires_grad]
-    if rows:
-        torch.autograd.backward([one for one, _ in rows], [by for _, by in rows])
+def _weighed(loss: Callable[[Any, Any], Tensor], x: Any, targets: Any, weight: float) -> float:
+    """The loss times its weight, whose gradient the leaves x get."""
+    value = loss(_each(x, Tensor.clone), targets)
+    if value.requires_grad:
+        value.backward(torch.full_like(value, weight))  # type: ignore[no-untyped-call]
+    return float(value.detach()) * weight
 
 
-def _gradients(x: Any) -> Any:
-    """Of the leaves x, 0 where there is none."""
-    return tree_map(lambda one: _gradient(one) if isinstance(one, Tensor) else one, x)
+@contextmanager
+def _trying(layer: nn.Module, backward: bool) -> Iterator[None]:
+    """A trial runs inside, which leaves no trace."""
+    with torch.set_grad_enabled(backward), undisturbed(layer), as_written(), Held():  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Raise what fails inside as BadInput that names it, but for a lack of memory."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        text = str(error).removeprefix(HEAD) if isinstance(error, BadInput) else raised(error)
+        raise BadInput(f"{HEAD}{name}: {text}") from error
+
+
+def _each(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    return tree_map(lambda one: function(one) if isinstance(one, Tensor) else one, value)
+
+
+def _first(value: Any, tokens: int) -> Any:
+    return _each(value, lambda one: one[:, :tokens])
+
+
+def _leaf(value: Any) -> Any:
+    """The same numbers as leaves of graphs."""
+    return _each(value, lambda one: one.detach().requires_grad_(one.is_floating_point() or one.is_complex()))
+
+
+def _exact(one: Tensor) -> Tensor:
+    return one.to(exact(one.dtype)) if one.is_floating_point() else one
+
+
+def _slope(one: Tensor) -> Tensor:
+    """A gradient for an output: numbers between -1 and 1 without order, which need no generator."""
+    return (1000 * _exact(one.detach())).cos().to(one.dtype) if one.is_floating_point() else one.detach()
 
 
 def _gradient(one: Tensor) -> Tensor:
     return torch.zeros_like(one) if one.grad is None else one.grad
 
 
-def _alike_numbers(a: Any, b: Any) -> bool:
-    """But for rounding: some kernels of GPUs add up in any order."""
-    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
-    return all(torch.allclose(one, other, LIMIT, LIMIT, equal_nan=True) for one, other in pairs if isinstance(one, Tensor))
+def _backward(y: Any, slopes: Any) -> None:
+    rows = [(one, by) for one, by in zip(tensors_of(y), tensors_of(slopes), strict=True) if one.requires_grad]
+    if rows:
+        torch.autograd.backward([one for one, _ in rows], [by for _, by in rows])
 
 
-def _same(a: Any, b: Any) -> bool:
-    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
-    return all(one.equal(other) for one, other in pairs if isinstance(one, Tensor))
-
-
-def _compare(
-    what: str,
-    whole: Any,
-    part: Any,
-    name: str,
-    where: Callable[[], str] = lambda: "",
-    limits: Mapping[torch.dtype, float] = LIMITS,
-) -> None:
-    pairs = [tree_leaves(one) for one in (whole, part)]
-    if len(pairs[0]) != len(pairs[1]):
-        raise BadInput(f"slices: {name}: makes another number of tensors in slices")
-    rows = [(a, b) for a, b in zip(*pairs, strict=True) if isinstance(a, Tensor) and a.numel()]
-    for a, b in rows:
-        if a.shape != b.shape:
-            raise BadInput(f"slices: {name}: makes {tuple(b.shape)} of a slice in place of {tuple(a.shape)}")
-    _check_gaps(what, [(_gap(a, b), _largest(a), a.dtype) for a, b in rows], name, where, limits)
-
-
-def _check_gaps(
-    what: str,
-    rows: Sequence[tuple[float, float, torch.dtype]],
-    name: str,
-    where: Callable[[], str] = lambda: "",
-    limits: Mapping[torch.dtype, float] = LIMITS,
-) -> None:
-    """Raise BadInput for a row of difference, largest number and type where the difference is no rounding."""
-    largest = max((most for _, most, _ in rows), default=0)
-    for gap, size, kind in rows:
-        most = max(size, SMALL * largest)
-        kind = kind.to_real() if kind.is_complex else kind
-        if not gap <= limits.get(kind, 0) * most + ROUNDING.get(kind, 0):
-            raise BadInput(
-                f"slices: {name}: its {what} differs by {gap:.2g} (of {most:.2g}) in slices: it mixes positions elsewhere "
-                "than in sliced_attention, does not count them from slice_offset, or keeps something from call to call"
-                f"{where()}"
-            )
-
-
-def _largest(one: Tensor) -> float:
-    return float(_number(one).abs().max()) if one.numel() else 0.0
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference. Whole numbers and bools are compared as they are: no type of numbers holds them all."""
-    if a.is_floating_point() or a.is_complex():
-        return _largest(_number(b) - _number(a))
-    return 0.0 if a.equal(b.to(a.dtype)) else max(_largest(_number(b) - _number(a)), 1.0)
-
-
-def _number(one: Tensor) -> Tensor:
-    return one.detach().to(torch.complex128 if one.is_complex() else torch.float64)
-
-
-def _negative(value: Any) -> Any:
-    return tree_map(lambda one: -one if isinstance(one, Tensor) and one.is_floating_point() else one, value)
-
-
-def _constant(value: Any) -> Any:
-    return tree_map(lambda one: one.detach() if isinstance(one, Tensor) else one, value)
+def _taken(layer: nn.Module) -> list[Tensor | None]:
+    """The gradients of its trained parameters, which have none from now on."""
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    found = [p.grad for p in trained]
+    for p in trained:
+        p.grad = None
+    return found

@@ -46,11 +46,6 @@ class Counting:
             raise BadInput(f"targets: label {_outside(labels, len(weights))}, but the loss has {len(weights)} weights")
         return float(weights.to(labels.device)[labels.long()].sum())
 
-    def ignores(self, targets: Any) -> bool:
-        """Whether a slice has labels that do not count."""
-        labels = labels_of(targets)
-        return labels is not None and bool((labels == self.ignored).any())
-
 
 def is_label(one: Tensor) -> bool:
     """Has it whole numbers?"""

@@ -6,23 +6,21 @@ microbatch is without slices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...features.cuts import NotSliced, whole_tokens
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..base.state import Data
-from ..base.torch_private import tree_flatten, tree_map, tree_unflatten
+from ..base.torch_private import tree_map
 from ..base.values import leaves_of
 from .counting import Counting
 from .loss import Uncounted
-from .sequence import cut_sequence, slice_shares
+from .sequence import cut_sequence, join_sequence, slice_shares
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,6 @@ class Cutting:
             return list(whole_tokens(self.each, length))
         except NotSliced as error:
             raise BadInput(f"{what}: {error}") from None
-
-    def length(self, first: int) -> int:
-        """The least length of a sequence whose first slice has so many tokens; slices are rounded, so that it may be
-        longer."""
-        longest = ceil((first + 1) * sum(self.each) / self.each[0])
-        shortest = max(self.count, int((first - 1) * sum(self.each) / self.each[0]))
-        return next((one for one in range(shortest, longest) if whole_tokens(self.each, one)[0] == first), first)
 
     @property
     def each(self) -> tuple[float, ...]:
@@ -92,10 +83,6 @@ class Cutting:
             found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
         return found
 
-    def ignores(self, targets: Mapping[int, Any], counting: Counting) -> bool:
-        """Whether some labels of a step's parts do not count; of whole sequences nobody needs to know."""
-        return self.count > 1 and any(counting.ignores(one) for one in targets.values())
-
     def data(
         self,
         inputs: Mapping[int, Any],
@@ -106,8 +93,8 @@ class Cutting:
         scale: float = 1.0,
     ) -> Data:
         """What a step feeds in, of `parts` of inputs and targets. seed, scale: see `Data`; shares: see `shares`."""
-        ignored, shares = self.ignores(targets, counting), self.shares(targets, shares, counting)
-        return Data(inputs, targets, seed, shares, scale, ignored, None if self.count == 1 else Uncounted())
+        shares = self.shares(targets, shares, counting)
+        return Data(inputs, targets, seed, shares, scale, None if self.count == 1 else Uncounted)
 
     def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
         """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""
@@ -116,14 +103,8 @@ class Cutting:
         rows: dict[int, list[Any]] = {}
         for part in sorted(outputs):
             rows.setdefault(part // self.count, []).append(outputs[part])
-        return {m: _joined(row) for m, row in rows.items()}
+        return {m: join_sequence(row) for m, row in rows.items()}
 
 
 def _dense(value: Any) -> Any:
     return tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, value)
-
-
-def _joined(slices: Sequence[Any]) -> Any:
-    leaves = zip(*(leaves_of(one) for one in slices), strict=True)
-    whole = [torch.cat(list(row), 1) if isinstance(row[0], Tensor) and row[0].dim() > 1 else row[0] for row in leaves]
-    return tree_unflatten(whole, tree_flatten(slices[0])[1])

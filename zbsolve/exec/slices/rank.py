@@ -9,39 +9,41 @@ from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.layer_split import Loss
 from ..base.part import Part
+from ..transport.failure import RunFailed, one_line
 from .cutting import Cutting
 from .loss import SliceLoss
 from .stage import StageSlices
 
 
 class Slices(Part):
-    """The slices of a rank's stages, by number."""
+    """The slices of the `stages` of a rank, by number."""
 
-    name, no_capture = "slices", "what is new in a slice is looked at on the host"
+    name, no_capture = "slices", "labels of slices are counted on the host"
 
-    def __init__(self, stages: Mapping[int, StageSlices]) -> None:
-        self.stages = stages
+    def __init__(self, rank: int, stages: Mapping[int, Any], slices: Mapping[int, StageSlices]) -> None:
+        self.rank, self.stages, self.slices = rank, stages, slices
+        for s, one in slices.items():
+            stages[s].around = one
 
     @classmethod
-    def of(cls, problem: Problem, stages: Mapping[int, Any]) -> Slices | None:
-        """Give stages the slices of their microbatches; None where sequences are whole. Raises BadInput."""
+    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool = True) -> Slices | None:
+        """Give stages the slices of their microbatches; None where sequences are whole. compares: see `StageSlices`. Raises
+        BadInput."""
         cutting = Cutting.of(problem)
-        return None if cutting.count == 1 else cls(_given(stages, {s: StageSlices(cutting) for s in stages}))
+        return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
 
-    def begin(self, data: Any) -> None:
-        """A step begins."""
-        for one in self.stages.values():
-            one.ignored = data.ignored
+    def end(self) -> None:
+        """Is the step what whole sequences give? Raises RunFailed."""
+        for s, one in self.slices.items():
+            stage = self.stages[s]
+            try:
+                one.compare(stage.layers, stage.first, stage.loss)
+            except Exception as error:
+                raise RunFailed(f"rank {self.rank}, stage {s}: {one_line(error)}") from error
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
         """The same slices of other microbatches."""
-        return Slices(_given(stages, {s: one.anew() for s, one in self.stages.items()}))
-
-
-def _given(stages: Mapping[int, Any], slices: dict[int, StageSlices]) -> dict[int, StageSlices]:
-    for s, one in slices.items():
-        stages[s].around = one
-    return slices
+        return Slices(self.rank, stages, {s: one.anew() for s, one in self.slices.items()})
 
 
 def check_sliced(problem: Problem, split: str) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...util.errors import BadInput
 from ..base.torch_private import tree_flatten, tree_unflatten
+from ..base.values import leaves_of
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
@@ -31,6 +33,13 @@ def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
     if leaf.dim() < 2 or leaf.shape[1] != sum(lengths):
         raise BadInput(f"{what}: {tuple(leaf.shape)} is not (batch, length, …) with slices of {list(lengths)} tokens")
     return [leaf.narrow(1, start, length) for start, length in zip(offsets(lengths), lengths, strict=True)]
+
+
+def join_sequence(parts: Sequence[Any]) -> Any:
+    """Pytrees of tensors (batch, length, …), one a slice, as one of the whole sequence; of all else the first slice's."""
+    columns = zip(*(leaves_of(one) for one in parts), strict=True)
+    whole = [torch.cat(list(row), 1) if isinstance(row[0], Tensor) and row[0].dim() > 1 else row[0] for row in columns]
+    return tree_unflatten(whole, tree_flatten(parts[0])[1])
 
 
 def slice_shares(counts: Sequence[float]) -> list[float]:

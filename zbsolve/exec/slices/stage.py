@@ -1,10 +1,9 @@
-"""Slices on one stage: which of them runs, where it begins, and the keys and values that it leaves."""
+"""Slices on one stage: which of them runs, where it begins, the keys and values that it leaves, and what is compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,89 +11,42 @@ from torch import Tensor, nn
 
 from ..backward.stage import Stage
 from ..base.part import Around
-from ..base.torch_private import tree_map
-from ..base.values import leaves_of, tensors_of
+from ..base.torch_private import without_modes
+from ..base.values import copied, leaves_of
 from .attention import Helper
-from .check import check_stage
+from .comparing import Sequences, compare
 from .cutting import Cutting
-from .inputs import SeenInputs
-from .labels import SeenTargets
 from .loss import Uncounted
-from .reach import room_of
+from .sequence import join_sequence
 from .store import SliceStore
-from .trial import IGNORED, LAYERS, LOSS, MAX_TOKENS, undisturbed
 
 
 class StageSlices(Around):
     """The slices of a stage's microbatches, by the number of their part (see `cutting`).
 
-    Where a slice begins follows from the activations before: tensors (batch, length, …). looked: what of the stage was
-    looked at (see `check.check_stage`), which gave `made`. length: of the sequence that runs, at least. reached: on how many
-    tokens the layers were looked at, in each state of training and evaluation. inputs, labels: what of whole numbers was
-    tried with the layers, and of the targets with the loss. ignored: the step that runs has labels that do not count.
+    Where a slice begins follows from the activations before: tensors (batch, length, …). compares: two microbatches of the
+    steps 1, 2, 4, 8, …, each time others, are compared with whole sequences when the step is over; those of other steps
+    where they are longer than all before, or layers changed to training. Until then what they gave the stage is kept, in
+    copies that no meter counts.
     """
 
-    def __init__(self, cutting: Cutting) -> None:
-        self.cutting, self.looked, self.ignored = cutting, set[str](), False
-        self.made: Any = None
-        self.length, self.reached = 0, dict[tuple[bool, ...], int]()
-        self.inputs, self.labels = SeenInputs(), SeenTargets()
+    def __init__(self, cutting: Cutting, compares: bool = True) -> None:
+        self.cutting, self.compares = cutting, compares
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
+        self._given: dict[int, list[Any]] = {}  # microbatch → activations and targets of its slices
+        self._begun, self._next, self._steps = 0, 0, 1  # microbatches of this step; the first that it compares; its number
+        self._seen: dict[tuple[bool, ...], int] = {}  # which modules train → tokens of the longest first slice
+        self._trained = True
 
     def anew(self) -> StageSlices:
         """The same slices of other microbatches."""
-        found = StageSlices(self.cutting)
-        found.looked |= self.looked
-        found.made, found.reached = self.made, self.reached
-        found.inputs, found.labels = self.inputs, self.labels
-        return found
-
-    def looks(self, part: int, x: Any, layers: Sequence[nn.Module], counts: bool) -> set[str]:
-        """What is still to be looked at before a slice runs: also layers that are in another state, or on longer sequences,
-        than when they were looked at. counts: the slice has a loss, in which some of its labels count."""
-        if not part % self.cutting.count or not self.length:
-            self.length = self.cutting.length(_length(x))
-        found = {LAYERS, *([LOSS] if counts else []), *([IGNORED] if counts and self.ignored else [])} - self.looked
-        first = self.made is not None and not part % self.cutting.count
-        if first and self._reach(layers, x) > self.reached.get(_state(layers), 0):
-            found.add(LAYERS)
-        return found
-
-    def saw(self, looks: set[str], x: Any, layers: Sequence[nn.Module], made: Any) -> None:
-        """What was looked at (see `check.check_stage`), and gave `made`."""
-        self.made = made
-        self.looked |= looks
-        for state in {_state(layers), ()}:  # in evaluation in any case
-            self.reached[state] = max(self.reached.get(state, 0), self._reach(layers, x))
-
-    def _reach(self, layers: Sequence[nn.Module], x: Any) -> int:
-        """On how many tokens the layers can be looked at."""
-        return min(self.length, max(room_of(layers, x), MAX_TOKENS))
-
-    def check_inputs(self, layers: Sequence[nn.Module], first: int, x: Any) -> None:
-        """Look at whole numbers that are new in a slice's activations. Raises BadInput."""
-        if self.made is not None:  # else whoever says that all was looked at
-            self.inputs.check(layers, first, x, self.length)
-
-    def check_labels(self, loss: Callable[[Any, Any], Tensor], targets: Any) -> None:
-        """Look at what is new in the labels of a slice with a loss. Raises BadInput."""
-        if self.made is not None:  # else whoever says that all was looked at
-            with undisturbed(targets):
-                self.labels.check(loss, tree_map(partial(_empty, tensors_of(targets)[0].device), self.made), targets)
+        return StageSlices(self.cutting, self.compares)
 
     def forward(self, stage: Stage, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward runs in. The first one of a slice looks at the layers, and the first of one whose labels count at
-        the loss: can they be cut? So does one of a longer sequence, or behind a change to training. All look at whole
-        numbers and labels that come for the first time. Raises BadInput."""
-        counts = stage.loss is not None and not isinstance(target, Uncounted)
-        looks = self.looks(microbatch, x, stage.layers, counts)
-        if looks:
-            made = check_stage(stage.layers, stage.first, stage.loss, (x, target), self.length, looks)
-            self.saw(looks, x, stage.layers, made)
-        self.check_inputs(stage.layers, stage.first, x)
-        if stage.loss is not None and counts:
-            self.check_labels(stage.loss, target)
+        """What a forward runs in."""
+        if self.compares:
+            self._note(*divmod(microbatch, self.cutting.count), stage.layers, (x, target))
         return self.runs(microbatch, x)
 
     @contextmanager
@@ -110,6 +62,39 @@ class StageSlices(Around):
             yield
         if not torch.is_grad_enabled() and number == self.cutting.count - 1:
             del self._ends[microbatch]
+
+    @property
+    def _due(self) -> bool:
+        """Is the step's number a power of two?"""
+        return self._steps & (self._steps - 1) == 0
+
+    def _note(self, microbatch: int, number: int, layers: Sequence[nn.Module], given: tuple[Any, Any]) -> None:
+        """Keep what a slice gives the stage, where its microbatch is to be compared."""
+        if not number:
+            turn = self._due and 0 <= self._begun - self._next < 2
+            self._begun += 1
+            if len(self._given) < 2 and (turn or _length(given[0]) > self._seen.get(_training(layers), 0)):
+                self._given[microbatch], self._trained = [], torch.is_grad_enabled()
+        if microbatch in self._given:
+            x, target = given
+            with without_modes():
+                self._given[microbatch].append(copied((x, target.targets if isinstance(target, Uncounted) else target)))
+
+    def compare(self, layers: Sequence[nn.Module], first: int, loss: Callable[[Any, Any], Tensor] | None) -> None:
+        """A step is over: compare what it kept. first: the number of the first layer. Raises BadInput (see `compare`)."""
+        rows = [row for row in self._given.values() if len(row) == self.cutting.count]
+        if self._begun and self._due:
+            self._next = (self._next + 2) % self._begun
+        self._steps += self._begun > 0
+        self._given, self._begun = {}, 0
+        if not rows:
+            return
+        pairs = [list(zip(*row, strict=True)) for row in (rows[0], rows[-1])]
+        targets = [None if loss is None else join_sequence(one) for _, one in pairs]
+        given = Sequences([join_sequence(x) for x, _ in pairs], targets)
+        longest, state = max(_length(row[0][0]) for row in rows), _training(layers)
+        self._seen[state] = max(longest, self._seen.get(state, 0))
+        compare(layers, first, loss, given, self.cutting, self._trained)
 
     @contextmanager
     def helped(self, helping: AbstractContextManager[Helper]) -> Iterator[None]:
@@ -139,16 +124,12 @@ class StageSlices(Around):
         for microbatch in self._ends:
             self.store.drop(microbatch)
         self._ends.clear()
+        self._given, self._begun = {}, 0
 
 
-def _state(layers: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Which parts are in training; () for none."""
-    found = tuple(one.training for layer in layers for one in layer.modules())
-    return found if any(found) else ()
-
-
-def _empty(device: torch.device, one: Any) -> Any:
-    return torch.empty_like(one, device=device) if isinstance(one, Tensor) else one
+def _training(layers: Sequence[nn.Module]) -> tuple[bool, ...]:
+    """Which modules are in training."""
+    return tuple(one.training for layer in layers for one in layer.modules())
 
 
 def _length(x: Any) -> int:

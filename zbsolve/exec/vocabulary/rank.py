@@ -68,7 +68,7 @@ class VocabularyShard(Part):
         shard = c.made(Shard)
         if shard is None:
             return None
-        collectives = Collectives.of(c.group, c.device, c.peers.timeout, c.emulated)
+        collectives = Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated)
         found = cls(shard.homes, shard.output, shard.embedding, collectives, 1 / c.problem.microbatches)
         if found.embeds(0) and 0 in c.stages:
             c.stages[0].takes_batch = False
