@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zbsolve import BadInput, Step, pipeline, solve
-from zbsolve.bench import own, runs
+from zbsolve.bench import runs, suites
 from zbsolve.bench.regressions import compare_reports, regressions_as_markdown
 from zbsolve.bench.report import Report, Result
 from zbsolve.bench.runs import Settings, run_suite
@@ -30,7 +30,7 @@ SMALL = {
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(runs, "suite", lambda name: SMALL)
-    monkeypatch.setattr(own, "suite", lambda name: SMALL)
+    monkeypatch.setattr(suites, "suite", lambda name: SMALL)
 
 
 def result(name: str = "a", value: int = 100, bound: int = 90, seconds=(1.0, 1.1, 1.05), pace: float = 0.01) -> Result:

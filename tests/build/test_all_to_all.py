@@ -16,11 +16,11 @@ from zbsolve.problem import Problem
 from zbsolve.profile.changes import drift
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.schedule import Schedule
-from zbsolve.show.drift_text import drift_as_text
 from zbsolve.show.gallery import exhibits, gallery_as_page
 from zbsolve.show.profile_meaning import meaning
 from zbsolve.show.profile_report import profile_as_page, profile_as_text
 from zbsolve.show.profile_rows import layer_rows, stage_rows
+from zbsolve.show.run_text import drift_as_text
 from zbsolve.systems import PRESETS, preset
 from zbsolve.systems.problems import problem_for
 from zbsolve.util.text import format_time

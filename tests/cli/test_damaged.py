@@ -13,7 +13,7 @@ import pytest
 from zbsolve import BadInput, Problem, Profile, Schedule, Trace, pipeline, solve
 from zbsolve.cli import main
 from zbsolve.profile.changes import drift
-from zbsolve.show.drift_text import drift_as_text
+from zbsolve.show.run_text import drift_as_text
 from zbsolve.verifier import verify
 
 from ..support.profiles import toy_profile

@@ -187,7 +187,7 @@ def test_the_command_reads_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_instead_is_within_the_memory_and_verified() -> None:
-    from zbsolve.interchange.planned import best_planned
+    from zbsolve.interchange.alternatives import best_planned
 
     choice = chosen(SMALL, Layout(2, 1, 4, 2, VEE, 1, 8, zero=1), fused=False)
     found = best_planned(choice, "megatron")

@@ -25,12 +25,12 @@ from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
 from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import violations
-from zbsolve.long_steps.patterns import as_text, from_text
+from zbsolve.long_steps.files import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
 from zbsolve.long_steps.simulation import earliest_starts, peaks, value_of
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
-from zbsolve.show.repeated_text import repeated_as_text
+from zbsolve.show.solved_text import repeated_as_text
 from zbsolve.systems import preset
 from zbsolve.systems.long_steps import lane_order, long_systems_of
 

@@ -28,7 +28,7 @@ from zbsolve.partition.spread import spread_over
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
-from zbsolve.show.partition_text import partitions_as_text
+from zbsolve.show.profile_report import partitions_as_text
 from zbsolve.util.text import counted
 
 

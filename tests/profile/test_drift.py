@@ -16,7 +16,7 @@ from zbsolve.features.sharded_vocabulary import vocabulary_of
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
-from zbsolve.show.drift_text import drift_as_text
+from zbsolve.show.run_text import drift_as_text
 from zbsolve.timeline import Timeline, simulate
 from zbsolve.trace import Trace
 

@@ -15,7 +15,7 @@ from zbsolve.profile import from_trace
 from zbsolve.profile.lengths import factors_of, lengths_of
 from zbsolve.profile.stalls import stalls_of
 from zbsolve.search.today import even_stages, today_of
-from zbsolve.show.today_text import today_line
+from zbsolve.show.run_text import today_line
 
 from ..support.recorded import a_schedule, primus_run, with_lengths
 

@@ -20,7 +20,7 @@ from zbsolve.search.choice_bound import bound_of_every_choice
 from zbsolve.search.choices import copy_moves
 from zbsolve.search.keeping import curves
 from zbsolve.search.race import hint_on
-from zbsolve.show.curves_report import curves_as_text
+from zbsolve.show.frontier_report import curves_as_text
 from zbsolve.step import Step
 
 AWAY = ("none", "full", "half", "1:1", "0:0.5")

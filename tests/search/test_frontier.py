@@ -16,12 +16,10 @@ from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
 from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
-from zbsolve.show.curves_report import curves_as_text, save_curves
-from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text
+from zbsolve.show.frontier_report import curves_as_text, frontier_as_page, frontier_as_svg, frontier_as_text, save_curves
 from zbsolve.show.pictures.drawing import Area, Line, Words
 from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
-from zbsolve.show.pictures.style import Style
-from zbsolve.show.pictures.words import text_width
+from zbsolve.show.pictures.style import Style, text_width
 from zbsolve.step import Step
 
 from ..support.profiles import equal_layers

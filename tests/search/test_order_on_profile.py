@@ -10,8 +10,7 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, Schedule, Step, pipeline, preset, solve, verify
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.interchange.importing import import_schedule
-from zbsolve.interchange.reading import read_order
+from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.layer import Layer, Link
 from zbsolve.search.order_on_profile import timed_again
 

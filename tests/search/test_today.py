@@ -8,7 +8,7 @@ import pytest
 from zbsolve import Schedule, Trace, pipeline, preset, verify
 from zbsolve.interchange.traces import read_trace
 from zbsolve.search.today import UNITS, even_stages, today_of
-from zbsolve.show.today_text import today_as_text, today_line
+from zbsolve.show.run_text import today_as_text, today_line
 
 from ..support.exhaustive import optimum
 from ..support.recorded import PRIMUS, SAMPLES, a_schedule

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Schedule, Timeline
-from zbsolve.show.comparison import Parts, compare
-from zbsolve.show.comparison_text import comparison_as_text
+from zbsolve.show.comparison import Parts, compare, comparison_as_text
 
 from ..support.runs import one_f_one_b, random_run, run_of, trace_of
 

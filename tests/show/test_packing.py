@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zbsolve.show.packing import packed
+from zbsolve.show.pages import packed
 
 GIB = 1 << 30
 COLUMNS = {

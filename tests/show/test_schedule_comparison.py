@@ -9,7 +9,7 @@ import pytest
 from zbsolve import BadInput, Schedule, pipeline, preset, solve
 from zbsolve.show import compare_schedules, schedules_as_text
 from zbsolve.show.schedule_comparison import TimeShares, time_shares
-from zbsolve.show.schedule_comparison_page import comparison_as_page
+from zbsolve.show.schedule_comparison_text import comparison_as_page
 
 
 def step(m: int = 8, **options):

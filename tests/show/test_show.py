@@ -17,14 +17,13 @@ import pytest
 from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule, preset, problem_for
 from zbsolve.cli import main
 from zbsolve.kinds import OURS, TABLE
-from zbsolve.show.kinds import letters, levels
-from zbsolve.show.packing import packed
+from zbsolve.show.pages import packed
 from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_as_svg
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.show.schedule_text import schedule_as_text
 from zbsolve.show.schedule_trace import schedule_as_trace
-from zbsolve.show.tracks import cell_kinds
+from zbsolve.show.tracks import cell_kinds, letters, levels
 from zbsolve.trace import Trace
 
 from ..support.runs import one_f_one_b, random_run, trace_of

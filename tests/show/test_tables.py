@@ -9,7 +9,7 @@ from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.partition.by_name import NAMES, partition_by_name, partitioned
 from zbsolve.search.auto import Tried
 from zbsolve.search.state import State
-from zbsolve.show.partition_text import partitions_as_text, stages_as_text
+from zbsolve.show.profile_report import partitions_as_text, stages_as_text
 from zbsolve.show.search_text import state_as_text, tried_as_text
 from zbsolve.util.clock import Clock
 

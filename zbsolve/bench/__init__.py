@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .own import problems_of as problems_of
     from .regressions import ReportComparison as ReportComparison
     from .regressions import compare_reports as compare_reports
     from .regressions import regressions_as_markdown as regressions_as_markdown
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
     from .runs import run_suite as run_suite
     from .runs import timed_solve as timed_solve
     from .suites import SUITES as SUITES
+    from .suites import problems_of as problems_of
     from .suites import suite as suite
 
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "own": "problems_of",
         "regressions": "ReportComparison compare_reports regressions_as_markdown",
         "report": "Report Result report_as_text",
         "runs": "Settings TimedSolve run_suite timed_solve",
-        "suites": "SUITES suite",
+        "suites": "SUITES problems_of suite",
     },
 )

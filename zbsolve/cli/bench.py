@@ -80,9 +80,9 @@ def _with_step(what: str) -> tuple[str, dict[str, Any]]:
 
 
 def _run(options: argparse.Namespace) -> Report:
-    from ..bench.own import problems_of
     from ..bench.report import Result
     from ..bench.runs import Settings, run_suite
+    from ..bench.suites import problems_of
 
     options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)

@@ -57,7 +57,7 @@ def _profiles(options: argparse.Namespace) -> int:
     """What changed from one profile to another."""
     from ..profile.changes import drift
     from ..profile.profile import Profile
-    from ..show.drift_text import drift_as_text
+    from ..show.run_text import drift_as_text
 
     if len(options.what) != 2:
         raise BadInput("two profiles are compared, and nothing else with them; --profile names one that says times")
@@ -96,8 +96,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     from ..profile.doubtful import doubts
     from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison import compare_schedules
-    from ..show.schedule_comparison_page import PICTURES, save_comparison
-    from ..show.schedule_comparison_text import schedules_as_text
+    from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
 
     if options.output:
         checked_ending(options.output, PICTURES)
@@ -121,8 +120,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
 def _schedule(path: str, profile: Profile | None) -> Schedule:
     """The schedule of a file, or that of a run, with a certificate; by the profile's times where one is given. Raises
     BadInput for what does not hold there."""
-    from ..interchange.importing import import_schedule
-    from ..interchange.reading import read_order
+    from ..interchange.importing import import_schedule, read_order
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled
     from ..search.certify import certified, proven
@@ -154,8 +152,7 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
     """A run of a schedule beside its prediction."""
     from ..schedule import Schedule
-    from ..show.comparison import compare
-    from ..show.comparison_text import comparison_as_text
+    from ..show.comparison import compare, comparison_as_text
 
     if options.profile:
         raise BadInput("--profile: a run's schedule says its times")

@@ -30,8 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Read an order, verify it on the profile's times, write it as a schedule with a certificate."""
-    from ..interchange.importing import import_schedule
-    from ..interchange.reading import read_order
+    from ..interchange.importing import import_schedule, read_order
     from ..search.certify import certified
     from .step_options import step_words
 

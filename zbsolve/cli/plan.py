@@ -120,7 +120,7 @@ def command(options: argparse.Namespace) -> int:
 def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
-    from ..show.plan_answers import front_as_text, what_if_as_json, what_if_as_text
+    from ..show.plan_text import front_as_text, what_if_as_json, what_if_as_text
 
     texts: list[str] = []
     fields: _Fields = {}

@@ -118,8 +118,7 @@ def _profile(options: argparse.Namespace) -> int:
     """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
     from ..partition.by_name import named_partitions
     from ..profile.profile import Profile
-    from ..show.partition_text import partitions_as_text, stages_as_text
-    from ..show.profile_report import profile_as_page, profile_as_text
+    from ..show.profile_report import partitions_as_text, profile_as_page, profile_as_text, stages_as_text
     from ..step import Step
     from ..util.files import write_text
 

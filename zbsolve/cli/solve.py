@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .frontier import POINTS, solve_frontier
+from ..util.errors import BadInput, ZbsolveError
 from .solve_many import repeated_step, solve_repeated
-from .solve_race import race
-from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_or_problem
-from .tools import add_search_limits, add_workers, method_of, print_json, saving, search_limits, searching, workers_of
+from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
+from .tools import (
+    add_search_limits,
+    add_workers,
+    method_of,
+    print_json,
+    profile_from,
+    saving,
+    search_limits,
+    searching,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from ..problem import Problem
     from ..profile.profile import Profile
+    from ..schedule import Schedule
+    from ..search.memory_limits import Point
+    from ..show.schedule_comparison import ScheduleComparison
+    from ..step import Step
+
+    Given = tuple[Profile, Step] | Problem
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
-    from ..step import Step
+
+POINTS = 12  # memory limits; the peaks of named schedules are added
+NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -145,3 +166,147 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
+
+
+def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
+    """Solve by each method, compare what they found beside a schedule that the file holds, and write the best."""
+    from ..profile.doubtful import doubts
+    from ..search.solver import check_options
+    from ..show.schedule_comparison import compare_schedules
+    from ..show.schedule_comparison_text import schedules_as_text
+
+    for method in methods:
+        check_options(*method_of(method), None)
+    given = step_or_problem(options, partition="balanced")
+    named, absent = _held(options.profile), list[tuple[str, str]]()
+    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
+        limits = {**search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
+        for method in methods:
+            try:
+                named.append((method, _solved(given, method, limits, options.profile)))
+            except ZbsolveError as error:
+                absent.append((method, str(error).removeprefix(f"{method}: ")))
+    result = compare_schedules(named, absent)
+    doubted = doubts(given[0]) if isinstance(given, tuple) else []
+    with saving(*[partial(_save, result, path, doubted) for path in options.output]):
+        if options.json:
+            print_json(result.to_json())
+        elif "-" not in options.output:
+            print(schedules_as_text(result), end="")
+    return 0
+
+
+def _held(path: str) -> list[tuple[str, Schedule]]:
+    """The schedule of a file, with its name, where it is one."""
+    from ..schedule import Schedule
+    from ..search.certify import proven
+    from ..util.files import document_kind
+
+    return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
+
+
+def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
+    """The schedule of a method: a named one on its own placement, with its own backward and layers balanced. Raises
+    BadInput, Infeasible, NotFound."""
+    from ..search.auto import solve_auto
+    from ..search.solver import solve
+    from ..systems.steps import check_backward, step_for
+    from ..systems.table import is_named, system
+
+    name, solver = method_of(method)
+    how: dict[str, Any] = {"method": name, "solver": solver}
+    if isinstance(given, tuple):
+        profile, step = given
+        if is_named(method):
+            partition = "balanced" if step.partition == "auto" else step.partition
+            step = step_for(method, profile, replace(step.closed, placement=system(method).placement, partition=partition))
+        elif step.auto:
+            return solve_auto(profile, step, **how, **limits)[0]
+        given = step.problem(profile)
+    elif is_named(method):
+        check_backward(method, given, path)
+    rest = {name: limit for name, limit in limits.items() if name not in ("progress", "stop", "workers")}
+    return solve(given, **how, **rest, progress=lambda state: limits["progress"](method, state))
+
+
+def _save(result: ScheduleComparison, path: str, doubted: Sequence[str]) -> None:
+    """A page or a picture of all, or the best schedule, by the ending."""
+    from ..show.schedule_comparison_text import PICTURES, save_comparison
+
+    if path.endswith(PICTURES):
+        save_comparison(result, path, doubted)
+    else:
+        result.best.schedule.save(path)
+
+
+def solve_frontier(options: argparse.Namespace) -> int:
+    """Value and bound over memory, as a table, JSON, pictures, and schedules in a folder."""
+    from ..show.frontier_report import check_frontier_path
+
+    folders = [path for path in options.output if Path(path).is_dir() or path.endswith("/")]
+    files = [path for path in options.output if path not in folders]
+    for path in files:
+        check_frontier_path(path)
+    for name in NOT_HERE:
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name}: is not for a frontier, which searches at many limits of memory")
+    if options.method != "auto":
+        raise BadInput(f"--method {options.method}: a frontier is found by auto")
+    profile, step = profile_from(options.profile, "solve"), step_from(options)
+    for name in CLOSED:
+        if getattr(step, name) == "auto":
+            raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
+    limits = search_limits(options) | {"points": options.frontier}
+    for folder in folders:
+        _make_folder(folder)
+    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
+        limits |= {"progress": search.show, "stop": pressed, "workers": workers}
+        found = _curves(profile, step, limits) if step.auto else _frontier(profile, step, limits)
+    saves = [partial(found.save, path) for path in files]
+    for folder in folders:
+        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
+    with saving(*saves):
+        if options.json:
+            print_json(found.body)
+        elif "-" not in options.output:
+            print(found.text, end="")
+    return 0
+
+
+class _Found(NamedTuple):
+    """What came out: as text and as JSON, how a file of it is written, and points by the names of their schedules."""
+
+    text: str
+    body: dict[str, Any]
+    save: Callable[[str], None]
+    points: list[tuple[str, Point]]
+
+
+def _frontier(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
+    """One frontier."""
+    from ..search.pareto import frontier
+    from ..show.frontier_report import frontier_as_text, save_frontier
+
+    found = frontier(profile, step, **limits)
+    points = [(f"{point.memory}", point) for point in found.points]
+    return _Found(frontier_as_text(found), found.to_json(), partial(save_frontier, found), points)
+
+
+def _curves(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
+    """One frontier for each way to keep activations."""
+    from ..search.keeping import curves
+    from ..show.frontier_report import curves_as_text, save_curves
+
+    found = curves(profile, step, **limits)
+    points = [
+        (f"{name.replace(' ', '-')}-{point.memory}", point) for name, one in found.frontiers.items() for point in one.points
+    ]
+    return _Found(curves_as_text(found), found.to_json(), partial(save_curves, found), points)
+
+
+def _make_folder(name: str) -> None:
+    """The folder for schedules, before any time is spent. Raises BadInput."""
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{name}: cannot make this folder: {error.strerror}") from None

@@ -49,8 +49,8 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     """Find a schedule of so many microbatches, write it, say how good it is."""
     from ..long_steps.files import as_json, save
     from ..search.many import solve_many
-    from ..show.repeated_text import repeated_as_text
     from ..show.sentences import placed
+    from ..show.solved_text import repeated_as_text
 
     show, began = progress_line(), time.monotonic()
     limits = search_limits(options)
@@ -70,7 +70,7 @@ def check_repeated(options: argparse.Namespace) -> int:
     """Whether a repeated schedule holds for all its microbatches, and whether its bound follows."""
     from ..long_steps.check import violations
     from ..long_steps.files import as_json, load
-    from ..show.repeated_text import repeated_as_text
+    from ..show.solved_text import repeated_as_text
     from ..util.errors import BadInput
 
     if options.output:

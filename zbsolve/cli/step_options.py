@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..features.feature import Field
@@ -91,12 +90,6 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
         problem = Schedule.from_json(body, options.profile).problem
     _check_agree(options, problem, f"{options.profile} holds a {kind}")
     return problem
-
-
-def check_useful(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raise BadInput, with `why`, where a step's option with one of these names was given."""
-    for name, said in _said(options, *names).items():
-        raise BadInput(f"{_option(name, said)}: is of no use here: {why}")
 
 
 def _option(name: str, said: Any) -> str:

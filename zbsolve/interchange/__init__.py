@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .foreign_order import ForeignOrder as ForeignOrder
     from .importing import Imported as Imported
     from .importing import import_schedule as import_schedule
-    from .reading import read_order as read_order
+    from .importing import read_order as read_order
     from .torch_csv import TorchOrder as TorchOrder
     from .torch_csv import torch_order as torch_order
 
@@ -21,8 +21,7 @@ __getattr__, __dir__ = handing_on(
     {
         "exports": "Export Options export",
         "foreign_order": "ForeignOrder",
-        "importing": "Imported import_schedule",
-        "reading": "read_order",
+        "importing": "Imported import_schedule read_order",
         ".planner.engines": "TARGETS",
         "torch_csv": "TorchOrder torch_order",
     },

@@ -129,7 +129,7 @@ def _with_layers_note(made: Export, schedule: Schedule, one: Target) -> Export:
 def _other_plan(plan: Choice, one: Target, options: Options, module: Any, error: BadInput) -> Export:
     """The best plan that the engine can run, where that was asked for. Raises BadInput that says what it costs, where it was
     not."""
-    from .planned import best_planned, cost_of_step
+    from .alternatives import best_planned, cost_of_step
 
     found = best_planned(plan, one.name)
     if found is None:

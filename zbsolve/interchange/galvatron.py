@@ -16,10 +16,10 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.table import preset
 from ..verifier import verify
+from .alternatives import cost_of_step
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
-from .planned import cost_of_step
 
 TARGET = target("galvatron")
 REDUCED = ("ddp", "zero2", "zero2", "zero2")  # ZeRO's stage → default_dp_type; the third is said layer by layer

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..long_steps.check import violations
-from ..long_steps.lanes import counted
-from ..long_steps.repeated import RepeatedSchedule
+from ..long_steps.repeated import RepeatedSchedule, counted
 from ..planner.engines import Target
 from ..tables import Ints
 from ..util.errors import BadInput

@@ -20,11 +20,10 @@ from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.text import format_bytes, format_time
 from ..verifier import verify
-from .alternatives import compared
+from .alternatives import compared, cost_of_step
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Refused, order_for
-from .planned import cost_of_step
 
 TARGET = target("megatron")
 RECOMPUTED: Mapping[int, dict[str, int | str | bool]] = {

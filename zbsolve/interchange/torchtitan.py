@@ -13,10 +13,10 @@ from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from .alternatives import cost_of_step
 from .exports import Export, Options
 from .layer_kinds import layer_letters, stage_letters
 from .order import Order, Refused
-from .planned import cost_of_step
 from .torch_csv import TorchOrder, torch_order
 
 # What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.

@@ -32,8 +32,7 @@ import numpy as np
 from ..problem import Ints
 from ..util.errors import BadInput
 from ..verifier import Violation
-from .lanes import counted, rank_lanes
-from .repeated import RepeatedSchedule
+from .repeated import RepeatedSchedule, counted, rank_lanes
 from .rounds_in_order import enough_copies
 from .simulation import earliest_starts, peaks, value_of
 

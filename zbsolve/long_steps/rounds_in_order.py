@@ -8,8 +8,7 @@ import numpy as np
 
 from ..problem import Ints, Problem
 from ..tables import Bools
-from .lanes import places, rank_lanes
-from .repeated import Round
+from .repeated import Round, places, rank_lanes
 
 
 def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> Round | None:

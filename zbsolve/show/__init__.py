@@ -10,8 +10,7 @@ from ..util.lazy import handing_on
 if TYPE_CHECKING:
     from .comparison import Comparison as Comparison
     from .comparison import compare as compare
-    from .comparison_text import comparison_as_text as comparison_as_text
-    from .drift_text import drift_as_text as drift_as_text
+    from .comparison import comparison_as_text as comparison_as_text
     from .frontier_report import frontier_as_page as frontier_as_page
     from .frontier_report import frontier_as_svg as frontier_as_svg
     from .frontier_report import frontier_as_text as frontier_as_text
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from .gallery import exhibits as exhibits
     from .gallery import gallery_as_page as gallery_as_page
     from .gallery import gallery_as_text as gallery_as_text
-    from .partition_text import partitions_as_text as partitions_as_text
-    from .partition_text import stages_as_text as stages_as_text
     from .pictures.files import save_drawing as save_drawing
     from .pictures.files import save_schedule_picture as save_schedule_picture
     from .pictures.schedule import comparison_drawing as comparison_drawing
@@ -28,8 +25,11 @@ if TYPE_CHECKING:
     from .pictures.schedule import schedule_drawing as schedule_drawing
     from .pictures.style import Style as Style
     from .pictures.svg import to_svg as to_svg
+    from .profile_report import partitions_as_text as partitions_as_text
     from .profile_report import profile_as_page as profile_as_page
     from .profile_report import profile_as_text as profile_as_text
+    from .profile_report import stages_as_text as stages_as_text
+    from .run_text import drift_as_text as drift_as_text
     from .schedule_comparison import ScheduleComparison as ScheduleComparison
     from .schedule_comparison import compare_schedules as compare_schedules
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
@@ -45,13 +45,11 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "comparison": "Comparison compare",
-        "comparison_text": "comparison_as_text",
-        "drift_text": "drift_as_text",
+        "comparison": "Comparison compare comparison_as_text",
+        "run_text": "drift_as_text",
         "frontier_report": "frontier_as_page frontier_as_svg frontier_as_text save_frontier",
         "gallery": "exhibits gallery_as_page gallery_as_text",
-        "partition_text": "partitions_as_text stages_as_text",
-        "profile_report": "profile_as_page profile_as_text",
+        "profile_report": "partitions_as_text profile_as_page profile_as_text stages_as_text",
         "schedule_comparison": "ScheduleComparison compare_schedules",
         "schedule_comparison_text": "schedules_as_text",
         "pictures.files": "save_drawing save_schedule_picture",

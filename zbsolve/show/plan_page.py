@@ -14,8 +14,7 @@ from ..planner.layout import FIELDS, NAMES, Layout
 from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
 from ..tables import Ints
 from ..util.text import format_gap, format_time, printable
-from .packing import packed
-from .pages import render
+from .pages import packed, render
 from .plan_text import bound_line, honest_line, lost_share, share_or_dash, space_lines, unit_of
 
 WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}

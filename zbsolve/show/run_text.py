@@ -1,4 +1,4 @@
-"""A run in words: what ran, what each stage took and how far that spreads, which passes stalled."""
+"""Runs in words: what ran, what stages took, what stalled, what the step could be, what changed since a profile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..build.vocabulary import barriers_of, model_routes
+from ..ilp.bounds.bound import IN_ORDER
 from ..kinds import KINDS
 from ..placement import describe
+from ..profile.changes import KINDS as MEASURED
+from ..profile.changes import MIN_SAMPLES, Change, Drift
 from ..profile.stalls import Stall
+from ..search.today import UNITS, Better, Today
 from ..trace import Trace
 from ..util.statistics import quartiles
-from ..util.text import aligned, format_time, printable
+from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
 
 MAX_STALLS = 5  # that are told
 NOTABLE_ERROR = 0.02  # of a step, of which nothing is told
@@ -124,3 +128,77 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     """All that is told of a run: what ran, what stages took, what messages and lengths do, what stalled."""
     told = run_as_text(trace) + stages_as_text(trace) + links_as_text(trace) + lengths_as_text(trace)
     return told + replay_as_text(trace) + stalls_as_text(trace, stalls)
+
+
+def today_line(today: Today) -> str:
+    """The answer, one line."""
+    said = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
+    lengths = "" if today.alike else ", microbatches as long as in this one"
+    said += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
+    best, saved = today.best, today.replayed - today.even
+    if best is not None:
+        said += (
+            f"; the best schedule in the same memory ({_memory(today)}) takes {format_time(best.value)} ({_proven(best)})"
+        )
+        if best is not today.found[0]:
+            said += f", on placement {best.placement}"
+            said += ", each stage cut in two" if best.cut else ""
+    even = f"would save {format_time(saved)}" if saved > 0 else "would save nothing"
+    return f"{said}; balancing stages {even} of today's"
+
+
+def _memory(today: Today) -> str:
+    most = max(today.room)
+    if today.counted:
+        return format_bytes(most)
+    return f"{most / UNITS:g} microbatches in flight" if most != UNITS else "1 microbatch in flight"
+
+
+def _proven(one: Better) -> str:
+    certificate = one.schedule.certificate
+    assert certificate is not None
+    order = ", for orders that run each stage's microbatches by number" if certificate.proof.endswith(IN_ORDER) else ""
+    return ("proven optimal" if certificate.gap == 0 else f"proven within {format_gap(certificate.gap)}") + order
+
+
+def today_as_text(today: Today) -> str:
+    """The answer, and below it each placement with value, bound and gap."""
+    lines = [today_line(today)]
+    if today.found:
+        rows = [("placement", "step", "bound", "gap", "of today's order")]
+        for one in today.found:
+            certificate = one.schedule.certificate
+            assert certificate is not None
+            name = f"{one.placement}{', stages cut in two' if one.cut else ''}"
+            change = f"{one.value / today.replayed - 1:+.1%}" if today.replayed else ""
+            gap = format_gap(certificate.gap)
+            rows.append((name, exact_time(one.value), exact_time(certificate.bound), gap, change))
+        lines += [f"  {line}" for line in aligned(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def drift_as_text(found: Drift) -> str:
+    """A row a layer, a column a kind; `*`: beyond the spread, `?`: too few samples to say."""
+    kinds = [kind for kind in MEASURED if any(one.what == kind for one in found.layers)]
+    names = list(dict.fromkeys(one.layer for one in found.layers))
+    cells = {(one.layer, one.what): _cell(one) for one in (*found.layers, *found.total)}
+    rows = [("", *(f"{kind} " for kind in kinds))]
+    rows += [(name or "all layers", *(cells.get((name, kind), "– ") for kind in kinds)) for name in (*names, "")]
+    lines = aligned(rows)
+    link = next(one for one in found.total if one.what == "link")
+    lines.append(f"largest message: {link.old:,.1f} → {link.new:,.1f} µs ({_cell(link).strip()})")
+    marked = [one.beyond for one in found.layers]
+    lines.append(f"{sum(map(bool, marked))} of {len(marked)} times changed beyond their spread (*)")
+    if None in marked:
+        lines[-1] += f"; {marked.count(None)} have fewer than {MIN_SAMPLES} samples on one side (?)"
+    lines += [f"{one.layer}: {one.what} {one.old:,.0f} → {one.new:,.0f} bytes" for one in found.bytes]
+    lines += [f"only in the older: {', '.join(found.only_old)}"] * bool(found.only_old)
+    lines += [f"only in the newer: {', '.join(found.only_new)}"] * bool(found.only_new)
+    return "\n".join(lines) + "\n"
+
+
+def _cell(one: Change) -> str:
+    """`+3.1%*`; a blank in place of the mark, so that numbers stand under each other."""
+    share = "new" if one.change is None else f"{one.change:+.1%}"
+    mark = " " if not one.layer and one.what != "link" else {True: "*", False: " ", None: "?"}[one.beyond]
+    return f"{share}{mark}"

@@ -13,13 +13,10 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
-from .comparison import NOT_COUNTED, Comparison, compare
-from .comparison_text import comparison_as_text
-from .kinds import shades
-from .packing import packed
-from .pages import render
+from .comparison import NOT_COUNTED, Comparison, compare, comparison_as_text
+from .pages import packed, render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
-from .tracks import chunk_numbers, tracks_of
+from .tracks import chunk_numbers, shades, tracks_of
 
 TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
 

@@ -13,9 +13,8 @@ from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import check_trace, step_time
-from .kinds import brightness, letters, levels
 from .sentences import certificate_lines, headline, pool_lines, value_line
-from .tracks import Track, cell_kinds, chunk_numbers, tracks_of
+from .tracks import Track, brightness, cell_kinds, chunk_numbers, letters, levels, tracks_of
 
 IDLE = "·"
 TERMINAL_LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the 256 colours of terminals

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..handover import most_waiting
+from ..long_steps.repeated import RepeatedSchedule
+from ..long_steps.simulation import peaks
 from ..schedule import Schedule
 from ..util.text import aligned, counted, exact_time, format_bytes, format_time, in_one_unit, printable, times_note
-from .offload_text import copies_in_words
 from .search_text import tried_as_text
-from .sentences import placed, placement_line, pool_lines, proof_line, verdict
+from .sentences import copies_in_words, placed, placement_line, pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -257,3 +258,22 @@ def _change(share: float, what: str) -> str:
     if abs(share) < NO_CHANGE:
         return f"the same {what}"
     return f"{abs(share):.1%} {'more' if share > 0 else 'less'} {what}"
+
+
+def repeated_as_text(long: RepeatedSchedule) -> str:
+    """The lines that `solve` and `check` print of a repeated schedule, each with its end."""
+    lines, certificate, round = [], long.certificate, long.round
+    if certificate is not None:
+        bubble = 1 - long.microbatches * long.one.work / certificate.value
+        lines += [verdict(certificate), proof_line(certificate), f"bubble {bubble:.2%}, found by {certificate.solver}"]
+    lines.append(placement_line(long.one))
+    rounds = "a microbatch" if round.every == 1 else f"{round.every} microbatches"
+    lines.append(
+        f"{long.passes:,} passes of {long.microbatches:,} microbatches: an order of {long.few}, and in it rounds of "
+        f"{rounds}, {format_time(round.period)} each, {round.copies + long.further:,} in a row"
+    )
+    held = peaks(long.one, long.order)
+    rank = int(held.argmax())
+    room = "" if long.one.capacity is None else f" of {format_bytes(long.one.capacity[rank])}"
+    lines.append(f"activations: at most {format_bytes(int(held[rank]))}{room}, on rank {rank}")
+    return "".join(f"{line}\n" for line in lines)

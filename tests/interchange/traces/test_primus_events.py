@@ -13,9 +13,8 @@ import pytest
 
 from zbsolve import Schedule, Trace
 from zbsolve.interchange.traces import primus_events, read_trace
-from zbsolve.interchange.traces.blocking import gaps_of
 from zbsolve.interchange.traces.clocks import aligned, least_delays
-from zbsolve.interchange.traces.to_trace import problem_of
+from zbsolve.interchange.traces.to_trace import gaps_of, problem_of
 from zbsolve.profile import from_trace
 from zbsolve.profile.stalls import stalls_of
 

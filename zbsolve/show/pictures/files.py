@@ -1,21 +1,126 @@
-"""Pictures in files: the ending of a name says how."""
+"""Pictures in files: the ending of a name says how. matplotlib writes PDF and PNG: it embeds letters."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.files import write_bytes, write_text
+from ...util.text import printable
 from ..schedule_page import schedule_as_page
 from ..schedule_trace import schedule_as_trace
-from .drawing import Drawing
-from .figure import to_pdf, to_png
+from .drawing import PAPER, Area, Box, Dot, Drawing, Line, Mark, Row, Words
 from .schedule import schedule_drawing
 from .style import USUAL, Style
 from .svg import to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+DOTS = {"px": 96.0}  # an inch, of a PNG whose size was asked for in this unit: as many dots as pixels
+PRINTED_DOTS = 300.0  # an inch, for the others
+POINTS = 72 / 96  # of a pixel
+# Type 42 letters are whole TrueType ones: publishers refuse Type 3.
+SETTINGS: Any = {"pdf.fonttype": 42, "font.family": "DejaVu Sans", "svg.fonttype": "none"}
+
+
+def to_pdf(drawing: Drawing) -> bytes:
+    """One page of the drawing's size, with its texts as texts. Raises BadInput where matplotlib is missing."""
+    return _written(
+        drawing, "pdf", {"Title": printable(drawing.title), "Subject": printable(drawing.description), "CreationDate": None}
+    )
+
+
+def to_png(drawing: Drawing) -> bytes:
+    """As many dots as pixels where the size was asked for in pixels, else 300 an inch. Raises BadInput where matplotlib is
+    missing."""
+    return _written(drawing, "png", {"Title": printable(drawing.title), "Software": None})
+
+
+def _written(drawing: Drawing, form: str, facts: dict[str, str | None]) -> bytes:
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput("PDF and PNG need matplotlib: pip install matplotlib (3.8 or newer); an SVG does not") from None
+    stream = io.BytesIO()
+    with rc_context(SETTINGS):
+        figure = Figure(figsize=(drawing.width / 96, drawing.height / 96), facecolor=PAPER)
+        axes = figure.add_axes((0, 0, 1, 1), frameon=False)
+        axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0), xticks=[], yticks=[])
+        # Neighbouring boxes are one collection: a tenth of the time of one by one.
+        for i, (kind, marks) in enumerate(groupby(drawing.marks, key=lambda mark: type(mark) is Box and not mark.radius)):
+            (_boxes if kind else _each)(axes, list(marks), i + 1.0)
+        figure.savefig(stream, format=form, dpi=DOTS.get(drawing.unit, PRINTED_DOTS), metadata=facts)
+    return stream.getvalue()
+
+
+def _boxes(axes: Axes, boxes: list[Any], order: float) -> None:
+    """Upright boxes with sharp edges: narrow ones would blur into each other."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [[(b.x, b.y), (b.x + b.width, b.y), (b.x + b.width, b.y + b.height), (b.x, b.y + b.height)] for b in boxes]
+    axes.add_collection(
+        PolyCollection(corners, facecolors=[b.fill for b in boxes], linewidths=0, antialiased=False, zorder=order),
+        autolim=False,
+    )
+
+
+def _each(axes: Axes, marks: list[Mark], order: float) -> None:
+    for i, mark in enumerate(marks):
+        if isinstance(mark, Row):
+            _boxes(axes, [Box(x, mark.y, wide, mark.height, mark.fill) for x, wide in mark.spans], order + i / len(marks))
+        else:
+            _add(axes, mark, order + i / len(marks))
+
+
+def _add(axes: Axes, mark: Box | Area | Line | Dot | Words, order: float) -> None:
+    """One mark as an artist, drawn in its turn."""
+    from matplotlib.patches import Circle, FancyBboxPatch, Polygon
+
+    match mark:
+        case Box(x, y, width, height, fill, radius):
+            shape = f"round,pad=0,rounding_size={radius}"
+            axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=shape, facecolor=fill, linewidth=0, zorder=order))
+        case Area(points, fill):
+            axes.add_patch(Polygon(points, facecolor=fill, linewidth=0, zorder=order))
+        case Line(points, colour, thickness, dashes):
+            style: Any = (0, [d / thickness for d in dashes]) if dashes else "solid"
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, color=colour, linewidth=thickness * POINTS, linestyle=style, zorder=order)
+        case Dot(x, y, radius, fill, outline, thickness):
+            circle = Circle((x, y), radius, facecolor=fill, edgecolor=outline, linewidth=thickness * POINTS, zorder=order)
+            axes.add_patch(circle)
+        case Words():
+            _text(axes, mark, order)
+
+
+def _text(axes: Axes, words: Words, order: float) -> None:
+    from matplotlib.patheffects import withStroke
+
+    halo = [withStroke(linewidth=3 * POINTS, foreground=PAPER)] if words.halo else []
+    side = {"start": "left", "middle": "center", "end": "right"}[words.anchor]
+    axes.text(
+        words.x,
+        words.y,
+        printable(words.text),
+        fontsize=words.size * POINTS,
+        color=words.colour,
+        ha=side,
+        va="center_baseline",
+        weight="bold" if words.bold else "normal",
+        path_effects=halo,
+        parse_math=False,
+        zorder=order,
+    )
+
 
 PICTURES: dict[str, Callable[[Drawing], str | bytes]] = {".svg": to_svg, ".pdf": to_pdf, ".png": to_png}
 SCHEDULES = (".html", *PICTURES, ".trace.json")

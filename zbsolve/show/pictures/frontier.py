@@ -11,8 +11,7 @@ from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
 from ...util.text import format_bytes, format_gap, format_time, printable
 from .drawing import GRID, PAPER, SOFT, TICK, Area, Dot, Drawing, Line, Mark, Words
-from .style import USUAL, Style
-from .words import LINE, paragraph, text_width, wrapped
+from .style import LINE, USUAL, Style, paragraph, text_width, wrapped
 
 LEFT, RIGHT, LETTERS = 66.0, 78.0, 12.0  # pixels
 VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
