@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..exec.devices import DEVICES, choose, described, device_of, local_place
-from ..exec.run.sharing import take_environment
+from ..exec.run.host import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
 from ..show.profile_report import profile_as_text

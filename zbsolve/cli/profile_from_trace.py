@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def from_trace(options: argparse.Namespace) -> int:
     """Write the profile that a run amounts to, and say what its step could be."""
     from ..interchange.traces.reading import read_trace
+    from ..profile.lengths import stalls_of
     from ..profile.measured_run import FROM_STEPS, LINKS
     from ..profile.measured_run import from_trace as profile_of
     from ..profile.profile import Profile
-    from ..profile.stalls import stalls_of
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times
     from ..show.today_text import today_as_text, today_line

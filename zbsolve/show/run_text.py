@@ -10,7 +10,7 @@ import numpy as np
 from ..build.vocabulary import barriers_of, model_routes
 from ..kinds import KINDS
 from ..placement import describe
-from ..profile.stalls import Stall
+from ..profile.lengths import Stall
 from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, format_time, printable

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
 from ..backward.replay import torch_generators, torch_random_kept
 from ..base.torch_private import tree_leaves, tree_map
