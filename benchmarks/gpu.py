@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 import torch
 
 from profiler.copies import measure_copies
-from profiler.gpu_facts import cache_bytes, clock_of
+from profiler.devices import cache_bytes, clock_of
 from profiler.measurement import measure
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import library_versions

@@ -33,7 +33,7 @@ from zbsolve.exec.check import reference
 from zbsolve.exec.device.rows import DeviceRows
 from zbsolve.exec.devices import BACKENDS, device_of
 from zbsolve.exec.feed import step_seed
-from zbsolve.exec.run.sharing import at_once, take_environment, together
+from zbsolve.exec.run.host import at_once, take_environment, together
 from zbsolve.models.model import seeded
 from zbsolve.models.presets import Block
 from zbsolve.util.machine import child_environment

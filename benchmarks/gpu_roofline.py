@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from profiler.dataflow import fake_mode, quiet
-from profiler.devices import DEVICES, Device
-from profiler.gpu_facts import clock_of
-from profiler.operation_costs import FusedNorms, total
-from profiler.pass_operations import PassOps, passes_of
+from profiler.devices import DEVICES, Device, clock_of
+from profiler.operation_costs import FusedNorms, PassOps, passes_of, total
 from profiler.roofline import time_us
 from profiler.stage_rounds import TURNS, PassTimer, rounds
 from zbsolve.exec.backward.stage import Stage

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve import Profile, preset, solve
+from zbsolve.exec.run.host import device_environment, together
 from zbsolve.exec.run.launch import run_local
-from zbsolve.exec.run.sharing import device_environment, together
 from zbsolve.models.presets import Block
 from zbsolve.schedule import Schedule
 from zbsolve.util.errors import ZbsolveError

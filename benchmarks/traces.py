@@ -23,17 +23,14 @@ from tests.support.exec_ranks import on_ranks
 from tests.support.recorded import SAMPLES
 from zbsolve import Problem, Schedule, Timeline, Trace, pipeline
 from zbsolve.bench import timed_solve
-from zbsolve.build.in_flight import with_units_in_flight
-from zbsolve.build.restage import restaged
-from zbsolve.build.split_backward import with_halved_backward
+from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
 from zbsolve.cli import main
 from zbsolve.exec import split_stage
 from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
 from zbsolve.interchange import export
 from zbsolve.interchange.traces import read_trace
 from zbsolve.placement import loop, vee
-from zbsolve.profile.lengths import lengths_of
-from zbsolve.profile.stalls import stalls_of
+from zbsolve.profile.lengths import lengths_of, stalls_of
 from zbsolve.search.solver import compiled
 from zbsolve.search.today import UNITS, even_stages, today_of
 from zbsolve.show.comparison import Parts, compare

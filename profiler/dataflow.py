@@ -16,9 +16,8 @@ from zbsolve.exec.base.values import CONSTANTS, checked, constant, detached, tra
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.layer import Tied
-from zbsolve.models.auxiliary import auxiliary_losses
 from zbsolve.models.by_name import load
-from zbsolve.models.losses import without_metrics
+from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
 from zbsolve.planner.profiled_model import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput

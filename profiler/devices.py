@@ -1,12 +1,17 @@
-"""Devices for estimates: peaks as their makers print them, dense (without sparsity), each with where it was read."""
+"""Devices for estimates: peaks as their makers print them, dense (without sparsity), each with where it was read; and what
+the GPU here says of itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from zbsolve.layer import HostLink
 from zbsolve.util.errors import BadInput
 from zbsolve.util.text import did_you_mean
+
+from .timing import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +157,21 @@ def host_link(on: Device) -> HostLink:
     one, both = (on.host * 1e3 * share for share in (HOST_SHARE, HOST_BOTH_SHARE))
     room = None if memory is None else int(memory * 1e9 * HOST_MEMORY_SHARE)
     return HostLink(LATENCY_US, one, one, both, both, room, ranks)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of a GPU's second-level cache; 0 on a CPU, whose passes are timed as a process there finds its caches."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Reads the clock of a GPU's multiprocessors, MHz, as found: nothing here sets it. It says None on a CPU, and where
+    NVIDIA's management library is missing (nvidia-ml-py, in zbsolve[cuda])."""
+
+    def read() -> int | None:
+        try:
+            return torch.cuda.clock_rate(device)
+        except Exception:  # each way of not knowing has an error of its own
+            return None
+
+    return read if device.type == "cuda" else lambda: None

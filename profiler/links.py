@@ -30,11 +30,11 @@ from zbsolve.exec.base.program import Message
 from zbsolve.exec.device.marks import Marks
 from zbsolve.exec.device.rows import DeviceRows
 from zbsolve.exec.devices import BACKENDS, device_of
-from zbsolve.exec.run.sharing import device_environment, together
+from zbsolve.exec.run.host import device_environment, together
 from zbsolve.exec.run.worker import end_with_parent, local_network
-from zbsolve.exec.transport.clocks import clock_lead
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.exec.transport.peers import clock_lead
 from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_bytes
 from zbsolve.layer import Link
 from zbsolve.util.files import write_text

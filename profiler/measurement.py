@@ -41,10 +41,10 @@ from .alike import chosen
 from .busy_process import FAILURE_PREFIX
 from .copies import free_host_memory, host_link, measure_copies
 from .dataflow import Flow, fake_mode, flow, microbatch_facts, quiet
-from .gpu_facts import cache_bytes, clock_of
+from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
 from .memory import LayerMemory, costs_of, held, least_held
-from .optimizer_states import OptimizerState, state_of
+from .operation_costs import OptimizerState, state_of
 from .slice_lines import Fitted, fitted
 from .slices import SliceTimes, cutting_of, time_slices
 from .spread import Spread, bytes_here

@@ -1,8 +1,10 @@
-"""What operations cost on a GPU: FLOPs and bytes, counted as they are dispatched. Under fake tensors nothing is computed for
-it. Bytes are those that the kernels of torch's CUDA backend move, also where an operation's tensors alone do not say it."""
+"""What operations cost on a GPU: FLOPs and bytes, counted as they are dispatched, and what the optimizer's state takes.
+Under fake tensors nothing is computed for it. Bytes are those that the kernels of torch's CUDA backend move, also where an
+operation's tensors alone do not say it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
+from zbsolve.exec.base.values import trained
+from zbsolve.util.errors import BadInput
+
+from .dataflow import Flow, example
 
 # These read and write nothing: they give new memory, or another look at old memory.
 FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}
@@ -192,3 +199,71 @@ def parameter_type(parameters: list[Tensor]) -> torch.dtype:
     for p in parameters:
         sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
     return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """How parameters are kept and updated. factor: bytes of parameters, gradients and optimizer state for each byte of
+    trained parameters. traffic: bytes that one update reads and writes for each byte of parameters. optimizer: the one that
+    is timed."""
+
+    name: str
+    factor: float
+    traffic: float
+    optimizer: str = "adamw"
+
+
+# Bytes a parameter, K of ZeRO (1910.02054, section 3.1): parameters and gradients of 16 bits, and 12 bytes of float32 master
+# parameter and two moments. An update reads gradient, master and moments, and writes all but the gradient.
+OPTIMIZER_STATES = {
+    "adam": OptimizerState("adam", 4.0, 7.0),  # all in the parameters' own type
+    "adam-mixed": OptimizerState("adam-mixed", (2 + 2 + 12) / 2, (2 + 12 + 12 + 2) / 2),
+    "adam-mixed-float-gradients": OptimizerState("adam-mixed-float-gradients", (2 + 4 + 12) / 2, (4 + 12 + 12 + 2) / 2),
+    "sgd": OptimizerState("sgd", 2.0, 3.0, "sgd"),
+}
+
+
+def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
+    """The optimizer's state called `name`; None: Adam's, mixed where most trained parameters have 16 bits. Raises
+    BadInput."""
+    trained = [one for one in parameters if one.requires_grad]
+    half = parameter_type(trained or list(parameters)).itemsize == 2
+    if name is None:
+        return OPTIMIZER_STATES["adam-mixed" if half else "adam"]
+    if name not in OPTIMIZER_STATES:
+        raise BadInput(f"optimizer states '{name}': one of {', '.join(OPTIMIZER_STATES)}")
+    if "mixed" in name and not half:
+        raise BadInput(f"optimizer states '{name}': is for parameters of 16 bits")
+    return OPTIMIZER_STATES[name]
+
+
+PassOps = dict[str, list[Op]]  # kind → operations
+
+
+def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
+    """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
+    return {stage.first: passes_of(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
+
+
+def _input(i: int, through: Flow, batch: tuple[Any, Any]) -> Any:
+    return batch[0] if i == 0 else example(through.inputs[i], torch.empty)
+
+
+def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
+    """The same of one stage that is given x."""
+    _turn(stage, x, target, split=True)  # makes the gradients that the others add to
+    return _turn(stage, x, target, split=False) | _turn(stage, x, target, split=True)
+
+
+def _turn(stage: Stage, x: Any, target: Any, *, split: bool) -> PassOps:
+    """Forward and backward of one microbatch."""
+    with Work() as f:
+        y = stage.forward(0, x, target, split=split)
+    gradient = None if stage.loss is not None else [torch.ones_like(one) for one in trained(y)]
+    with Work() as b:
+        stage.backward(0, gradient)
+    if not split:
+        return {"F": f.ops, "BW": b.ops}
+    with Work() as w:
+        stage.weights(0)
+    return {"F": f.ops, "B": b.ops, "W": w.ops}

@@ -18,7 +18,7 @@ from zbsolve.util.statistics import median_error
 
 from .captured import replayed
 from .dataflow import Flow, batch_of, fake_mode, place, quiet
-from .pass_operations import passes
+from .operation_costs import passes
 from .spread import Spread
 from .stage_rounds import BY_LAYERS, MAX_COPIES, TURNS, Feed, PassTimer, alone, batches, rotated, rounds, stages_of, updates
 

@@ -11,8 +11,7 @@ from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
 
 from .memory import Living, costs_of, held_by
-from .operation_costs import Op, Work
-from .pass_operations import PassOps, passes_of
+from .operation_costs import Op, PassOps, Work, passes_of
 from .vocabulary_cut import Cut, Rest, run_shard, run_table
 
 Times = Mapping[str, float]  # of each pass by name, µs

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .build.fused_backward import with_fused_backward
+from .build.joined import with_fused_backward
 from .build.vocabulary import model_stages
 from .kinds import SHARDING, TABLE
-from .partition.spread import SPREAD
+from .partition.meshes import SPREAD
 from .problem import Problem
 from .profile.profile import Profile
 from .step import STEP_FIELDS, Step

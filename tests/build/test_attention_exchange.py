@@ -13,9 +13,8 @@ import pytest
 from tests.support.exhaustive import optimum
 from zbsolve import BadInput, Problem, pipeline, preset, solve, verify
 from zbsolve.build import AttentionExchange, Handing, with_attention_exchange
-from zbsolve.build.attention_balance import balanced, one_forward_one_backward
+from zbsolve.build.attention_balance import balanced, even_slots, one_forward_one_backward
 from zbsolve.build.attention_costs import queries_travel, traffic
-from zbsolve.build.slots import even_slots
 from zbsolve.ilp.bounds import bound_over_exchanges
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Infeasible, Problem, Profile, pipeline, preset, solve, verify
-from zbsolve.build.fused_backward import with_fused_backward
+from zbsolve.build.joined import with_fused_backward
 from zbsolve.build.restage import restaged
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 

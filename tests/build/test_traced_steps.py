@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, Problem, pipeline, preset
-from zbsolve.build.fused_backward import with_fused_backward
-from zbsolve.build.in_flight import with_units_in_flight
-from zbsolve.build.restage import restaged
-from zbsolve.build.split_backward import with_halved_backward
+from zbsolve.build.joined import with_fused_backward
+from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
 
 
 def fused(**more: object) -> Problem:

@@ -30,7 +30,7 @@ from zbsolve.exec.device.rank_device import (  # noqa: E402
     RankDevice,
     read_marks,
 )
-from zbsolve.exec.run import sharing  # noqa: E402
+from zbsolve.exec.run import host  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402
 from zbsolve.exec.transport.peers import Peers  # noqa: E402
@@ -248,11 +248,11 @@ def test_a_watched_step_knows_which_code_draws_random_numbers_on_the_host(monkey
 
 
 def test_what_a_process_needs_that_shares_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "at_once", lambda: True)
-    alone, shared = sharing.device_environment(0, 1), sharing.device_environment(3, 4)
+    monkeypatch.setattr(host, "at_once", lambda: True)
+    alone, shared = host.device_environment(0, 1), host.device_environment(3, 4)
     assert alone["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     assert "NCCL_HOSTID" not in alone
-    assert shared["NCCL_HOSTID"] != sharing.device_environment(2, 4)["NCCL_HOSTID"]
+    assert shared["NCCL_HOSTID"] != host.device_environment(2, 4)["NCCL_HOSTID"]
     assert (shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], shared["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("25", "8")
 
 

@@ -18,8 +18,7 @@ from zbsolve.exec.base.program import Message
 from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.one_device.pipeline import OneDevice
-from zbsolve.exec.one_device.streams import Turns
+from zbsolve.exec.one_device.pipeline import OneDevice, Turns
 from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp

@@ -18,8 +18,7 @@ from zbsolve.build import with_slices
 from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.state import Hooks
-from zbsolve.exec.one_device.pipeline import OneDevice
-from zbsolve.exec.one_device.streams import Turns
+from zbsolve.exec.one_device.pipeline import OneDevice, Turns
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices

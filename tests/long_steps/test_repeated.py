@@ -17,7 +17,7 @@ import pytest
 
 import zbsolve.search.many as many
 from zbsolve import BadInput, Infeasible, NotFound, Problem, Step, pipeline, verify
-from zbsolve.build.many import with_microbatches
+from zbsolve.build.mixing import with_microbatches
 from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck

@@ -17,14 +17,11 @@ from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.interchange.megatron import layout_of
-from zbsolve.partition.alpa_dp import alpa, submeshes
-from zbsolve.partition.by_name import NAMES, named_partitions, neighbours, partition_by_name, partitioned
-from zbsolve.partition.cuts import balanced, balanced_ranks, equal, spans
+from zbsolve.partition.by_name import NAMES, greedy_step, named_partitions, neighbours, partition_by_name, partitioned
+from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans, submeshes
 from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
-from zbsolve.partition.meshes import mesh_partitions, on_devices
-from zbsolve.partition.shared_ranks import greedy_step
-from zbsolve.partition.spread import spread_over
+from zbsolve.partition.meshes import mesh_partitions, on_devices, spread_over
 from zbsolve.partition.stage_costs import StageCosts
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes

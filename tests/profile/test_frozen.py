@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from profiler.optimizer_states import state_of
+from profiler.operation_costs import state_of
 from profiler.roofline import estimate
 from zbsolve import BadInput, Infeasible, Profile
 from zbsolve.cli import main

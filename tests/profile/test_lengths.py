@@ -12,8 +12,7 @@ from zbsolve import BadInput, Profile, Schedule, Trace, solve, verify
 from zbsolve.cli import main
 from zbsolve.interchange.traces import read_trace
 from zbsolve.profile import from_trace
-from zbsolve.profile.lengths import factors_of, lengths_of
-from zbsolve.profile.stalls import stalls_of
+from zbsolve.profile.lengths import factors_of, lengths_of, stalls_of
 from zbsolve.search.today import even_stages, today_of
 from zbsolve.show.run_text import today_line
 

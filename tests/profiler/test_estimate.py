@@ -10,9 +10,7 @@ from torch import nn
 
 from profiler.dataflow import fake_mode, flow
 from profiler.devices import DEVICES, assumed, device
-from profiler.operation_costs import FusedNorms, Op, Work, total
-from profiler.optimizer_states import OPTIMIZER_STATES, state_of
-from profiler.pass_operations import passes
+from profiler.operation_costs import OPTIMIZER_STATES, FusedNorms, Op, Work, passes, state_of, total
 from profiler.roofline import estimate, sequence_fact, time_us
 from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, Profile, Schedule

@@ -19,7 +19,7 @@ from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.features.slices import slice_times
 from zbsolve.layer import Layer
 from zbsolve.models.presets import GptSizes, gpt
-from zbsolve.profile.slice_errors import layer_errors_note, stage_errors_note
+from zbsolve.profile.doubtful import layer_errors_note, stage_errors_note
 from zbsolve.show.profile_report import profile_as_text
 from zbsolve.show.profile_rows import overheads_line
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .attention_costs import AttentionExchange as AttentionExchange
     from .attention_exchange import with_attention_exchange as with_attention_exchange
     from .exchange import with_exchange as with_exchange
-    from .fused_backward import with_fused_backward as with_fused_backward
+    from .joined import with_fused_backward as with_fused_backward
     from .joined import with_joined as with_joined
     from .mixing import mixed as mixed
     from .offload import Host as Host
@@ -44,8 +44,7 @@ __getattr__, __dir__ = handing_on(
         "exchange": "with_exchange",
         "mixing": "mixed",
         "offload": "Host with_offload",
-        "fused_backward": "with_fused_backward",
-        "joined": "with_joined",
+        "joined": "with_fused_backward with_joined",
         "sharded": "regathered with_sharding",
         "slices": "with_slices",
         "untrained": "without_backward",

@@ -1,5 +1,6 @@
 """Passes that a rank runs as one: F of one microbatch beside the backward of another, with the time that was measured of
-both together. To everybody else such a step is passes and edges like any other, so nothing can come between the two."""
+both together, and B and W as one BW, as DualPipeV of torch.distributed.pipelining has them in some microbatches. To
+everybody else such a step is passes and edges like any other, so nothing can come between the two."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from ..kinds import KINDS, OVERLAP, Kind, register
 from ..problem import Problem
-from ..tables import Ints
+from ..tables import Bools, Ints
 from ..timeline import Precedence, longest_path
 from ..util.errors import BadInput, Deadlock
+from .before import check_apart
 from .numbers import Numbers, whole_numbers
 
 JOINED = Kind("FB", "forward beside a backward", "#5d8a1f", "&", feature=OVERLAP, adds_gradients=True)
@@ -70,3 +72,36 @@ def _rows(problem: Problem, group: Sequence[str], stand_in: Ints) -> Ints:
     if len(np.unique(problem.passes.streams[rows])) > 1:
         raise BadInput(f"{where}: they run on different streams")
     return rows
+
+
+def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> Problem:
+    """`problem`, a step whose backward is split, with one pass BW in place of B and W where `fused` says so.
+
+    fused: booleans, shape (stages, microbatches).
+    BW: µs, one number, one a stage, or shape (stages, microbatches), to which comes what B sends.
+
+    BW waits for what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, and for a stage
+    without B and W.
+    """
+    check_apart(problem, "fused")
+    passes = problem.passes
+    chosen = np.asarray(fused, bool)
+    if chosen.shape != (problem.stages, problem.microbatches):
+        raise BadInput(
+            f"fused: shape {chosen.shape}, not (stages, microbatches): ({problem.stages}, {problem.microbatches})"
+        )
+    each = np.asarray(BW)
+    times = each if each.shape == chosen.shape else np.tile(whole_numbers(BW, "BW", problem.stages), (len(chosen.T), 1)).T
+    home = np.full((2, *chosen.shape), -1, np.int64)
+    for half, letter in enumerate("BW"):
+        rows = problem.rows(letter)
+        home[half, passes.stage[rows], passes.microbatch[rows]] = rows
+    b, w = home[:, chosen]
+    if min(b.min(initial=0), w.min(initial=0)) < 0:
+        stage, microbatch = np.argwhere(chosen & (home < 0).any(axis=0))[0].tolist()
+        raise BadInput(f"fused: stage {stage} of microbatch {microbatch} has no B and W that one pass could replace")
+    kind, duration = passes.kind.copy(), passes.duration.copy()
+    kind[b], duration[b] = KINDS.index("BW"), times[chosen] + problem.sending[b]
+    stand_in = np.arange(len(passes))
+    stand_in[w] = b
+    return merged(problem, stand_in, kind, duration)

@@ -1,4 +1,4 @@
-"""A step of microbatches of several kinds, such as short and long ones, of which each has a problem of its own."""
+"""A step of many microbatches from problems of one: all alike, or of several kinds such as short and long ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,30 @@ from typing import Any
 import numpy as np
 
 from ..problem import MessageRoom, Problem
-from ..tables import Ints, Pool
+from ..tables import Edges, Ints, Passes, Pool
 from ..util.errors import BadInput
 from .one_microbatch import checked_room
+
+
+def with_microbatches(one: Problem, count: int) -> Problem:
+    """The step of `count` microbatches that are all like the only one of the problem `one`.
+
+    Row r of `one` becomes rows r · count to r · count + count − 1, and so do its edges. Raises BadInput where `one` has
+    further microbatches, or passes that belong to none.
+    """
+    if one.microbatches != 1 or not one.in_microbatch.all():
+        raise BadInput("microbatches: a step of one microbatch alone can be repeated")
+    if count < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {count}")
+    p, e, each = one.passes, one.edges, np.arange(count)
+    columns = {
+        name: np.repeat(getattr(p, name), count) for name in ("kind", "stage", "slice", "rank", "duration", "streams")
+    }
+    passes = Passes(microbatch=np.tile(each, len(p)), **columns, stream_sets=p.stream_sets)
+    ends = {name: (getattr(e, name)[:, None] * count + each).ravel() for name in ("before", "after")}
+    further = {name: np.repeat(getattr(e, name), count) for name in ("lag", "bytes", "carries", "sent", "pool")}
+    return replace(one, passes=passes, edges=Edges(**ends, **further))
+
 
 SAME_PASSES = ("kind", "stage", "microbatch", "slice", "rank", "streams")
 SAME_EDGES = ("before", "after", "carries", "pool")

@@ -1,4 +1,4 @@
-"""The same step with its stages on other ranks, with neighbouring stages joined, or with stages cut."""
+"""A plain step made anew: its stages on other ranks, neighbouring ones joined or cut, a backward halved, memory in units."""
 
 from __future__ import annotations
 
@@ -112,3 +112,25 @@ def _without_lags(problem: Problem) -> Problem:
     none = np.zeros_like(problem.edges.lag)
     passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
     return replace(problem, passes=passes, edges=replace(problem.edges, lag=none, sent=none))
+
+
+def with_halved_backward(problem: Problem) -> Problem:
+    """A plain step of F and BW with B and W in its place, each half of BW: an estimate, and its source says so. What BW
+    freed, W frees. Raises BadInput where the problem is no such step."""
+    if problem.passes.kinds != ("F", "BW"):
+        raise BadInput(f"problem: no step of F and BW alone: it has {' '.join(problem.passes.kinds)}")
+    whole = durations_of(problem, "BW")
+    split = {"F": durations_of(problem, "F"), "B": whole // 2, "W": whole - whole // 2}
+    source = f"estimated: B and W are half of BW each, {problem.source or 'given'}"
+    return rebuilt(problem, problem.placement, split, source)
+
+
+def with_units_in_flight(problem: Problem, units: int) -> Problem:
+    """`problem` where each microbatch of a stage holds `units` from F's start to the end of its BW, or of its W."""
+    passes, edges = problem.passes, problem.edges
+    holds = passes.are("F")[edges.before] & passes.are("BW", "W")[edges.after]
+    rows = np.flatnonzero(holds & (passes.stage[edges.before] == passes.stage[edges.after]))
+    _, first = np.unique(edges.before[rows], return_index=True)  # where B and W became BW, there are two edges
+    size = np.zeros(len(edges), np.int64)
+    size[rows[first]] = units
+    return replace(problem, edges=replace(edges, bytes=size))

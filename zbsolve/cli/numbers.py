@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..profile.doubtful import rounding_note
 from ..profile.given import NUMBERS, RANK, given_profile, words_of
-from ..profile.rounding import rounding_note
 
 SHOWN = ("F", "B", "W", "BW", "X", "comm", "activation", "parameters")  # numbers of a stage that are options
 SHOWN_OF_RANK = ("ranks", "chunks", "memory", "states")

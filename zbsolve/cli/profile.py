@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..exec.devices import DEVICES, choose, described, device_of, local_place
-from ..exec.run.sharing import take_environment
+from ..exec.run.host import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
 from ..show.profile_report import profile_as_text
@@ -226,10 +226,10 @@ def _device(options: argparse.Namespace) -> torch.device:
 def from_trace(options: argparse.Namespace) -> int:
     """Write the profile that a run amounts to, and say what its step could be."""
     from ..interchange.traces.reading import read_trace
+    from ..profile.lengths import stalls_of
     from ..profile.measured_run import FROM_STEPS, LINKS
     from ..profile.measured_run import from_trace as profile_of
     from ..profile.profile import Profile
-    from ..profile.stalls import stalls_of
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times, today_as_text, today_line
 

@@ -34,7 +34,7 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
 
 def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
     """The step with one microbatch, where several are that one several times; else None."""
-    from ..build.many import with_microbatches
+    from ..build.mixing import with_microbatches
     from ..util.errors import BadInput
 
     fixed = replace(step, partition=step.counts(profile))

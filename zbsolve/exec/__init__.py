@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from ..models.auxiliary import auxiliary_loss as auxiliary_loss
-    from ..models.auxiliary import auxiliary_losses as auxiliary_losses
     from ..models.huggingface_attention import transformers_attention as transformers_attention
     from ..models.losses import CrossEntropy as CrossEntropy
+    from ..models.losses import auxiliary_loss as auxiliary_loss
+    from ..models.losses import auxiliary_losses as auxiliary_losses
     from ..models.slicing import slice_offset as slice_offset
     from ..models.slicing import sliced_attention as sliced_attention
     from .optimizer.post_validation import PostValidated as PostValidated
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        ".models.auxiliary": "auxiliary_loss auxiliary_losses",
         ".models.huggingface_attention": "transformers_attention",
-        ".models.losses": "CrossEntropy",
+        ".models.losses": "CrossEntropy auxiliary_loss auxiliary_losses",
         ".models.slicing": "slice_offset sliced_attention",
         "pipeline": "Pipeline",
         "rank": "StepResult",

@@ -15,9 +15,8 @@ from .interpreter import Interpreter
 from .own import own_stages
 from .rank import RankRunner
 from .reports import Reports
-from .transport.clocks import clock_lead
 from .transport.mailbox import Mailbox
-from .transport.peers import Peers
+from .transport.peers import Peers, clock_lead
 from .transport.wires import Wires
 
 

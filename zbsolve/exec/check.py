@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..models.auxiliary import auxiliary_losses
-from ..models.losses import without_metrics
+from ..models.losses import auxiliary_losses, without_metrics
 from ..models.model import Place
 from ..problem import Problem
 from .backward.layer_split import run_layers

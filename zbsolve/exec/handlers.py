@@ -30,7 +30,7 @@ from .exchange.replicas import Replicas
 from .exchange.shared import Shared
 from .offload import passes as offload
 from .offload.rank import Offload
-from .sharding import passes as sharding
+from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .slices.rank import Slices
 from .updates import Updates

@@ -28,11 +28,10 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
-from .awaits import awaits_of, begins_and_ends, crossings, shares
+from .awaits import awaits_of, begins_and_ends, crossings, received, shares
 from .base.handler import Graph
 from .base.program import Action, Message, Program, VersionUse
 from .handlers import HANDLERS, passes_where
-from .meeting import received
 from .step_view import StepView
 from .updates import uses_of
 

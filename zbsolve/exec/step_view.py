@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from ..build.forwards import forwards_only
+from ..kinds import ATTENTION
 from ..long_steps.rank_part import RankPart
 from ..problem import Problem
 from ..schedule import Schedule
@@ -101,3 +101,13 @@ class StepView:
         """Raise BadInput where the schedule does not hold; a rank's part is of one that does."""
         if self.part is None and (found := verify(self.step, self.schedule)):
             raise BadInput(f"schedule: {found[0]}")
+
+
+def forwards_only(problem: Problem, microbatches: int) -> Problem:
+    """The forwards of `problem`'s first `microbatches` microbatches, with what runs behind them (AF) or makes the embedding
+    and the loss of a sharded vocabulary (VE, VB, S, VR), and the activations that they hand on. Nothing holds memory for a
+    backward, so no capacity limits them."""
+    first = problem.head(microbatches)
+    p = first.passes  # F is all of its attention where nobody waits for a backward
+    kept = p.that(half="forward") & ~p.that(feature=ATTENTION)
+    return replace(first.only(np.flatnonzero(kept)), capacity=None)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..interchange.torch_csv import TorchOrder, torch_order
-from ..models.auxiliary import auxiliary_losses
+from ..models.losses import auxiliary_losses
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.temporary import temporary_folder

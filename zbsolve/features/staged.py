@@ -10,8 +10,7 @@ from typing import Any
 from ..build.plain import pipeline
 from ..build.recompute import recomputed_stages
 from ..layer import Layer, Link, layer_cuts, layer_ranges
-from ..partition.by_name import partition_by_name
-from ..partition.shared_ranks import balanced_or_equal
+from ..partition.by_name import balanced_or_equal, partition_by_name
 from ..partition.stage_costs import Layered, StageCosts
 from ..problem import Problem
 from ..util.errors import Infeasible

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .. import placement as placements
-from ..build.fused_backward import with_fused_backward
+from ..build.joined import with_fused_backward
 from ..build.restage import restaged
 from ..placement import describe
 from ..planner.candidate import Choice

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..build.many import with_microbatches
+from ..build.mixing import with_microbatches
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..timeline import Timeline

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..build.many import with_microbatches
+from ..build.mixing import with_microbatches
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..util.errors import BadInput
-from .auxiliary import auxiliary_loss
 from .huggingface_shell import inner_of
+from .losses import auxiliary_loss
 
 Sums = dict[str, Tensor]
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..layer import Layer, Link, layer_cuts
+from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..util.errors import BadInput
-from .alpa_dp import alpa, submeshes
 from .by_name import Partitioned
 from .cut_table import Floats
-from .cuts import equal, spans
+from .cuts import alpa, equal, spans, submeshes
 from .stage_costs import StageCosts
 
 Scaling = Mapping[int, float]  # devices → parallel efficiency, 1: ideal
@@ -107,3 +106,27 @@ def _partitioned(
     way = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
     estimate = sum(times) + sum(sent) + way + (costs.microbatches - 1) * max(*times, *sent)
     return Partitioned(name, tuple(counts), tuple(times), tuple(sent), tuple(need), estimate, tuple(devices))
+
+
+SPREAD = "spread over submeshes"  # in the source of such a profile, and of its problems
+
+
+def spread_over(profile: Any, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Any:
+    """The profile for `Profile.problem` with as many ranks as stages: each a submesh of `devices[stage]` devices, with
+    `counts[stage]` layers. How layers scale was not measured, so its source then begins with "estimated: ". Raises
+    BadInput."""
+    if max(devices) == 1:
+        return profile
+    if profile.rank_factors:
+        raise BadInput("submeshes: a profile of unlike ranks (field 'rank_factors') is not spread over submeshes")
+    layers: list[Layer] = []
+    for here, size in zip(layer_ranges(counts), devices, strict=True):
+        layers += on_devices(profile.layers, profile.link, size, scaling)[here.start : here.stop]
+    tied = tuple(
+        (shared // size, group_here)
+        for shared, group in profile.tied
+        for size, here in zip(devices, layer_ranges(counts), strict=True)
+        if len(group_here := tuple(i for i in group if i in here)) > 1
+    )
+    base = profile.source if profile.source.startswith("estimated") else f"estimated: {profile.source}"
+    return replace(profile, source=f"{base}, {SPREAD}", layers=tuple(layers), tied=tied, vocabulary=None)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
 
-from ..layer import Layer
+from ..features.cuts import cuts_of
+from ..features.slices import slice_times
+from ..layer import Layer, layer_ranges
 from ..util.text import printable
 from .profile import Profile
-from .slice_errors import layer_errors_note
 
 LONG_SPLIT, SHORT_SPLIT = 1.1, 0.9  # (B + W) / BW above and below which a warning says so
 
@@ -50,3 +54,92 @@ def model_said_by(source: str) -> str:
 def _short(name: str) -> str:
     """A name that ends in `folder/file.py:function` or `package.module:function`, without the folders."""
     return re.sub(r"\S*[/\\.](?=[^/\\.\s:]+:\w+$)", "", name.replace(".py:", ":"))
+
+
+NOTABLE = 0.01  # a share of a stage's passes
+
+
+def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
+    """A line where rounding to whole µs changes a time by more than 1 % of what its stage's passes take, about the time that
+    it changes most; "" where it does not. counts: layers of each stage."""
+    found = max(chain.from_iterable(_changes(profile, i, here) for i, here in enumerate(layer_ranges(counts))))
+    share, what, exact = found
+    if share <= NOTABLE:
+        return ""
+    return (
+        f"times are rounded to whole µs: {what}, {exact:.3g} µs, counts as {round(exact)} µs. Give times 1,000 times as "
+        "long to keep them"
+    )
+
+
+def _changes(profile: Profile, stage: int, here: range) -> list[tuple[float, str, float]]:
+    """(share of the stage's passes that rounding changes, the time's name, its µs) of each time of a stage."""
+    layers = [profile.layers[i] for i in here]
+    kinds = ("F", "BW") if profile.fused_only else ("F", "B", "W")
+    times = {f"{kind} of stage {stage}": sum(getattr(layer, kind) for layer in layers) for kind in kinds}
+    work = sum(times.values())
+    if layers:
+        times[f"the message of stage {stage}"] = profile.link.message(layers[-1])
+    return [(abs(round(time) - time) / work if work else 0.0, what, time) for what, time in times.items()]
+
+
+NOTABLE_ERROR = 0.10  # of a slice's time
+SMALL = 0.01  # of all layers' time: who takes less does not count
+KINDS = ("F", "B", "W", "BW")
+ADVICE = "time them longer (profile --seconds), or take fewer, longer slices"
+
+
+def layer_errors_note(profile: Profile) -> str:
+    """A line where slices of a layer were timed more than 10 % apart from their line, about the one that is most µs apart;
+    or "". What takes less than 1 % of all layers' time does not count."""
+    cuts, errors = _cuts(profile), _errors(profile)
+    found: list[tuple[float, float, str]] = []
+    for kind in KINDS if errors else ():
+        times = [sum(slice_times([layer], kind, cuts)) for layer in profile.layers]
+        for layer, time in zip(profile.layers, times, strict=True):
+            share = errors.get(_alike(layer), {}).get(kind, 0.0)
+            if share > NOTABLE_ERROR and time > SMALL * sum(times):
+                found.append((share * time, share, f"{kind} of layer '{printable(layer.name)}'"))
+    if not found:
+        return ""
+    _, share, what = max(found)
+    return f"slices: {what} lies up to {share:.0%} of its time from the line through its slices: {ADVICE}"
+
+
+def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> str:
+    """A line where slices of a stage's layers were timed more than 10 % apart from their lines, all at once; about the stage
+    and the kind of pass that are most µs apart; or "". counts: layers of each stage."""
+    cuts, errors = _cuts(profile), _errors(profile)
+    if not errors:
+        return ""
+    far = []
+    for stage, here in enumerate(layer_ranges(counts)):
+        for kind in ("F", "BW") if fused else ("F", "B", "W"):
+            rows = [(profile.layers[i], sum(slice_times([profile.layers[i]], kind, cuts))) for i in here]
+            apart = sum(errors.get(_alike(layer), {}).get(kind, 0.0) * time for layer, time in rows)
+            if apart > NOTABLE_ERROR * (total := sum(time for _, time in rows)):
+                far.append((apart, apart / total, f"{kind} of stage {stage}"))
+    if not far:
+        return ""
+    _, share, what = max(far)
+    return f"slices: {what} was timed up to {share:.0%} apart from the lines that its slices take times from: {ADVICE}"
+
+
+def _cuts(profile: Profile) -> Any:
+    """Those that were timed; () where none were."""
+    said = profile.facts.get("slices")
+    lengths = said.get("lengths") if isinstance(said, dict) else None
+    return cuts_of([float(one) for one in lengths], profile.layers) if lengths else ()
+
+
+def _errors(profile: Profile) -> dict[Layer, dict[str, float]]:
+    """Layer, whatever it is called, → kind → the largest distance of a slice that was timed, as a part of its line's."""
+    said = profile.facts.get("slices")
+    named = said.get("line_errors") if isinstance(said, dict) and said.get("lengths") else None
+    if not isinstance(named, dict):
+        return {}
+    return {_alike(one): named[one.name] for one in profile.layers if isinstance(named.get(one.name), dict)}
+
+
+def _alike(layer: Layer) -> Layer:
+    return replace(layer, name="")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..build.many import with_microbatches
+from ..build.mixing import with_microbatches
 from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE

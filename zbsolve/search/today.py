@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.in_flight import with_units_in_flight
-from ..build.restage import restaged
+from ..build.restage import restaged, with_units_in_flight
 from ..build.vocabulary import model_routes
 from ..placement import describe, loop, vee
 from ..problem import Problem

@@ -13,7 +13,7 @@ from ..kinds import KINDS
 from ..placement import describe
 from ..profile.changes import KINDS as MEASURED
 from ..profile.changes import MIN_SAMPLES, Change, Drift
-from ..profile.stalls import Stall
+from ..profile.lengths import Stall
 from ..search.today import UNITS, Better, Today
 from ..trace import Trace
 from ..util.statistics import quartiles

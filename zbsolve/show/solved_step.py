@@ -15,9 +15,8 @@ from ..ilp.bounds.any_order import bound_over_orders
 from ..partition.file import Partition
 from ..partition.lower_bound import least_step
 from ..problem import Problem
+from ..profile.doubtful import rounding_note, stage_errors_note
 from ..profile.profile import Profile
-from ..profile.rounding import rounding_note
-from ..profile.slice_errors import stage_errors_note
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.choice_bound import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary

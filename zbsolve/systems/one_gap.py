@@ -16,8 +16,7 @@ from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
 from .one_direction import zb_h1
-from .plain_step import check_plain
-from .step_times import B, F, StepTimes, W, times_of
+from .plain_step import B, F, StepTimes, W, check_plain, times_of
 
 TARGETS = 9  # values that weight gradients are placed for
 ENOUGH = 3  # times the ranks: microbatches that show which gap is best

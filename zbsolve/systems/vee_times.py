@@ -16,8 +16,7 @@ from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import kernel
-from .plain_step import check_plain
-from .step_times import B, F, StepTimes, W, times_of
+from .plain_step import B, F, StepTimes, W, check_plain, times_of
 
 
 class _Placed(NamedTuple):

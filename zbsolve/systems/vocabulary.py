@@ -13,9 +13,8 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .blocks import Block, squeezed
 from .plain_step import check_plain
-from .vee import v_half_block
+from .vee import Block, squeezed, v_half_block
 
 SLOT = 4  # ticks, so that S and T have places of their own between two slots
 AT_S, AT_T = 2, 3  # ticks behind the start of a slot

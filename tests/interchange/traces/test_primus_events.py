@@ -16,7 +16,7 @@ from zbsolve.interchange.traces import primus_events, read_trace
 from zbsolve.interchange.traces.clocks import aligned, least_delays
 from zbsolve.interchange.traces.to_trace import gaps_of, problem_of
 from zbsolve.profile import from_trace
-from zbsolve.profile.stalls import stalls_of
+from zbsolve.profile.lengths import stalls_of
 
 from ...support.recorded import PRIMUS, a_schedule, changed, primus_folder, refused
 from ...support.runs import run_of, trace_of

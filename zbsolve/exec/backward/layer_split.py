@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_loss, auxiliary_losses
-from ...models.losses import without_metrics
+from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, run_backward

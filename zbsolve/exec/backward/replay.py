@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
 from ..base.torch_private import BatchNorm, buffers_of, saving_hooked, version_of, without_modes
 

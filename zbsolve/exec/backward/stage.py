@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
 from ..base.part import Around, Keeper
 from ..base.torch_private import version_of

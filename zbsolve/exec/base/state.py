@@ -20,8 +20,8 @@ P = TypeVar("P", bound=Part)
 class Data:
     """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
-    (empty: all count alike). scale: losses are multiplied by it before their backward. uncounted: where microbatches are slices:
-    what makes of the targets of one that counts nothing what its loss gets."""
+    (empty: all count alike). scale: losses are multiplied by it before their backward. uncounted: where microbatches are
+    slices: what makes of the targets of one that counts nothing what its loss gets."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]

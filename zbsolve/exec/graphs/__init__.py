@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .by_shape import decisions_of as decisions_of
-    from .by_shape import graph_saved as graph_saved
+    from .auto import decisions_of as decisions_of
+    from .auto import graph_saved as graph_saved
     from .graph_split import GraphSplit as GraphSplit
     from .joint import Untraceable as Untraceable
 
 __getattr__, __dir__ = handing_on(
-    __name__, {"by_shape": "decisions_of graph_saved", "graph_split": "GraphSplit", "joint": "Untraceable"}
+    __name__, {"auto": "decisions_of graph_saved", "graph_split": "GraphSplit", "joint": "Untraceable"}
 )

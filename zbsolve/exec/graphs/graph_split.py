@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_loss
+from ...models.losses import auxiliary_loss
 from ..backward.deferral import accumulate
 from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer

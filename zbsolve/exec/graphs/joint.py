@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
 from ..backward.distributed import Layout
 from ..base.dtensors import is_dtensor

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.auxiliary import auxiliary_losses
+from ...models.losses import auxiliary_losses
 from ..backward.distributed import Layout
 from ..backward.layer_split import run_layers
 from ..backward.replay import as_written, undisturbed

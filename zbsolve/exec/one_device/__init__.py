@@ -6,6 +6,6 @@ from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .pipeline import OneDevice as OneDevice
-    from .streams import Turns as Turns
+    from .pipeline import Turns as Turns
 
-__getattr__, __dir__ = handing_on(__name__, {"pipeline": "OneDevice", "streams": "Turns"})
+__getattr__, __dir__ = handing_on(__name__, {"pipeline": "OneDevice Turns"})

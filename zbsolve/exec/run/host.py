@@ -1,14 +1,22 @@
-"""The host: its memory, and its memory allocator."""
+"""The host: its memory, its memory allocator, and its GPUs that several ranks share, at once under NVIDIA's MPS."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
+from ..devices import sharing_environment
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)
 MAX_THRESHOLD = 32 << 20  # bytes, as much as glibc takes
@@ -35,3 +43,59 @@ def check_host_memory(schedule: Schedule) -> None:
         if free is not None and need > free:
             pool, has = problem.pool_name(problem.ranks + i), format_bytes(free)
             raise BadInput(f"run: the schedule keeps {format_bytes(need)} in {pool}, but this machine has {has} free")
+
+
+CONTROL = "nvidia-cuda-mps-control"
+PLACE = "CUDA_MPS_PIPE_DIRECTORY"
+USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
+QUEUES = 32  # of a GPU that a process has to itself; MPS divides them
+FEWEST_QUEUES = 8
+START_SECONDS, END_SECONDS = 5.0, 10.0
+
+
+def device_environment(rank: int, sharers: int) -> dict[str, str]:
+    """What a rank's process needs before it touches its GPU, which so many ranks share. More hardware queues than by
+    default, or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the
+    process where a peer breaks off, for the rank says by itself what happened."""
+    queues = max(FEWEST_QUEUES, QUEUES // sharers)
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    if sharers > 1:
+        found |= sharing_environment(rank)
+        if at_once():
+            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
+    return found
+
+
+def take_environment(rank: int, sharers: int) -> None:
+    """Give this process what it needs, where nobody has said otherwise."""
+    for name, value in device_environment(rank, sharers).items():
+        os.environ.setdefault(name, value)
+
+
+def at_once() -> bool:
+    """Does MPS run here, so that processes on one GPU compute at once?"""
+    return Path(os.environ.get(PLACE, USUAL_PLACE), "control").exists()
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[None]:
+    """Inside, processes that share a GPU compute at once, if MPS runs or can be started; it ends afterwards where it was
+    started here. folder: for what it needs."""
+    if at_once() or shutil.which(CONTROL) is None:
+        yield
+        return
+    kept = {name: os.environ.get(name) for name in (PLACE, "CUDA_MPS_LOG_DIRECTORY")}
+    os.environ.update(dict.fromkeys(kept, str(folder)))
+    try:
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
+            until = time.monotonic() + START_SECONDS
+            while not at_once() and time.monotonic() < until:
+                time.sleep(0.02)
+        yield
+    finally:
+        if at_once():
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run([CONTROL], input=b"quit -t 2\n", capture_output=True, timeout=END_SECONDS, check=False)
+        for name, value in kept.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

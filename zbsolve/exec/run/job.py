@@ -30,8 +30,7 @@ from ..emulate import Times
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
 from ..not_finite import first_not_finite
-from ..one_device.pipeline import OneDevice
-from ..one_device.streams import Turns
+from ..one_device.pipeline import OneDevice, Turns
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
@@ -39,9 +38,8 @@ from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.wires import CPU
 from .checking import checked, mean_over_data
-from .host import keep_freed_memory
+from .host import at_once, keep_freed_memory
 from .numbers import RunNumbers, run_numbers
-from .sharing import at_once
 from .stopping import goes_on
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is

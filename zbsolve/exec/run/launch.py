@@ -25,9 +25,9 @@ from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
+from .host import device_environment, together
 from .numbers import RunNumbers
 from .rounds import step_of
-from .sharing import device_environment, together
 from .torchrun import LATE_SECONDS, allowed, fit
 
 if TYPE_CHECKING:

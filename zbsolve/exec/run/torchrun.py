@@ -22,9 +22,9 @@ from ...util.errors import BadInput, ZbsolveError
 from ..devices import BACKENDS, device_of, local_place
 from ..mesh.sizes import located, others_of
 from ..transport.failure import LostRank, one_line
+from .host import take_environment
 from .numbers import RunNumbers
 from .rounds import Given, Prediction, Rounds, own_part, read_schedule, step_of
-from .sharing import take_environment
 
 if TYPE_CHECKING:
     import torch

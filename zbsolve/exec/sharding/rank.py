@@ -1,4 +1,9 @@
-"""All sharded stages of a rank, and what its steps and optimizers need of them."""
+"""All sharded stages of a rank, what its steps and optimizers need of them, and the handlers: AG and AGB gather a stage's
+parameters, RS reduces its gradients.
+
+Passes only begin that work. A pass that uses the weights waits for them, and who reads gradients waits for those. Where
+nothing is sharded they are times.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...build.vocabulary import barriers_of
+from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.dtensors import local, wrapped_modules
+from ..base.handler import Graph, Handler
 from ..base.part import Part
+from ..base.program import Action
+from ..base.state import RankState
 from ..base.torch_private import backend_of, fsdp_together
 from ..connecting import Connecting, Given, Own
 from ..transport.failure import LostRank
@@ -237,3 +246,62 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
         ranks = _listed(dist.get_process_group_ranks(group))
         raise LostRank(f"comparing what is sharded over ranks {ranks}: {reason(error)}") from error
     return [one.tolist() for one in everyone]
+
+
+def _stage(state: RankState, number: int) -> ShardedStage | None:
+    sharding = state.find(Sharding)
+    return None if sharding is None else sharding.stages.get(number)
+
+
+def _gather(state: RankState, action: Action, given: Any) -> Any:
+    stage = _stage(state, action.stage)
+    if stage is not None:
+        stage.gather(action.name)
+
+
+def _release(state: RankState, stage: int) -> None:
+    sharded = _stage(state, stage)
+    if sharded is not None:
+        sharded.release()
+
+
+def _reduce(state: RankState, action: Action, given: Any) -> Any:
+    stage = _stage(state, action.stage)
+    if stage is not None:
+        stage.reduce(action.name)
+
+
+def _ended(state: RankState, action: Action) -> int:
+    stage = _stage(state, action.stage)
+    return 0 if stage is None else stage.ended(action.name)
+
+
+def _check_gather(graph: Graph, rows: Ints) -> None:
+    """What is gathered is used, and on the rank that gathers it."""
+    problem, edges = graph.problem, graph.problem.edges
+    for row in rows.tolist():
+        one = graph.one(row)
+        users = edges.after[edges.before == row]
+        if not len(users):
+            raise BadInput(f"pass {one.name}: no edge says what it gathers for")
+        if (problem.passes.rank[users] != one.rank).any():
+            raise BadInput(f"pass {one.name}: it gathers for a pass of another rank")
+
+
+def _check_reduce(graph: Graph, rows: Ints) -> None:
+    """A stage reduces once on each of its ranks, behind all of its gradients there."""
+    problem = graph.problem
+    last = "W" if "W" in problem.passes.kinds else "BW"
+    seen: dict[tuple[int, int], str] = {}
+    for row in rows.tolist():
+        one = graph.one(row)
+        other = seen.setdefault((one.stage, one.rank), one.name)
+        if other != one.name:
+            raise BadInput(f"pass {one.name}: {other} reduces the same gradients")
+        for gradient in problem.rows(last, stage=one.stage, rank=one.rank).tolist():
+            if not graph.ordered(gradient, row):
+                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+
+
+_GATHER = Handler(_gather, _check_gather, does="gather", release=_release, ended=_ended)
+HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": Handler(_reduce, _check_reduce, does="reduce", ended=_ended)}

@@ -1,4 +1,5 @@
-"""How ranks tell each other why they stop, so that every one of them ends soon and says the same.
+"""How ranks tell each other why they stop, so that every one of them ends soon and says the same; and how far apart their
+clocks are.
 
 gloo knows that a connection broke, or that nothing came; neither says which rank began it. So a rank that stops leaves a
 note in the process group's store and breaks its connections off. That wakes the ranks that wait for it, and they read the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import time
 import traceback
 from collections import Counter
@@ -21,7 +23,7 @@ import torch
 
 from ...util.errors import BadInput, ZbsolveError
 from .failure import LostRank, RunFailed, one_line
-from .wires import BROKE, Wires, broken, call_beside
+from .wires import BROKE, BYTES, Wires, broken, call_beside, receive_bytes, send_bytes
 
 NOTES_SECONDS = 1.0  # for the others' notes to come
 SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
@@ -215,3 +217,44 @@ def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
     if end is None:  # the last one waited for ranks of other pipelines, or for all
         return LostRank(text if last == rank or notes[last]["peer"] is not None else f"{notes[last]['text']}; then {text}")
     return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)
+
+
+def _offset(wires: Wires, rounds: int = 20) -> int:
+    """ns that this rank's monotonic clock is ahead of rank 0's, by the quickest of some round trips."""
+    stamp = torch.zeros(1, dtype=torch.int64)
+    best = (1 << 62, 0)
+    for other in range(1, wires.size):
+        for _ in range(rounds if wires.rank in (0, other) else 0):
+            if wires.rank == 0:
+                wires.wait(wires.receive(stamp, other, BYTES), other)
+                stamp[0] = time.monotonic_ns()
+                wires.wait(wires.send(stamp, other, BYTES), other)
+                continue
+            sent = time.monotonic_ns()
+            wires.wait(wires.send(stamp, 0, BYTES), 0)
+            wires.wait(wires.receive(stamp, 0, BYTES), 0)
+            back = time.monotonic_ns()
+            best = min(best, (back - sent, (back + sent) // 2 - int(stamp)))
+    return best[1]
+
+
+def clock_lead(wires: Wires) -> int:
+    """ns that this rank's monotonic clock is ahead of rank 0's. Every rank calls this. Raises LostRank."""
+    mine = _machine()
+    if wires.rank:
+        send_bytes(wires, mine.encode(), 0)
+        alike = receive_bytes(wires, 0) == b"one"
+    else:
+        alike = {receive_bytes(wires, other).decode() for other in range(1, wires.size)} <= {mine}
+        for other in range(1, wires.size):
+            send_bytes(wires, b"one" if alike else b"several", other)
+    return 0 if alike else _offset(wires)
+
+
+def _machine() -> str:
+    """A name of the running system: ranks that share it share its monotonic clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return socket.gethostname()

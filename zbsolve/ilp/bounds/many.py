@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...build.many import with_microbatches
+from ...build.mixing import with_microbatches
 from ...greedy.arrays.records import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...build.fused_backward import with_fused_backward
+from ...build.joined import with_fused_backward
 from ...build.plain import pipeline
 from ...problem import Problem
 from ...profile.lengths import factors_of, lengths_of, with_times

@@ -6,8 +6,8 @@ from ...util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .decoder import Decoder as Decoder
-    from .ends import Scores as Scores
-    from .ends import Tokens as Tokens
+    from .decoder import Scores as Scores
+    from .decoder import Tokens as Tokens
     from .experts import Experts as Experts
     from .sizes import BlockSizes as BlockSizes
     from .sizes import LatentSizes as LatentSizes
@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = handing_on(
     __name__,
-    {"decoder": "Decoder", "ends": "Scores Tokens", "experts": "Experts", "sizes": "BlockSizes LatentSizes Routing"},
+    {"decoder": "Decoder Scores Tokens", "experts": "Experts", "sizes": "BlockSizes LatentSizes Routing"},
 )
