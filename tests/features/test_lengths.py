@@ -73,6 +73,15 @@ def test_an_order_of_lanes_of_its_own_is_not_below_the_bound() -> None:
     assert bound_over_orders(problem) == optimum(problem) == problem.work
 
 
+def test_several_routes_have_no_bound_of_every_order() -> None:
+    """On them another number is another route, so ranks have other work."""
+    step, uneven = Step(2, 4, "mirror", lengths=(16, 64, 16, 64)), replace(PROFILE, layers=(BLOCK, replace(BLOCK, W=500)))
+    work = [replace(step, lengths=order).problem(uneven).work for order in ((16, 64, 16, 64), (16, 16, 64, 64))]
+    assert work[0] != work[1]
+    with pytest.raises(BadInput, match="order: microbatches take several routes"):
+        bound_over_orders(step.problem(PROFILE))
+
+
 def test_named_orders_and_moves() -> None:
     step = Step(2, 5, lengths=(30, 10, 50, 20, 40), order="auto")
     assert {name: one.lengths for name, one in choices(step)} == {

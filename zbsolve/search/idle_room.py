@@ -23,7 +23,8 @@ class Room:
 
     value: µs of the step, with the work and without.
     pieces: on each of the ranks, as many as `schedule` does.
-    most: no order of the step does more of them without being longer, proven; `pieces` where nothing is left open.
+    most: no order of the step does more of them without being longer, proven; `pieces` where nothing is left open. Where
+        microbatches differ, no order that runs each stage's microbatches by number.
     share: of all ranks' time in the step, what the pieces take.
     bubble: of the same, what the step without work leaves idle.
     """

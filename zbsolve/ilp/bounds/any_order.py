@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 import numpy as np
 
 from ...problem import Ints, Problem
+from ...util.errors import BadInput
 from .closed_form_kernels import one_machine
 
 
@@ -16,7 +17,10 @@ def bound_over_orders(problem: Problem) -> int:
 
     The longest path of the graph, without the order of lanes; and each rank as one machine, whose passes have the longest
     paths before and behind them as heads and tails (Carlier, 1982). It counts no memory. Of a span: the busiest rank's work.
+    Raises BadInput where microbatches take several routes: another number is another route then.
     """
+    if len(problem.routes) > 1:
+        raise BadInput("order: microbatches take several routes in turn, so another number is another route")
     passes = problem.passes
     if problem.objective != "makespan":
         return int(problem.work)
