@@ -45,8 +45,22 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
 def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int = 1) -> Problem:
     """The same, but for what a problem does not say: without sums of gradients where `replicas` is 1, and never with
     passes that gather or reduce parameters."""
+    if not profile.microbatch_factors and _of_unlike_lengths(problem):
+        raise BadInput(
+            "its microbatches differ in length, and it does not say how: solve it with the profile and the lengths, or give "
+            "the profile its field 'microbatch_factors'"
+        )
     asked = Step(**_words(problem), memory=memory)
     return with_backwards_of(replace(asked, replicas=replicas), profile, *_backwards(problem))
+
+
+def _of_unlike_lengths(problem: Problem) -> bool:
+    """Whether forwards of a stage, of whole sequences on one rank, take unlike times."""
+    if problem.slices > 1 or len(problem.routes) > 1:
+        return False
+    rows = problem.rows("F")
+    stage, time = problem.passes.stage[rows], problem.passes.duration[rows]
+    return any(len(np.unique(time[stage == number])) > 1 for number in np.unique(stage))
 
 
 def _words(problem: Problem) -> dict[str, Any]:

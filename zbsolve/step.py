@@ -16,6 +16,7 @@ from .build.recompute import recomputed_stages
 from .build.vocabulary import model_routes
 from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, Field, is_auto
+from .features.lengths import GIVEN
 from .features.offload import FULL, check_host, copying_work, is_none
 from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
 from .features.slices import widest_slice
@@ -198,7 +199,8 @@ class PlainStep:
         if profile.host is None:
             return None
         whole = self.closed.in_slices(1)
-        free = replace(whole, memory=None, microbatches=len(self.routes), offload=FULL, gathers=1, shards=1, replicas=1)
+        plain = {"offload": FULL, "gathers": 1, "shards": 1, "replicas": 1, "lengths": (), "order": GIVEN, "work": ()}
+        free = replace(whole, memory=None, microbatches=len(self.routes), **plain)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))

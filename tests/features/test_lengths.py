@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Layer, Link, Problem, Profile, Step, solve, solve_auto, verify
+from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, solve, solve_auto, verify
 from zbsolve.cli import main
 from zbsolve.features.lengths import LENGTHS, choices, moves
 from zbsolve.ilp.bounds.any_order import bound_over_orders
+from zbsolve.known_steps import step_again
 
 from ..support.exact_streams import optimum
 
@@ -134,6 +135,27 @@ def test_the_command_says_the_order_and_a_bound(tmp_path: Path, capsys: pytest.C
     assert {one["placement"] for one in said["tried"]} >= {"single order=given", "single order=shortest first"}
     (bound,) = said["bound_of_every_order of microbatches"].values()
     assert bound <= said["bound"] <= said["value"]
+
+
+def test_a_profile_alone_does_not_time_them_again() -> None:
+    problem = Step(2, 2, lengths=(16, 128), fused=True).problem(PROFILE)
+    with pytest.raises(BadInput, match="its microbatches differ in length, and it does not say how"):
+        step_again(problem, PROFILE)
+    same = Step(2, 2, fused=True).problem(PROFILE)
+    assert step_again(same, PROFILE) == same
+
+
+def test_no_bound_over_partitions_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would count attention with the length: too much for short ones."""
+    path = tmp_path / "profile.json"
+    replace(PROFILE, layers=(BLOCK,) * 4, host=HostLink(1.0, 8.0, 8.0, 8.0, 8.0)).save(path)
+    step = ["--ranks", "2", "--microbatches", "2", "--lengths", "0.5x,0.5x", "--effort", "0.05", "--json"]
+    assert main(["solve", str(path), *step, "--partition", "auto"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert "bound_of_every_partition" not in said
+    assert said["value"] == said["bound"]
+    assert main(["solve", str(path), *step, "--offload", "half"]) == 0
+    assert json.loads(capsys.readouterr().out)["value"] >= said["value"]
 
 
 def test_a_schedule_of_unlike_lengths_is_exact() -> None:

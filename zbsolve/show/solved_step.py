@@ -70,6 +70,8 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return _bounds_of_orders(profile, steps, tried)
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
+    if step.partition == AUTO and step.lengths:
+        return {}  # the bound over partitions counts all work with the length, and attention's goes with its square
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
