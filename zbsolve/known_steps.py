@@ -46,10 +46,7 @@ def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None
     """The same, but for what a problem does not say: without sums of gradients where `replicas` is 1, and never with
     passes that gather or reduce parameters."""
     if not profile.microbatch_factors and _of_unlike_lengths(problem):
-        raise BadInput(
-            "its microbatches differ in length, and it does not say how: solve it with the profile and the lengths, or give "
-            "the profile its field 'microbatch_factors'"
-        )
+        raise BadInput("its microbatches differ in length, and it does not say how: solve it anew with the lengths")
     asked = Step(**_words(problem), memory=memory)
     return with_backwards_of(replace(asked, replicas=replicas), profile, *_backwards(problem))
 

@@ -79,7 +79,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Offload.of,
     VocabularyShard.of,
     AttentionPeers.of,
-    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare_slices),
+    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Sharding.of,
     Shared.of,
     Replicas.of,

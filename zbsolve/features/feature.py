@@ -17,26 +17,6 @@ def is_auto(value: object) -> bool:
     return isinstance(value, str) and value == AUTO
 
 
-def _same(text: str) -> Any:
-    return text
-
-
-def _no_check(step: Any) -> None:
-    return None
-
-
-def _nothing_told(problem: Problem) -> Any:
-    return None
-
-
-def _same_model(profile: Any, step: Any) -> Any:
-    return profile
-
-
-def _unchanged(problem: Problem, staged: Any) -> Problem:
-    return problem
-
-
 @dataclass(frozen=True)
 class Field:
     """One field of `Step`, which is the option of the same name on the command line.
@@ -57,9 +37,9 @@ class Field:
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     kind: type = str
-    read: Callable[[str], Any] = _same
+    read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
-    told: Callable[[Problem], Any] = _nothing_told
+    told: Callable[[Problem], Any] = lambda problem: None
     fixed: str = ""
 
     @property
@@ -87,6 +67,6 @@ class Feature:
 
     name: str
     fields: tuple[Field, ...] = ()
-    check: Callable[[Any], None] = _no_check
-    build: Callable[[Problem, Any], Problem] = _unchanged
-    model: Callable[[Any, Any], Any] = _same_model
+    check: Callable[[Any], None] = lambda step: None
+    build: Callable[[Problem, Any], Problem] = lambda problem, staged: problem
+    model: Callable[[Any, Any], Any] = lambda profile, step: profile

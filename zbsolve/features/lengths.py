@@ -64,10 +64,8 @@ def factors_of(lengths: Sequence[float], profile: Any) -> tuple[float, ...]:
     """How many times as long as the profile's sequence each microbatch is. Raises BadInput where nobody knows."""
     tokens = tokens_of(profile.facts.get(SEQUENCE))
     if tokens is None and max(lengths) > 0:
-        raise BadInput(
-            f"lengths: the profile does not say how many tokens its sequence has (fact '{SEQUENCE}'): write them as "
-            "multiples of it, such as 0.5x,1x,2x"
-        )
+        why = f"the profile does not say how many tokens its sequence has (fact '{SEQUENCE}')"
+        raise BadInput(f"lengths: {why}: write them as multiples of it, such as 0.5x,1x,2x")
     return tuple(-one if one < 0 else one / (tokens or 1) for one in lengths)
 
 
@@ -105,8 +103,7 @@ def choices(step: Any) -> list[tuple[str, Any]]:
         return [("", step)]
     order = np.argsort(np.abs(step.lengths), kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
-    hill = [*up[::2], *up[1::2][::-1]]
-    valley = [*down[::2], *down[1::2][::-1]]
+    hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
     steps = {tuple(step.lengths[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
     return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]

@@ -111,7 +111,7 @@ class Hooks:
     announce: called with each pass's name before it. emulated: the device (`emulate.EmulatedDevice`) whose times passes and
     messages take. done: called with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in
     all that passes make. limit: bytes of activations that the device has; a pass that needs more fails, in every step, which
-    are slower for it. compare_slices: stages compare what slices give with whole sequences (see `slices.stage`).
+    are slower for it. compare: stages compare what slices give with whole sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None
@@ -119,4 +119,4 @@ class Hooks:
     done: Callable[[int], None] | None = None
     watch: bool = False
     limit: int | None = None
-    compare_slices: bool = True
+    compare: bool = True

@@ -196,7 +196,7 @@ class OneDevice:
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
-            slices = Slices.of(problem, program.rank, stages, hook.compare_slices)
+            slices = Slices.of(problem, program.rank, stages, hook.compare)
             features = (slices, WorkBeside.of(program, model.work))
             state = RankState(stages, tuple(part for part in features if part is not None))
             self.parts.append(mine)
