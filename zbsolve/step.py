@@ -88,7 +88,7 @@ PLAIN_FIELDS = (
         told=_blocking,
     ),
 )
-STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS[:-1], *FIELDS, PLAIN_FIELDS[-1])
+STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS, *FIELDS)
 OPEN = tuple(one.name for one in STEP_FIELDS if one.may_be_open)  # may be left to the search
 
 

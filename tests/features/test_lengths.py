@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, solve, solve_auto, verify
 from zbsolve.cli import main
-from zbsolve.features.lengths import LENGTHS, choices, moves
+from zbsolve.features.lengths import LENGTHS, Multiples, choices, moves
 from zbsolve.ilp.bounds.any_order import bound_over_orders
 from zbsolve.known_steps import step_again
 
@@ -41,7 +41,11 @@ def test_attention_goes_with_the_square_of_the_length() -> None:
 
 def test_all_of_the_profiles_length_are_the_plain_step() -> None:
     plain = Step(2, 3).problem(PROFILE)
-    assert Step(2, 3, lengths=(64, 64, 64)).problem(PROFILE) == plain == Step(2, 3, lengths=(-1.0,) * 3).problem(PROFILE)
+    assert (
+        Step(2, 3, lengths=(64, 64, 64)).problem(PROFILE)
+        == plain
+        == Step(2, 3, lengths=Multiples((1.0,) * 3)).problem(PROFILE)
+    )
 
 
 def test_slow_ranks_make_attention_slower() -> None:
@@ -83,6 +87,21 @@ def test_several_routes_have_no_bound_of_every_order() -> None:
         bound_over_orders(step.problem(PROFILE))
 
 
+def test_what_goes_with_numbers_does_not_count_in_the_bound() -> None:
+    """Gathers in two groups of microbatches: another numbering puts others into them."""
+    profile = replace(PROFILE, shard_link=Link(50.0, 1.0))
+    step = Step(2, 4, shards=2, gathers=2, fused=True)
+    bounds = {
+        bound_over_orders(replace(step, lengths=order).problem(profile)) for order in set(permutations((16, 16, 64, 128)))
+    }
+    assert len(bounds) == 1
+    best = min(
+        solve(replace(step, lengths=order).problem(profile), effort=0.02).timeline().makespan
+        for order in set(permutations((16, 16, 64, 128)))
+    )
+    assert bounds.pop() <= best
+
+
 def test_named_orders_and_moves() -> None:
     step = Step(2, 5, lengths=(30, 10, 50, 20, 40), order="auto")
     assert {name: one.lengths for name, one in choices(step)} == {
@@ -100,7 +119,8 @@ def test_named_orders_and_moves() -> None:
 
 def test_words_and_files(tmp_path: Path) -> None:
     assert read("512, 1024") == (512.0, 1024.0)
-    assert read("0.5x,1x") == (-0.5, -1.0)
+    assert read("0.5x,1x") == Multiples((0.5, 1.0))
+    assert isinstance(read("0.5x,1x"), Multiples)
     path = tmp_path / "lengths.csv"
     path.write_text("tokens,text\n100,a\n200,b\n")
     assert read(str(path)) == (100.0, 200.0)
@@ -108,7 +128,11 @@ def test_words_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [("nothing.csv", "neither numbers"), ("12,,3", "length 1 is '', and no number"), ("1,0", "length 1 is 0: above 0")],
+    [
+        ("nothing.csv", "nothing.csv: no such file"),
+        ("12,,3", "length 1 is '', and no number"),
+        ("12,2x", "length 1 is '2x': all are tokens, or all multiples"),
+    ],
 )
 def test_wrong_words_are_named(said: str, why: str) -> None:
     with pytest.raises(BadInput, match=why):
@@ -118,6 +142,8 @@ def test_wrong_words_are_named(said: str, why: str) -> None:
 def test_wrong_use_is_named() -> None:
     with pytest.raises(BadInput, match="lengths: 2 lengths for 3 microbatches"):
         Step(2, 3, lengths=(1, 2))
+    with pytest.raises(BadInput, match="lengths: length 1 is 0: above 0 is needed"):
+        Step(2, 2, lengths=(1, 0))
     with pytest.raises(BadInput, match="order 'free': microbatches are alike"):
         Step(2, 3, order="auto")
     with pytest.raises(BadInput, match="lengths: the profile does not say how many tokens"):
@@ -135,6 +161,8 @@ def test_the_command_says_the_order_and_a_bound(tmp_path: Path, capsys: pytest.C
     assert {one["placement"] for one in said["tried"]} >= {"single order=given", "single order=shortest first"}
     (bound,) = said["bound_of_every_order of microbatches"].values()
     assert bound <= said["bound"] <= said["value"]
+    assert main(["solve", str(path), *step, "--recompute", "auto", "--json"]) == 0  # what more is open has no such bound
+    assert "bound_of_every_order of microbatches" not in json.loads(capsys.readouterr().out)
 
 
 def test_a_profile_alone_does_not_time_them_again() -> None:

@@ -17,7 +17,7 @@ from zbsolve.features.feature import NOT_OPEN, Field
 from zbsolve.features.table import APART, CONDITIONS, FEATURES, Apart
 from zbsolve.kinds import TABLE
 from zbsolve.partition.file import Partition
-from zbsolve.step import STEP_FIELDS
+from zbsolve.step import PLAIN_FIELDS, STEP_FIELDS
 
 from ..support.exec_tools import random_schedule
 from ..support.house import ROOT
@@ -112,23 +112,25 @@ def test_a_steps_fields_are_the_features_and_the_options() -> None:
     assert sorted(names) == sorted(one.name for one in fields(Step))  # type: ignore[arg-type]
     assert names == list(OPTIONS)
     declared = [field.name for feature in FEATURES for field in feature.fields]
-    assert set(names) - set(declared) == {one.name for one in STEP_FIELDS[: names.index(declared[0])]} | {"blocking"}
+    assert names == [*(one.name for one in PLAIN_FIELDS), *declared]
     assert all(getattr(Step(2, 2), field.name) == field.default for field in STEP_FIELDS[2:])
     assert {field.name for field in STEP_FIELDS if field.closed is not NOT_OPEN} == {
         "placement", "partition", "recompute", "vocabulary", "offload", "slices", "gathers", "order",
     }  # fmt: skip
 
 
-def row_of(field: Field) -> str:
+def row_of(field: Field, feature: str) -> str:
     """A field's row in the docs."""
     words = field.words.replace("|", "\\|")
     said = " ".join([field.option, *([field.metavar] if field.metavar else [])])
-    return f"| `{said}` | `{field.name}` | {words} |"
+    return f"| `{said}` | `{field.name}` | {words} | {feature} |"
 
 
 def tables() -> list[str]:
     """The tables of the docs: a step's fields, and what does not go together."""
-    options = ["| option | field of `Step` | what it says |", "|---|---|---|", *map(row_of, STEP_FIELDS)]
+    of = {field.name: feature.name for feature in FEATURES for field in feature.fields}
+    rows = [row_of(field, of.get(field.name, "")) for field in STEP_FIELDS]
+    options = ["| option | field of `Step` | what it says | feature |", "|---|---|---|---|", *rows]
     apart = ["| what | not with | why |", "|---|---|---|", *(f"| {r.one} | {r.other} | {r.why} |" for r in APART)]
     return ["\n".join(options), "\n".join(apart)]
 

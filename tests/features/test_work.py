@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, solve, verify
 from zbsolve.build import Work, with_work
-from zbsolve.features.work import ANY, WORK, on_ranks
+from zbsolve.features.work import WORK
+from zbsolve.known_steps import step_again
 from zbsolve.search.idle_room import work_room
 
 from ..support.exact_streams import optimum
@@ -100,7 +102,10 @@ def test_what_it_holds_counts() -> None:
 
 def test_words_say_it() -> None:
     assert read("0-1:40ms/8") == (Work(0, 40_000, 8), Work(1, 40_000, 8))
-    assert read("2:5ms:before=2:held=1KiB any:1s/100") == (Work(2, 5_000, 1, before=2, held=1024), Work(ANY, 1_000_000, 100))
+    assert read("2:5ms:before=2:held=1KiB any:1s/100") == (
+        Work(2, 5_000, 1, before=2, held=1024),
+        Work(None, 1_000_000, 100),
+    )
     problem = Step(2, 4, work=read("1:30us/3")).problem(equal_layers(4))
     assert [problem.names[i] for i in problem.rows("J")] == ["1J0", "1J1", "1J2"]
 
@@ -108,7 +113,25 @@ def test_words_say_it() -> None:
 def test_work_of_any_rank_goes_where_least_is_to_do() -> None:
     """Ranks have 40 and 80 µs to do; 60 µs in pieces of 10: five and one make 90 each."""
     plain = pipeline([10, 20], BW=[10, 20], microbatches=2)
-    assert on_ranks(plain, read("any:60us/6")) == (Work(0, 50, 5), Work(1, 10, 1))
+    problem = with_work(plain, *read("any:61us/6"))
+    rows, p = problem.rows("J"), problem.passes
+    assert np.bincount(p.rank[rows]).tolist() == [5, 1]
+    assert p.duration[rows].sum() == 61
+
+
+def test_steps_made_anew_keep_its_times_or_say_that_they_cannot() -> None:
+    free, bound = (Step(2, 4, work=read(f"1:30us/3{more}")).problem(equal_layers(4)) for more in ("", ":before=1"))
+    assert step_again(free, equal_layers(4)).passes.duration.tolist() == free.passes.duration.tolist()
+    with pytest.raises(BadInput, match="it has work with a moment or bytes of its own"):
+        step_again(bound, equal_layers(4))
+
+
+def test_room_is_asked_of_ranks_that_are_there_and_of_pieces_that_can_be_counted() -> None:
+    for ranks in ((0, 0), (4,), ()):
+        with pytest.raises(BadInput, match="work: pieces of 1 µs at least, on ranks of 0 to 3"):
+            work_room(textbook(), 10, ranks, effort=0.01)
+    with pytest.raises(BadInput, match="30000 pieces of 1 µs may fit, and 10000 are handled"):
+        work_room(pipeline([10_000] * 4, BW=[20_000] * 4, microbatches=1), 3, [0], effort=0.01)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +142,7 @@ def test_work_of_any_rank_goes_where_least_is_to_do() -> None:
         (Work(0, 0), "work 0: time and bytes"),
         (Work(0, 5, before=0, after=0), "work 0: its latest moment, before stage 0, lies before its earliest, after 0"),
         (Work(0, 5, before=1), "work 0: stage 1 does not lie on rank 0"),
+        (Work(None, 5, before=0), "work 0: what has a moment or bytes has a rank"),
         (Work(0, 5, held=1), "work 0: bytes are held from a first piece to a last one"),
     ],
 )
@@ -134,8 +158,13 @@ def test_wrong_words_are_named(said: str) -> None:
 
 
 def test_a_rank_that_is_not_there_is_named() -> None:
-    with pytest.raises(BadInput, match=r"work: there is no rank 9 \(they are 0 to 1\)"):
+    with pytest.raises(BadInput, match=r"work 0: there is no rank 9 \(they are 0 to 1\)"):
         Step(2, 4, work=read("9:30us/3")).problem(equal_layers(4))
+
+
+def test_what_makes_no_gradients_is_not_waited_for() -> None:
+    with pytest.raises(BadInput, match="work 0: stage 0 makes no gradients that it could wait for"):
+        with_work(pipeline([1, 1], [1, 1], [1, 1], microbatches=1, untrained=1), Work(0, 5, after=0))
 
 
 def test_work_comes_in_last() -> None:

@@ -6,13 +6,14 @@ checkpoint: what the step does not wait for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..kinds import WORK
 from ..problem import Problem
-from ..tables import Edges
+from ..tables import Edges, Ints
 from ..util.errors import BadInput
 from .before import check_before
 
@@ -23,7 +24,7 @@ MOST_PIECES = 10_000
 class Work:
     """Work on one rank.
 
-    rank: that does it.
+    rank: that does it; None: its pieces go one by one to the rank that has least to compute.
     time: µs of all its pieces together.
     pieces: passes that it is cut into, which run in turn; 1: it is not cut.
     before: a stage of the rank whose first F waits for it.
@@ -31,7 +32,7 @@ class Work:
     held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
     """
 
-    rank: int
+    rank: int | None
     time: int
     pieces: int = 1
     before: int | None = None
@@ -51,19 +52,37 @@ def with_work(problem: Problem, *works: Work) -> Problem:
     first = {rank: stage for stage in reversed(range(problem.stages)) for rank in problem.stage_ranks[stage]}
     for number, work in enumerate(works):
         _check(problem, work, f"work {number}")
-    for work in sorted(works, key=_turn):
+    for rank, work in sorted(_on_ranks(problem, works), key=lambda placed: _turn(placed[1])):
         rows = len(passes) + np.arange(work.pieces)
         passes = passes.more(
             "J",
             "compute",
-            stage=np.full(work.pieces, first[work.rank]),
-            microbatch=placed[work.rank] + np.arange(work.pieces),
-            rank=np.full(work.pieces, work.rank),
+            stage=np.full(work.pieces, first[rank]),
+            microbatch=placed[rank] + np.arange(work.pieces),
+            rank=np.full(work.pieces, rank),
             duration=work.time // work.pieces + (np.arange(work.pieces) < work.time % work.pieces),
         )
-        placed[work.rank] += work.pieces
-        edges += _edges(problem, work, rows)
+        placed[rank] += work.pieces
+        edges += _edges(problem, work, rank, rows)
     return replace(problem, passes=passes, edges=edges)
+
+
+def _on_ranks(problem: Problem, works: Sequence[Work]) -> list[tuple[int, Work]]:
+    """Each work with its rank; of work without one, what each rank does of it."""
+    passes, found = problem.passes, [(work.rank, work) for work in works if work.rank is not None]
+    busy = np.bincount(passes.rank, np.where(problem.computing, passes.duration, 0), problem.ranks).astype(np.float64)
+    for rank, work in found:
+        busy[rank] += work.time
+    for work in (one for one in works if one.rank is None):
+        piece, taken = work.time / work.pieces, np.zeros(problem.ranks, np.int64)
+        for _ in range(work.pieces):
+            taken[(busy + taken * piece).argmin()] += 1
+        busy += taken * piece
+        until = np.concatenate([[0], np.cumsum(taken)]) * work.time // work.pieces
+        for rank in np.flatnonzero(taken).tolist():
+            part = replace(work, pieces=int(taken[rank]), time=int(until[rank + 1] - until[rank]))
+            found.append((rank, part))
+    return found
 
 
 def _turn(work: Work) -> tuple[int, int]:
@@ -73,23 +92,25 @@ def _turn(work: Work) -> tuple[int, int]:
     return (1, 0) if work.after is None else (2, -work.after)
 
 
-def _edges(problem: Problem, work: Work, rows: np.ndarray) -> Edges:
+def _edges(problem: Problem, work: Work, rank: int, rows: Ints) -> Edges:
     """The pieces of a work in turn, behind and before what it says; with the bytes that it holds."""
     found, last = Edges.of(rows[:-1], rows[1:]), rows[-1:]
     if work.after is not None:
         gradients = np.flatnonzero(problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after))
-        gradients = gradients[problem.passes.rank[gradients] == work.rank]
+        gradients = gradients[problem.passes.rank[gradients] == rank]
         found += Edges.of(gradients, np.repeat(rows[:1], len(gradients)))
     if work.before is not None:
         forwards = problem.rows("F", stage=work.before)
-        forwards = forwards[problem.passes.rank[forwards] == work.rank]
+        forwards = forwards[problem.passes.rank[forwards] == rank]
         last = forwards[:1]
         found += Edges.of(np.repeat(rows[-1:], len(forwards)), forwards)
     return found + Edges.of(rows[:1], last, bytes=work.held) if work.held else found
 
 
 def _check(problem: Problem, work: Work, where: str) -> None:
-    if not 0 <= work.rank < problem.ranks:
+    if work.rank is None and (work.before, work.after, work.held) != (None, None, 0):
+        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which")
+    if work.rank is not None and not 0 <= work.rank < problem.ranks:
         raise BadInput(f"{where}: there is no rank {work.rank} (they are 0 to {problem.ranks - 1})")
     if not 1 <= work.pieces <= MOST_PIECES:
         raise BadInput(f"{where}: {work.pieces} pieces: 1 to {MOST_PIECES} are possible")
@@ -102,5 +123,10 @@ def _check(problem: Problem, work: Work, where: str) -> None:
     for stage in (work.before, work.after):
         if stage is not None and not (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage]):
             raise BadInput(f"{where}: stage {stage} does not lie on rank {work.rank}")
+    if (
+        work.after is not None
+        and not (problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)).any()
+    ):
+        raise BadInput(f"{where}: stage {work.after} makes no gradients that it could wait for")
     if work.held and work.pieces == 1 and work.before is None:
         raise BadInput(f"{where}: bytes are held from a first piece to a last one, and it has one: say 'before', or cut it")

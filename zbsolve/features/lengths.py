@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,20 @@ import numpy as np
 from ..layer import layer_ranges
 from ..problem import Problem
 from ..util.errors import BadInput
+from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
 from .feature import AUTO, Feature, Field, is_auto
 
-Lengths = tuple[float, ...]  # tokens of each microbatch; below 0: times the profile's sequence
+Lengths = tuple[float, ...]  # tokens of each microbatch
 FREE, GIVEN = "free", "given"
-MOST_CHARACTERS = 10_000_000
 # Orders by name, as the numbers of microbatches of ascending lengths.
 SHAPES = ("shortest first", "longest first", "longest in the middle", "shortest in the middle")
+
+
+class Multiples(tuple[float, ...]):
+    """How many times as long as the profile's sequence each microbatch is, in place of its tokens."""
+
+    __slots__ = ()
 
 
 def _read(said: str) -> Lengths:
@@ -32,28 +38,27 @@ def _read(said: str) -> Lengths:
     where, text = "lengths", said
     if not said.replace("x", "").replace(",", "").replace(".", "").replace(" ", "").isdecimal():
         where = said
-        try:
-            text = Path(said).read_text(encoding="utf-8")[:MOST_CHARACTERS]
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"lengths '{said[:60]}': neither numbers such as 512,1024 nor a file: {error}") from None
-        rows = [line.split(",")[0].strip() for line in text.splitlines() if line.strip()]
+        rows = [line.split(",")[0].strip() for line in read_text(said).splitlines() if line.strip()]
         text = ",".join(rows[not rows[0][:1].isdecimal() :]) if rows else ""
-    found = []
-    for number, word in enumerate(text.split(",")):
+    words, found = [word.strip() for word in text.split(",")], []
+    multiples = words[0].endswith("x")
+    for number, word in enumerate(words):
         try:
-            length = float(word.strip().removesuffix("x"))
+            found.append(float(word.removesuffix("x")))
         except ValueError:
-            raise BadInput(f"{where}: length {number} is '{word.strip()[:40]}', and no number") from None
-        if not 0 < length < float("inf"):
-            raise BadInput(f"{where}: length {number} is {word.strip()[:40]}: above 0 is needed")
-        found.append(-length if word.strip().endswith("x") else length)
-    return tuple(found)
+            raise BadInput(f"{where}: length {number} is '{word[:40]}', and no number") from None
+        if word.endswith("x") != multiples:
+            raise BadInput(f"{where}: length {number} is '{word[:40]}': all are tokens, or all multiples such as 0.5x")
+    return Multiples(found) if multiples else tuple(found)
 
 
 def _check(step: Any) -> None:
     lengths = step.lengths
     if lengths and len(lengths) != step.microbatches:
         raise BadInput(f"lengths: {len(lengths)} lengths for {step.microbatches} microbatches: one of each is needed")
+    for number, length in enumerate(lengths):
+        if not 0 < length < inf:
+            raise BadInput(f"lengths: length {number} is {length}: above 0 is needed")
     if step.order not in (GIVEN, AUTO):
         raise BadInput(f"order '{step.order}': {GIVEN} or {FREE}")
     if is_auto(step.order) and not lengths:
@@ -62,11 +67,13 @@ def _check(step: Any) -> None:
 
 def factors_of(lengths: Sequence[float], profile: Any) -> tuple[float, ...]:
     """How many times as long as the profile's sequence each microbatch is. Raises BadInput where nobody knows."""
+    if isinstance(lengths, Multiples):
+        return tuple(lengths)
     tokens = tokens_of(profile.facts.get(SEQUENCE))
-    if tokens is None and max(lengths) > 0:
+    if tokens is None:
         why = f"the profile does not say how many tokens its sequence has (fact '{SEQUENCE}')"
         raise BadInput(f"lengths: {why}: write them as multiples of it, such as 0.5x,1x,2x")
-    return tuple(-one if one < 0 else one / (tokens or 1) for one in lengths)
+    return tuple(length / tokens for length in lengths)
 
 
 def _model(profile: Any, step: Any) -> Any:
@@ -101,7 +108,7 @@ def choices(step: Any) -> list[tuple[str, Any]]:
     """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
     if not is_auto(step.order):
         return [("", step)]
-    order = np.argsort(np.abs(step.lengths), kind="stable")
+    order = np.argsort(step.lengths, kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
@@ -111,20 +118,20 @@ def choices(step: Any) -> list[tuple[str, Any]]:
 
 def moves(step: Any) -> Iterator[tuple[str, Any]]:
     """Steps where one microbatch comes at another one's place, the longest first; and their names."""
-    numbers, lengths = list(range(len(step.lengths))), np.abs(step.lengths)
-    seen = {step.lengths}
-    for i in np.argsort(-lengths, kind="stable").tolist():
+    numbers, seen = list(range(len(step.lengths))), {tuple(step.lengths)}
+    for i in np.argsort(-np.asarray(step.lengths), kind="stable").tolist():
         rest = [number for number in numbers if number != i]
         for place in numbers:
             one = in_order(step, [*rest[:place], i, *rest[place:]])
             if one.lengths not in seen:
                 seen.add(one.lengths)
-                yield f" order={','.join(f'{abs(length):g}' for length in one.lengths)}", one
+                yield f" order={','.join(f'{length:g}' for length in one.lengths)}", one
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
     """The step whose microbatch i is number `numbers[i]` of this one's."""
-    return replace(step, lengths=tuple(step.lengths[i] for i in numbers), order=GIVEN)
+    kind = Multiples if isinstance(step.lengths, Multiples) else tuple
+    return replace(step, lengths=kind(step.lengths[i] for i in numbers), order=GIVEN)
 
 
 LENGTHS = Feature(
@@ -137,7 +144,7 @@ LENGTHS = Feature(
             "one a line (default: all as profiled)",
             "LENGTHS",
             read=_read,
-            fixed="takes",
+            fixed="microbatches take",
         ),
         Field(
             "order",

@@ -84,7 +84,6 @@ APART = (
     Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
     Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
     Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),
-    Apart("lengths", "sharded vocabulary", "shards of a vocabulary take microbatches of one length"),
     Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
     Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),
     Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", NotSliced),

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from ..build.work import Work, with_work
 from ..kinds import WORK as NAME
@@ -18,7 +14,6 @@ from .feature import Feature, Field
 
 Works = tuple[Work, ...]
 FORM = re.compile(r"(?P<ranks>any|[\d,-]+):(?P<time>[^/:]+)(?:/(?P<pieces>\d+))?(?P<rest>(?::\w+=[^:]+)*)")
-ANY = -1  # the rank of work that the least busy ranks take, piece by piece
 
 
 def _read(said: str) -> Works:
@@ -37,39 +32,19 @@ def _read(said: str) -> Works:
         if any(name in rest and name not in where for name in ("before", "after")):
             raise BadInput(f"work '{word[:40]}': before and after are numbers of stages")
         held = parse_bytes(rest["held"]) if "held" in rest else 0
-        ranks = (ANY,) if known["ranks"] == "any" else numbers_in(known["ranks"])
+        ranks = (None,) if known["ranks"] == "any" else numbers_in(known["ranks"])
         time = round(parse_time(known["time"], "work"))
         found += [Work(rank, time, int(known["pieces"] or 1), held=held, **where) for rank in ranks]
     return tuple(found)
 
 
-def on_ranks(problem: Problem, works: Sequence[Work]) -> Works:
-    """The works, each on its rank: those of any rank piece by piece on the rank that has least to do. Raises BadInput."""
-    busy = np.zeros(problem.ranks, np.int64)
-    np.add.at(busy, problem.passes.rank, np.where(problem.passes.that(begun=True), 0, problem.passes.duration))
-    found = [work for work in works if work.rank != ANY]
-    for work in found:
-        if not 0 <= work.rank < problem.ranks:
-            raise BadInput(f"work: there is no rank {work.rank} (they are 0 to {problem.ranks - 1})")
-        busy[work.rank] += work.time
-    for work in (one for one in works if one.rank == ANY):
-        each, taken = -(-work.time // work.pieces), np.zeros(problem.ranks, np.int64)
-        for _ in range(work.pieces):
-            rank = int((busy + taken * each).argmin())
-            taken[rank] += 1
-        busy += taken * each
-        parts = [(rank, int(n)) for rank, n in enumerate(taken) if n]
-        found += [replace(work, rank=rank, pieces=n, time=work.time * n // work.pieces) for rank, n in parts]
-    return tuple(found)
-
-
 def _build(problem: Problem, staged: Any) -> Problem:
     works = staged.step.work
-    return with_work(problem, *on_ranks(problem, works)) if works else problem
+    return with_work(problem, *works) if works else problem
 
 
 def _told(problem: Problem) -> Works | None:
-    """None where there is none. What waits for what, and bytes, its edges say; a step made anew has the times alone."""
+    """None where there is none. Its times alone: what waits for what, and bytes, only its edges say."""
     p, rows = problem.passes, problem.rows("J")
     return tuple(Work(int(p.rank[i]), int(p.duration[i])) for i in rows) or None
 

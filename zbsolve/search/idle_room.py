@@ -45,15 +45,17 @@ def work_room(
     seconds, effort: of each of the searches, about ten: one of the step alone, then one a number of pieces (see `solve`).
     Raises BadInput, Infeasible, NotFound.
     """
-    if piece < 1 or not ranks:
-        raise BadInput("work: pieces of 1 µs at least, on one rank at least")
+    if piece < 1 or not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(problem.ranks)):
+        raise BadInput(f"work: pieces of 1 µs at least, on ranks of 0 to {problem.ranks - 1}, each named once")
     if problem.objective != "makespan":
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None}
     base = solve(problem, **search)
     value = round(base.timeline().value)
-    busy = [int(problem.passes.duration[problem.members[f"compute:{rank}"]].sum()) for rank in ranks]
-    most = min(MOST_PIECES, *((value - own) // piece for own in busy))
+    busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
+    most = min(int(value - busy[rank]) // piece for rank in ranks)
+    if most > MOST_PIECES:
+        raise BadInput(f"work: {most} pieces of {piece} µs may fit, and {MOST_PIECES} are handled: take longer ones")
     pieces, above, schedule = 0, most, base
     gaps = _gaps(base, piece, ranks, value)
     least = min(map(sum, gaps.values()))
@@ -68,9 +70,8 @@ def work_room(
         above = count - 1
         if found.certificate.bound > value:
             most = above
-    whole, members = value * problem.ranks, problem.members
-    taken = sum(int(problem.passes.duration[members[name]].sum()) for name in members if name.startswith("compute:"))
-    return Room(value, pieces, most, pieces * piece * len(ranks) / whole, 1 - taken / whole, schedule)
+    whole = value * problem.ranks
+    return Room(value, pieces, most, pieces * piece * len(ranks) / whole, float(1 - busy.sum() / whole), schedule)
 
 
 def _gaps(base: Schedule, piece: int, ranks: Sequence[int], value: int) -> dict[int, list[int]]:

@@ -88,13 +88,14 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
 
 def _bounds_of_orders(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
     """`_bounds_of_all` of any order of microbatches, on the layers of stages that were tried. Where number and microbatch do
-    not change places alone (several routes, copies of some microbatches), no bound is known."""
+    not change places alone (several routes, copies of some microbatches), or more is left open, no bound is known."""
     found = {}
     for place, step in steps.items():
-        if len(step.routes) > 1 or not isinstance(step.offload, str):
+        step = replace(step, order=GIVEN)
+        if len(step.routes) > 1 or not isinstance(step.offload, str) or replace(step, partition=None).auto:
             return {}
         counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
-        built = [replace(step, order=GIVEN, partition=layers).problem(profile) for layers in counts]
+        built = [replace(step, partition=layers).problem(profile) for layers in counts]
         found[place] = min(map(bound_over_orders, built))
     return {ORDER: found}
 

@@ -15,8 +15,9 @@ def bound_over_orders(problem: Problem) -> int:
     """µs that no schedule of the problem takes less than, also where lanes run in another order than that of microbatches'
     numbers: so of the problem with its microbatches numbered in any way.
 
-    The longest path of the graph, without the order of lanes; and each rank as one machine, whose passes have the longest
-    paths before and behind them as heads and tails (Carlier, 1982). It counts no memory. Of a span: the busiest rank's work.
+    The longest path of each microbatch's own edges; and each rank as one machine, whose passes have these paths before and
+    behind them as heads and tails (Carlier, 1982). Edges between microbatches, and those of passes that belong to none, are
+    left out: they go with numbers. It counts no memory. Of a span: the busiest rank's work.
     Raises BadInput where microbatches take several routes: another number is another route then.
     """
     if len(problem.routes) > 1:
@@ -32,8 +33,11 @@ def bound_over_orders(problem: Problem) -> int:
 
 
 def _longest(problem: Problem, behind: bool) -> Ints:
-    """µs of the longest path to each pass, or behind it, by the graph's edges alone."""
-    e, duration = problem.edges, problem.passes.duration.tolist()
+    """µs of the longest path to each pass, or behind it, by edges within a microbatch."""
+    p, inside, duration = problem.passes, problem.in_microbatch, problem.passes.duration.tolist()
+    e = problem.edges
+    own = inside[e.before] & inside[e.after] & (p.microbatch[e.before] == p.microbatch[e.after])
+    e = e.only(np.flatnonzero(own))
     before, after = (e.after, e.before) if behind else (e.before, e.after)
     inputs: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(duration))}
     for a, b, lag in zip(before.tolist(), after.tolist(), e.lag.tolist(), strict=True):
