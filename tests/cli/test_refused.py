@@ -114,8 +114,8 @@ def test_more_processes_than_a_machine_starts():
     from profiler import measure
 
     schedule = solve(uniform("single", 4, 4), method="greedy")
-    with pytest.raises(BadInput, match="4 ranks, 100000000 times, are 400000000 processes here, more than 1000"):
-        run_local(schedule, "mlp-tiny", replicas=10**8)
+    with pytest.raises(BadInput, match="--mesh dp=999999 are 3999996 processes here, more than 1000"):
+        run_local(schedule, "mlp-tiny", mesh="dp=999999")
     with pytest.raises(BadInput, match="busy processes 100000000 from 0 to 1000"):
         measure("mlp-tiny", busy_processes=10**8)
 

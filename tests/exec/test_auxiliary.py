@@ -55,7 +55,7 @@ def test_a_profile_and_a_checked_run_know_them() -> None:
     updating = preset("pipedream", with_updates(profile.problem(2, 4), 1, every=2, delay=2))
     traces = [
         run_on_one_device(schedule, SPEC, Options(steps=1, warmup=0, check=True)),
-        run_local(schedule, SPEC, steps=1, warmup=0, timeout=90, check=True, replicas=2),
+        run_local(schedule, SPEC, steps=1, warmup=0, timeout=90, check=True, mesh="dp=2"),
         run_local(updating, SPEC, steps=1, warmup=0, timeout=90, check=True),
     ]
     for trace in traces:

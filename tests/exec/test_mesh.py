@@ -107,13 +107,11 @@ def test_a_malformed_mesh_is_said_in_a_line(text: str, line: str) -> None:
     assert str(said.value) == f"--mesh '{text}': {line}"
 
 
-def test_replicas_are_short_for_a_mesh() -> None:
+def test_a_mesh_has_its_dimensions_in_order() -> None:
     assert mesh_sizes("", 4) == {"pp": 4}
     assert mesh_sizes("dp=2,tp=3", 4) == {"dp": 2, "tp": 3, "pp": 4}  # the innermost where it is left out
-    assert list(mesh_sizes("", 4, 2).items()) == [("dp", 2), ("pp", 4)]
+    assert list(mesh_sizes("dp=2", 4).items()) == [("dp", 2), ("pp", 4)]
     assert list(mesh_sizes(" pp=4, tp=2", 4).items()) == [("pp", 4), ("tp", 2)]
-    with pytest.raises(BadInput, match="give one of them"):
-        mesh_sizes("pp=4", 4, 2)
 
 
 def test_processes_are_counted_with_the_last_dimension_fastest() -> None:
@@ -182,4 +180,4 @@ def test_what_a_mesh_cannot_run_is_refused(run: Run, capsys: pytest.CaptureFixtu
         "zbsolve run: --mesh tp=2,pp=2: model 'mlp-4' has no parallelize(stage, mesh), which tp needs\n"
     )
     assert main(["run", str(path), "--model", "mlp-4", "--one-device", "cpu", "--mesh", "dp=2,pp=2"]) == 2
-    assert capsys.readouterr().err == "zbsolve run: one device: replicas and meshes need processes of their own\n"
+    assert capsys.readouterr().err == "zbsolve run: one device: a mesh needs processes of its own\n"

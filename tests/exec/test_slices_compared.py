@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from zbsolve.build import with_slices
 from zbsolve.exec import auxiliary_loss
-from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.backward.stage import ForwardStage, Stage
 from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.one_device.pipeline import OneDevice, Turns
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
+from zbsolve.exec.slices.rank import Slices
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
@@ -480,7 +481,7 @@ def steps_of(layers: list[nn.Module], batches: list[list[Any]], **how: Any) -> l
             for i in (1, 0):
                 stage.backward(2 * m + i, [torch.ones(*x.chunk(2, 1)[i].shape, WIDTH)])
         try:
-            slices.compare(stage.layers, stage.first, stage.loss)
+            slices.compare(stage)
             said.append("")
         except BadInput as error:
             said.append(str(error))
@@ -509,11 +510,28 @@ def test_longer_sequences_and_layers_in_training_are_compared_at_once() -> None:
         for part in range(2):
             stage.alone(part, torch.ones(1, length // 2 or 4, WIDTH), None, 0)
         try:
-            slices.compare(stage.layers, stage.first, stage.loss)
+            slices.compare(stage)
             said.append(False)
         except BadInput:
             said.append(True)
     assert said == [False, False, True, True, True, False, True]  # the fourth step is compared anyway
+
+
+def test_all_rounds_of_forwards_count_as_one_row_of_steps() -> None:
+    """Of the first, second and fourth; and of the first with a loss."""
+    stage, said = Stage([Mixing(mean)], 3, lambda y, t: y.mean()), list[bool]()
+    part = Slices(0, {3: stage}, {3: StageSlices(Cutting(2))})
+    for with_loss in (False, False, False, False, False, True, True):
+        one = ForwardStage(stage, with_loss, last=True)
+        rounds = part.for_forwards({3: one})
+        for i in range(2):
+            one.forward(i, torch.full((1, 4, WIDTH), float(i)), None, split=False)
+        try:
+            rounds.end()
+            said.append(False)
+        except RunFailed:
+            said.append(True)
+    assert said == [True, True, False, True, False, True, False]
 
 
 def sliced(count: int, **how: Any) -> Any:

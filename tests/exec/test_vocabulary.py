@@ -13,9 +13,8 @@ from zbsolve import BadInput, Schedule, pipeline, solve, verify
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec.awaits import begins_and_ends
 from zbsolve.exec.base.program import Action, Message, Program
-from zbsolve.exec.handlers import HANDLERS, passes_where
 from zbsolve.exec.lowering import lower
-from zbsolve.kinds import kinds_that
+from zbsolve.kinds import TABLE
 
 from ..support.exec_jobs_vocabulary import CASES
 from ..support.exec_ranks import on_ranks
@@ -40,7 +39,7 @@ def test_all_ranks_begin_a_collective_when_the_last_can(seed: int) -> None:
     problem = replace(random_vocabulary(seed, 3, 4), capacity=None)
     schedule = random_schedule(problem, seed, in_order=True)
     (begin, end), p, e = begins_and_ends(schedule), problem.passes, problem.edges
-    joins, timeline = np.flatnonzero(passes_where(problem, "joins")), schedule.timeline()
+    joins, timeline = np.flatnonzero(problem.passes.that(together=True)), schedule.timeline()
     assert len(joins)
     for row in joins.tolist():
         group = joins[(p.kind[joins] == p.kind[row]) & (p.microbatch[joins] == p.microbatch[row])]
@@ -77,10 +76,6 @@ def test_ranks_that_disagree_are_named() -> None:
         lower(schedule)
 
 
-def test_collectives_are_the_kinds_that_join_ranks() -> None:
-    assert {kind for kind, one in HANDLERS.items() if one.joins} == set(kinds_that(together=True))
-
-
 def finished(programs: Sequence[Program]) -> bool:
     """Whether all ranks come to their ends where each does its actions in order, waits for messages and for all that it may
     wait for, and the collectives of all ranks go one after the other, each begun by all before it ends."""
@@ -90,12 +85,12 @@ def finished(programs: Sequence[Program]) -> bool:
         before = sum(at) + over
         for rank, program in enumerate(programs):
             for action in program.actions[at[rank] :]:
-                needs = {one.name for one in action.awaits if HANDLERS[one.kind].joins}
+                needs = {one.name for one in action.awaits if TABLE[one.kind].together}
                 needs |= {action.takes.before} if isinstance(action.takes, Message) else set()
                 if not needs <= done:
                     break
                 at[rank] += 1
-                if HANDLERS[action.kind].joins:
+                if TABLE[action.kind].together:
                     begun[rank].append(action)
                 else:
                     done.add(action.name)

@@ -231,5 +231,5 @@ def helped_passes(problem: Problem) -> Ints:
 
 
 _PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)
-_HELP = Handler(_help, _check_help, sliced=True, helps=True, ended=_ended)
+_HELP = Handler(_help, _check_help, sliced=True, ended=_ended)
 HANDLERS = {**dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART), **dict.fromkeys(("FH", "BH"), _HELP)}

@@ -44,7 +44,7 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     settled = _settled(problem)
     if not settled:
         return {}
-    needs, joins, (begin, end) = _needs(schedule, settled), passes_where(problem, "joins"), begins_and_ends(schedule)
+    needs, joins, (begin, end) = _needs(schedule, settled), problem.passes.that(together=True), begins_and_ends(schedule)
     earliest = np.minimum.accumulate(begin[list(rows)][::-1])[::-1]
     begun: list[int] = []  # not surely done
     known: set[int] = set()  # of these, those that should be
@@ -70,7 +70,7 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     schedule may let each rank's end at its own time, but in truth none ends before all have begun.
     """
     problem, timeline = schedule.problem, schedule.timeline()
-    p, e, joins = problem.passes, problem.edges, passes_where(problem, "joins")
+    p, e, joins = problem.passes, problem.edges, problem.passes.that(together=True)
     begin, end = timeline.start.copy(), timeline.end.copy()
     rows = np.flatnonzero(joins)
     if not len(rows):
@@ -136,7 +136,7 @@ def together(schedule: Schedule, begin: Times) -> Times:
     """When passes begin, µs, shape (passes,), where the parts of a collective, and those of a sum of a stage's gradients,
     begin with the last one. No two sums begin at once, so that all ranks have them in one order. begin: when each could."""
     problem, found = schedule.problem, begin.astype(float)
-    joins, sums = passes_where(problem, "joins"), passes_where(problem, "ends_with_step")
+    joins, sums = problem.passes.that(together=True), passes_where(problem, "ends_with_step")
     for rows, group in (
         (np.flatnonzero(joins), problem.collective[joins]),
         (np.flatnonzero(sums), problem.passes.stage[sums]),
@@ -181,7 +181,8 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
 
 def _meets(problem: Problem) -> bool:
     """Do ranks meet otherwise than by messages?"""
-    return any(passes_where(problem, field).any() for field in ("joins", "ends_with_step", "helps"))
+    p, sums = problem.passes, passes_where(problem, "ends_with_step")
+    return bool((sums | p.that(together=True) | p.that(away=True)).any())
 
 
 def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:

@@ -152,7 +152,7 @@ def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tupl
 def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str], frozenset[str]]:
     """`others`, `helping` and `parts` of `Times`. Of a collective its rank's own pass says when it has ended."""
     names, p, e = problem.names, problem.passes, problem.edges
-    helps, parts, joins = (passes_where(problem, one) for one in ("helps", "before_its_pass", "joins"))
+    helps, parts, joins = p.that(away=True), passes_where(problem, "before_its_pass"), p.that(together=True)
     silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
     found: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..kinds import TABLE
 from ..util.errors import BadInput
 from .base.handler import Handler
 from .base.part import Run, asked
@@ -150,8 +151,8 @@ class Interpreter:
             if begun is not None:
                 record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
             end = time.monotonic_ns()
-            if hooks.emulated is not None and not (handler.joins or action.name in hooks.emulated.times.joined):
-                start, end = self._emulated(hooks.emulated, action, start)
+            if (device := hooks.emulated) and not (TABLE[action.kind].together or action.name in device.times.joined):
+                start, end = self._emulated(device, action, start)
             if hooks.watch:
                 self._look(handler, action, output)
             del given  # its memory goes before the output is copied

@@ -225,7 +225,7 @@ def check_untrained(problem: Problem, counts: Sequence[int], stages: Sequence[in
     """Raise BadInput naming a parameter that is trained on one of these stages, though the schedule has no backward there.
     counts: layers of every stage; layers: those of these stages, by number."""
     front = 0 if forwards_alone(problem) else untrained_stages(problem)
-    for i in (i for s in stages if s < front for i in range(sum(counts[:s]), sum(counts[: s + 1]))):
+    for i in layer_numbers(counts, [s for s in stages if s < front]):
         for name, parameter in layers[i].named_parameters():
             if parameter.requires_grad:
                 raise BadInput(

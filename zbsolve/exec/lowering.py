@@ -37,7 +37,7 @@ from .updates import uses_of
 
 CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry → what it is to the pass that takes it
 # Fields of handlers whose passes are lowered with an eye on ranks that no message links them to.
-FAR = ("joins", "helps", "before_its_pass", "ends_with_step", "settle", "release", "does")
+FAR = ("goes_on", "before_its_pass", "settle", "release", "does")
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
@@ -97,7 +97,7 @@ def _check_edges(problem: Problem) -> None:
     for only the order there keeps it."""
     p, e = problem.passes, problem.edges
     sums = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
-    helps, parts = (passes_where(problem, one) for one in ("helps", "before_its_pass"))
+    helps, parts = _by_itself(problem, away=True), passes_where(problem, "before_its_pass")
     kept = e.carrying(*CARRIED) | (sums & (p.stage[e.before] == p.stage[e.after])) | _kept_by_collectives(problem)
     kept |= helps[e.before] | (helps | parts)[e.after]
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
@@ -106,10 +106,15 @@ def _check_edges(problem: Problem) -> None:
         raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient")
 
 
+def _by_itself(problem: Problem, **row: bool) -> Bools:
+    """Passes of such kinds, shape (passes,), whose work joins ranks by itself: it goes on behind what a rank does."""
+    return problem.passes.that(**row) & passes_where(problem, "goes_on")
+
+
 def _kept_by_collectives(problem: Problem) -> Bools:
-    """Which edges a collective keeps (see `Handler.joins`), shape (edges,): it ends nowhere before the pass has run on each
-    rank, so an edge to one rank's pass holds where another links the same end to the pass of that end's own rank."""
-    p, e, joins = problem.passes, problem.edges, passes_where(problem, "joins")
+    """Which edges a collective keeps, shape (edges,): it ends nowhere before the pass has run on each rank, so an edge to
+    one rank's pass holds where another links the same end to the pass of that end's own rank."""
+    p, e, joins = problem.passes, problem.edges, _by_itself(problem, together=True)
     kept = np.zeros(len(e), bool)
     if not joins.any():
         return kept
@@ -156,7 +161,7 @@ class _Lowering:
     input; gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
     pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
     tells, going_on: see `Action`. received: where the receive of each message begins; turn: taker → the place of its message
-    in the one order of all ranks (see `meeting`)."""
+    in the one order of all ranks (see `awaits`)."""
 
     def __init__(self, view: StepView) -> None:
         schedule = view.schedule
@@ -314,7 +319,7 @@ def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
         rows = [problem.index[name] for name in order]
         spots = [(int(p.stage[row]), int(problem.parts[row])) for row in rows]
         broken |= {a for row, (a, b) in zip(rows, pairwise(spots), strict=False) if parts[row] and a != b}
-    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
+    for row in np.flatnonzero(problem.passes.that(away=True)).tolist():
         found[row] = (int(p.stage[row]), int(problem.parts[row])) in broken
     return found
 

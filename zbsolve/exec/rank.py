@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..kinds import TABLE
 from ..schedule import Schedule
 from ..timeline import Timeline
 from ..util.errors import BadInput
@@ -208,7 +209,7 @@ class RankRunner:
         for i, action, done in self.interpreter.ended():
             if emulated is None:
                 record.end[i] = max(record.end[i], done)
-            elif HANDLERS[action.kind].joins:
+            elif TABLE[action.kind].together:
                 record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()

@@ -89,7 +89,7 @@ class Table:
         problem = self.schedule.problem
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
-        joins = passes_where(problem, "joins")
+        joins = problem.passes.that(together=True)
         zero = int(words[:, 0].min())
         began = (words[:, 0] - zero) / 1000
         for rank, rows in enumerate(self.rows):

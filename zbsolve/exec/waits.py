@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..kinds import TABLE
 from .base.program import Action, Message, Program
 from .handlers import HANDLERS
 
@@ -205,10 +206,10 @@ class _Rank:
 
     def launch(self, action: Action) -> None:
         """The pass itself, on the stream of its kind."""
-        handler, name, together = HANDLERS[action.kind], action.name, self.together
+        handler, kind, name, together = HANDLERS[action.kind], TABLE[action.kind], action.name, self.together
         taken = together.ends[action.takes] if isinstance(action.takes, Message) else None
         call = self.call(f"launches {name}", [taken if self.rules.blocking else None])
-        if handler.joins:
+        if kind.together:
             end = together.end((action.kind, action.part), f"collective {action.kind}{action.part} ends")
             together.joined[end] += 1
             self.begun[name] = None, self.enqueue("collectives", f"begins {name}", [self.computed], end)
@@ -221,7 +222,7 @@ class _Rank:
                 self.gathered[action.stage] = end
         elif handler.does in ("offload", "reload"):
             self.copy(action)
-        elif handler.helps:
+        elif kind.away:
             goes_on = call if action.goes_on else self.call(f"is over with {name}")
             together.helpers[action.kind, action.stage, action.part] = call, goes_on
         elif not handler.before_its_pass:

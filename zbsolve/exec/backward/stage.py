@@ -244,17 +244,7 @@ class ForwardStage(Stage):
         self.outputs: dict[int, Any] = {}
         self._keeps = last and not with_loss
 
-    def forward(
-        self,
-        microbatch: int,
-        x: Any,
-        target: Any,
-        *,
-        split: bool,
-        seed: int = 0,
-        recompute: bool = False,
-        keeper: Keeper | None = None,
-    ) -> Any:
+    def forward(self, microbatch: int, x: Any, target: Any, *, seed: int = 0, **_: Any) -> Any:
         """The F pass: see `Stage.forward`. Nothing is kept."""
         y = self.alone(microbatch, x, target, seed)
         if self._keeps:

@@ -77,7 +77,8 @@ def check_nothing(graph: Graph, rows: Ints) -> None:
 
 @dataclass(frozen=True)
 class Handler:
-    """One kind of pass.
+    """One kind of pass. Where its row says `together` or `away`, its work goes on, and joins ranks by itself: edges between
+    ranks to and from it carry nothing.
 
     run(state, action, given): does the pass's work and returns its output, a pytree of tensors, or None. `given` is what the
     edge to the pass carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
@@ -89,13 +90,10 @@ class Handler:
     uses_weights: it uses the weights of its stage, so it has a version of them where there are updates.
     repeatable: it leaves nothing that stays, so it can run once more (see `exec.ahead`).
     only_time: nothing runs; an emulated device gives it a time.
-    joins: it begins a collective of all ranks, which ends nowhere before each rank has begun it. So edges between ranks to
-    and from it carry nothing. On an emulated device it takes its time from when it has really ended.
     reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
     sliced: it can run for a slice of a sequence.
-    helps: the pass that it helps exchanges with it by itself: edges between ranks to and from it carry nothing.
     before_its_pass: what it does is done by the pass of its stage and part that comes behind it. Where that does not come
-    right behind, the rank of one that `helps` goes on while its work is done.
+    right behind, the rank that helps it goes on while its work is done.
     ends_with_step: it sums gradients with other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
@@ -116,10 +114,8 @@ class Handler:
     repeatable: bool = False
     only_time: bool = False
     sliced: bool = False
-    helps: bool = False
     before_its_pass: bool = False
     ends_with_step: bool = False
-    joins: bool = False
     reads: str = ""
     does: str = ""
     release: Release | None = None
@@ -128,5 +124,5 @@ class Handler:
 
     @property
     def goes_on(self) -> bool:
-        """Does its rank go on while its work is done? (For one that `helps` the action says so.)"""
+        """Does its rank go on while its work is done? (For one of another rank, `Kind.away`, the action says so.)"""
         return self.ended is not None or self.ends_with_step

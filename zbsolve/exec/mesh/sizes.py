@@ -19,12 +19,10 @@ PIPELINE = "pp"
 MAX_SIZE = 10**6
 
 
-def mesh_sizes(text: str, ranks: int, replicas: int = 1) -> dict[str, int]:
-    """Dimension → its size, the outermost first, from `pp=2,tp=2,dp=2`; without text that of `replicas` pipelines (dp) side
-    by side. ranks: of the schedule, which pp, the innermost where it is left out, has. Raises BadInput."""
-    if text and replicas > 1:
-        raise BadInput(f"replicas {replicas}: the mesh says it with dp={replicas}: give one of them")
-    sizes = named_sizes(text) if text else {"dp": replicas} if replicas > 1 else {}
+def mesh_sizes(text: str, ranks: int) -> dict[str, int]:
+    """Dimension → its size, the outermost first, from `pp=2,tp=2,dp=2`. ranks: of the schedule, which pp has, the innermost
+    where it is left out. Raises BadInput."""
+    sizes = named_sizes(text) if text else {}
     sizes.setdefault(PIPELINE, ranks)
     if sizes[PIPELINE] != ranks:
         raise BadInput(f"--mesh '{text}': pp is {sizes[PIPELINE]}, but the schedule is for {ranks} ranks")

@@ -177,9 +177,9 @@ class OneDevice:
             raise BadInput("one device: passes U need a process for each rank")
         if passes_where(problem, "does", "offload").any():
             raise BadInput("one device: passes O and R need a process for each rank")
-        if passes_where(problem, "joins").any():
+        if problem.passes.that(together=True).any():
             raise BadInput("one device: a sharded vocabulary needs a process for each rank")
-        if passes_where(problem, "helps").any():
+        if problem.passes.that(away=True).any():
             raise BadInput("one device: attention for another rank needs a process for each rank")
         self.counts = layer_counts(problem)
         self.owners = [(0,)] * sum(self.counts)

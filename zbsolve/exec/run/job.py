@@ -52,13 +52,13 @@ class Options:
     """How to run. Raises BadInput.
 
     steps: training steps that are timed. warmup: training steps before them. One more comes first of all, which watches
-    memory and is checked. seed: of parameters and batches. optimizer, lr: torch's, and its learning rate. check: compare the
-    first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout: seconds for
-    the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose times passes take;
-    None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its dimensions, the outermost
-    first, as `pp=2,tp=2`; replicas: short for a mesh `dp=<replicas>,pp=<ranks of the schedule>`. split: how the backward is
-    split (see `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace:
-    of a file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
+    memory and is checked. seed: of parameters and batches. optimizer, lr: torch's, and its learning rate. check: compare
+    the first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout:
+    seconds for the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose
+    times passes take; None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its
+    dimensions, the outermost first, as `pp=2,tp=2` (see `mesh_sizes`). split: how the backward is split (see
+    `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace: of a
+    file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
     device: "cuda", "cpu", or "auto" (see `devices.choose`); share_gpus: ranks of a machine share its GPUs; capture: each
     rank's step as one CUDA graph (see `Pipeline`).
     """
@@ -73,7 +73,6 @@ class Options:
     emulate: str | None = None
     start_timeout: float = 300.0
     watch: bool = False
-    replicas: int = 1
     split: str = "layers"
     mesh: str = ""
     memory_limit: int | None = None
@@ -85,8 +84,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warmup < 0:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
-        if self.replicas < 1:
-            raise BadInput(f"run: replicas {self.replicas}: at least 1 is needed")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
         if self.device not in DEVICES:
@@ -113,13 +110,7 @@ class Options:
 
     def sizes(self, ranks: int) -> dict[str, int]:
         """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
-        return mesh_sizes(self.mesh, ranks, self.replicas)
-
-    def mesh_words(self, ranks: int) -> str:
-        """The same in words, as the person gave it."""
-        if self.mesh:
-            return f"--mesh {self.mesh}"
-        return f"{ranks} ranks, {self.replicas} times," if self.replicas > 1 else f"{ranks} ranks"
+        return mesh_sizes(self.mesh, ranks)
 
     def make_optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of these parameters. On GPUs torch updates all at once by default, which it cannot where only some
@@ -192,8 +183,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
     """
     if options.emulate is not None:
         raise BadInput("one device: emulated times need a process for each rank")
-    if options.replicas > 1 or options.mesh:
-        raise BadInput("one device: replicas and meshes need processes of their own")
+    if options.mesh:
+        raise BadInput("one device: a mesh needs processes of its own")
     if options.memory_limit is not None:
         raise BadInput("one device: a memory limit is for a rank with a process of its own")
     torch.set_num_threads(1)  # as every rank has

@@ -67,7 +67,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
     sizes = options.sizes(one)
     if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
         raise BadInput(
-            f"--local: {options.mesh_words(one)} are {ranks} processes here, "
+            f"--local: {f'--mesh {options.mesh}' if options.mesh else f'{one} ranks'} are {ranks} processes here, "
             f"more than {MAX_PROCESSES}: use torchrun on several machines"
         )
     options = options.on(ranks)

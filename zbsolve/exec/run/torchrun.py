@@ -66,9 +66,8 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
         wanted = math.prod(options.sizes(one).values())
         if ranks != wanted:
             started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
-            each = f", {options.replicas} times" if options.replicas > 1 else ""
             asked = f"--mesh {options.mesh} has {wanted}" if options.mesh else f"the schedule is for {one}"
-            raise BadInput(f"run: {asked} ranks{each}, but {started}")
+            raise BadInput(f"run: {asked} ranks, but {started}")
         fit(given, spec, options)
         if rank == 0:
             whole = given.checked if isinstance(given, Rounds) else given

@@ -22,6 +22,7 @@ class Slices(Part):
 
     def __init__(self, rank: int, stages: Mapping[int, Any], slices: Mapping[int, StageSlices]) -> None:
         self.rank, self.stages, self.slices = rank, stages, slices
+        self._rounds: Mapping[int, StageSlices] = {}  # of rounds of forwards
         for s, one in slices.items():
             stages[s].around = one
 
@@ -35,15 +36,15 @@ class Slices(Part):
     def end(self) -> None:
         """Is the step what whole sequences give? Raises RunFailed."""
         for s, one in self.slices.items():
-            stage = self.stages[s]
             try:
-                one.compare(stage.layers, stage.first, stage.loss)
+                one.compare(self.stages[s])
             except Exception as error:
                 raise RunFailed(f"rank {self.rank}, stage {s}: {one_line(error)}") from error
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
-        """The same slices of other microbatches."""
-        return Slices(self.rank, stages, {s: one.anew() for s, one in self.slices.items()})
+        """The same slices of other microbatches. All rounds have one count of steps, so that few of them are compared."""
+        self._rounds = self._rounds or {s: one.anew() for s, one in self.slices.items()}
+        return Slices(self.rank, stages, self._rounds)
 
 
 def check_sliced(problem: Problem, split: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..backward.stage import Stage
 from ..base.part import Around
@@ -36,7 +36,7 @@ class StageSlices(Around):
         self._ends: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}  # microbatch → activations and targets of its slices
         self._begun, self._next, self._steps = 0, 0, 1  # microbatches of this step; the first that it compares; its number
-        self._seen: dict[tuple[bool, ...], int] = {}  # which modules train → tokens of the longest first slice
+        self._seen: dict[tuple[bool, ...], int] = {}  # see `_state` → tokens of the longest first slice
         self._trained = True
 
     def anew(self) -> StageSlices:
@@ -46,7 +46,7 @@ class StageSlices(Around):
     def forward(self, stage: Stage, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
         """What a forward runs in."""
         if self.compares:
-            self._note(*divmod(microbatch, self.cutting.count), stage.layers, (x, target))
+            self._note(stage, *divmod(microbatch, self.cutting.count), x, target)
         return self.runs(microbatch, x)
 
     @contextmanager
@@ -68,33 +68,28 @@ class StageSlices(Around):
         """Is the step's number a power of two?"""
         return self._steps & (self._steps - 1) == 0
 
-    def _note(self, microbatch: int, number: int, layers: Sequence[nn.Module], given: tuple[Any, Any]) -> None:
+    def _note(self, stage: Stage, microbatch: int, number: int, x: Any, target: Any) -> None:
         """Keep what a slice gives the stage, where its microbatch is to be compared."""
         if not number:
             turn = self._due and 0 <= self._begun - self._next < 2
             self._begun += 1
-            if len(self._given) < 2 and (turn or _length(given[0]) > self._seen.get(_training(layers), 0)):
+            if len(self._given) < 2 and (turn or _length(x) > self._seen.get(_state(stage), 0)):
                 self._given[microbatch], self._trained = [], torch.is_grad_enabled()
         if microbatch in self._given:
-            x, target = given
             with without_modes():
                 self._given[microbatch].append(copied((x, target.targets if isinstance(target, Uncounted) else target)))
 
-    def compare(self, layers: Sequence[nn.Module], first: int, loss: Callable[[Any, Any], Tensor] | None) -> None:
-        """A step is over: compare what it kept. first: the number of the first layer. Raises BadInput (see `compare`)."""
+    def compare(self, stage: Stage) -> None:
+        """A step is over: compare what it kept. Raises BadInput (see `comparing.compare`)."""
         rows = [row for row in self._given.values() if len(row) == self.cutting.count]
         if self._begun and self._due:
             self._next = (self._next + 2) % self._begun
         self._steps += self._begun > 0
         self._given, self._begun = {}, 0
-        if not rows:
-            return
-        pairs = [list(zip(*row, strict=True)) for row in (rows[0], rows[-1])]
-        targets = [None if loss is None else join_sequence(one) for _, one in pairs]
-        given = Sequences([join_sequence(x) for x, _ in pairs], targets)
-        longest, state = max(_length(row[0][0]) for row in rows), _training(layers)
-        self._seen[state] = max(longest, self._seen.get(state, 0))
-        compare(layers, first, loss, given, self.cutting, self._trained)
+        if rows:
+            state, with_loss = _state(stage), stage.loss is not None
+            self._seen[state] = max(self._seen.get(state, 0), *(_length(row[0][0]) for row in rows))
+            compare(stage.layers, stage.first, stage.loss, _whole(rows, with_loss), self.cutting, self._trained)
 
     @contextmanager
     def helped(self, helping: AbstractContextManager[Helper]) -> Iterator[None]:
@@ -127,9 +122,20 @@ class StageSlices(Around):
         self._given, self._begun = {}, 0
 
 
-def _training(layers: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Which modules are in training."""
-    return tuple(one.training for layer in layers for one in layer.modules())
+def _state(stage: Stage) -> tuple[bool, ...]:
+    """Has it a loss, and which of its modules are in training?"""
+    return stage.loss is not None, *(one.training for layer in stage.layers for one in layer.modules())
+
+
+def _whole(rows: list[list[Any]], with_loss: bool) -> Sequences:
+    """The sequences of two microbatches, or one twice, of what their slices gave. Empties `rows`: long sequences are there
+    once."""
+    found = []
+    while rows:
+        x, target = zip(*rows.pop(0), strict=True)
+        found.append((join_sequence(x), join_sequence(target) if with_loss else None))
+    inputs, targets = zip(found[0], found[-1], strict=True)
+    return Sequences(list(inputs), list(targets))
 
 
 def _length(x: Any) -> int:

@@ -152,12 +152,16 @@ class Passing:
         return found
 
 
-class Hidden(nn.Module):
-    """Stands where an output layer was: its input is what the whole layer gives."""
+class Standing(nn.Module):
+    """Stands where a part of a layer was."""
 
     def __init__(self, passing: Passing) -> None:
         super().__init__()
         self._passing = passing
+
+
+class Hidden(Standing):
+    """Stands where an output layer was: its input is what the whole layer gives."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps `x` for the layer around it, and hands it on."""
@@ -165,12 +169,8 @@ class Hidden(nn.Module):
         return x
 
 
-class LookedUp(nn.Module):
+class LookedUp(Standing):
     """Stands where an embedding was: it gives vectors that come in with the tokens."""
-
-    def __init__(self, passing: Passing) -> None:
-        super().__init__()
-        self._passing = passing
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The vectors of `tokens`."""

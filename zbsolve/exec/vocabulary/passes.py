@@ -78,7 +78,7 @@ def _check(*before: str) -> Any:
 
 
 def _collective(run: Any, check: Any, does: str, reads: str = "") -> Handler:
-    return Handler(run, check, joins=True, reads=reads, does=does, settle=_settle, ended=_ended, sliced=True)
+    return Handler(run, check, reads=reads, does=does, settle=_settle, ended=_ended, sliced=True)
 
 
 HANDLERS = {
