@@ -87,6 +87,28 @@ def test_more_never_fits_than_the_exhaustive_optimum_says() -> None:
         assert found.pieces == found.most
 
 
+@pytest.mark.parametrize(
+    ("piece", "ranks", "why"),
+    [
+        (10, [0, 9], r"work 1: there is no rank 9 \(they are 0 to 3\)"),
+        (0, [0], "work 0: time and bytes are whole numbers, the time at least 1"),
+        (10, [], "work: on one rank at least"),
+    ],
+)
+def test_no_room_is_asked_of_what_cannot_be(piece: int, ranks: list[int], why: str) -> None:
+    with pytest.raises(BadInput, match=f"^{why}"):
+        work_room(textbook(), piece, ranks)
+
+
+def test_pieces_that_are_too_many_are_refused() -> None:
+    """Each rank is idle for 20,000 of 260,000 µs, and a work has 10,000 pieces at most: no number of them is proven."""
+    times = [20_000] * 2
+    step = pipeline(times, times, times, microbatches=4)
+    with pytest.raises(BadInput, match=r"^work: 20000 pieces of 1 µs may fit, and 10000 are possible: take longer ones"):
+        work_room(step, 1, [0], effort=0.05)
+    assert work_room(step, 4_000, [0, 0], effort=0.05).most == 5
+
+
 def test_what_it_holds_counts() -> None:
     """While its two pieces hold 1 byte, no second microbatch is there on a rank with room for one and a byte."""
     plain = textbook(1, 2, room=2)

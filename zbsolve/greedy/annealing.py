@@ -2,8 +2,8 @@
 each is a legal schedule.
 
 A building block must be legal where it is repeated as it is. Here microbatches only have alike targets, or alike ones in
-turn, and decoding mends overlaps and memory. There are few unknowns (an offset a lane, the period), each move shifts the
-whole steady state, and every trial is a legal schedule. Ramps gain from shifts of single passes afterwards.
+turn, and decoding mends overlaps and memory. There are few unknowns (an offset a lane, the period), and each move shifts the
+whole steady state. Ramps gain from shifts of single passes afterwards.
 """
 
 from __future__ import annotations

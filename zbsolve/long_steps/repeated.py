@@ -138,9 +138,9 @@ def counted(lanes: Ints) -> Ints:
     number = lanes[rows]
     first = np.flatnonzero(np.diff(number, prepend=-1))
     within = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
-    tensor = np.empty(len(rows), np.int64)
-    tensor[rows] = within
-    return tensor
+    microbatch = np.empty(len(rows), np.int64)
+    microbatch[rows] = within
+    return microbatch
 
 
 def places(lanes: Ints) -> Ints:

@@ -29,8 +29,6 @@ from .costs.layer_formulas import WEIGHT_BYTES, after_exchange, message_rate
 from .costs.least_parts import group_link, host_link, replicas_of, shards_of
 from .layout import OFFLOADS, Layout
 
-# --- The profile of a layout ---
-
 
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     """The model's layers on the devices of one pipeline rank, for one microbatch. Messages occupy their sender.
@@ -42,7 +40,7 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     cluster: its devices and links. The profile's capacity is the device's memory.
 
     Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
-    each. What follows the exchange of gradients is not in it (see `layer_times.after_exchange`). Raises BadInput for a
+    each. What follows the exchange of gradients is not in it (see `layer_formulas.after_exchange`). Raises BadInput for a
     layout that the model's profiles or the cluster do not know.
     """
     slices = int(layout.slices)

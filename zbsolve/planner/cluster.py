@@ -285,9 +285,9 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     cluster: keeps its own link of a kind where there is no such group.
     where: what errors call the profile.
 
-    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_times`). Where
-    groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is between
-    nodes. Raises BadInput where no all-reduce was measured.
+    An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_formulas`).
+    Where groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is
+    between nodes. Raises BadInput where no all-reduce was measured.
     """
     rows = [one for one in collective_rows(profile, where) if one.kind == ALL_REDUCE and one.ranks > 1]
     if not rows:

@@ -20,9 +20,6 @@ from ..util.errors import BadInput
 from .layout import FULL, NONE
 from .shape import FLOAT
 
-# --- The microbatch that a profile was made with ---
-
-
 MICROBATCH, SEQUENCES, TOKENS, TENSOR_RANKS, MESH = "microbatch", "sequences", "tokens", "tensor_ranks", "mesh"
 STATES = "states"  # how parameters are kept, and what says: in 16 bits beside a master copy, with gradients of 32 bits
 MIXED, FLOAT_GRADIENTS = "mixed", "float-gradients"

@@ -45,22 +45,24 @@ def work_room(
     seconds, effort: of each of the searches, about ten: one of the step alone, then one a number of pieces (see `solve`).
     Raises BadInput, Infeasible, NotFound.
     """
-    if piece < 1 or not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(problem.ranks)):
-        raise BadInput(f"work: pieces of 1 µs at least, on ranks of 0 to {problem.ranks - 1}, each named once")
+    if not ranks:
+        raise BadInput("work: on one rank at least")
     if problem.objective != "makespan":
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
+    ranks = tuple(dict.fromkeys(ranks))
+    with_work(problem, *(Work(rank, piece) for rank in ranks))  # what cannot be raises before the search
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None}
     base = solve(problem, **search)
     value = round(base.timeline().value)
     busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
     most = min(int(value - busy[rank]) // piece for rank in ranks)
     if most > MOST_PIECES:
-        raise BadInput(f"work: {most} pieces of {piece} µs may fit, and {MOST_PIECES} are handled: take longer ones")
+        raise BadInput(f"work: {most} pieces of {piece} µs may fit, and {MOST_PIECES} are possible: take longer ones")
     pieces, above, schedule = 0, most, base
     gaps = _gaps(base, piece, ranks, value)
     least = min(map(sum, gaps.values()))
     while pieces < above:
-        count = least if pieces < least else above if above == most else (pieces + above + 1) // 2
+        count = least if pieces < least <= above else above if above == most else (pieces + above + 1) // 2
         step = with_work(problem, *(Work(rank, count * piece, count) for rank in ranks))
         found = solve(step, **search, hint=_in_gaps(base, step, gaps) if count == least else None)
         assert found.certificate is not None

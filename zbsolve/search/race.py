@@ -28,8 +28,6 @@ from .certify import QUICK_PASSES, check_bound
 from .task import Answer, Task
 from .task_runner import ROUND, TaskRunner
 
-# --- A schedule of one problem as a start for another of the same step ---
-
 
 def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
     """`hint` where it has the same passes; else the best schedule that its times make of `problem`. None where it is about
@@ -70,9 +68,8 @@ def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]
 def _starts(problem: Problem, begin: Floats) -> Ints:
     """Starts that all edges allow, µs, none before `begin`."""
     edges, duration = problem.edges, problem.passes.duration
-    source = int(
-        np.setdiff1d(np.arange(len(begin)), edges.after)[0]
-    )  # it waits for nothing, so no arc from it is in a circle
+    # The source waits for nothing, so no arc from it is in a circle.
+    source = int(np.setdiff1d(np.arange(len(begin)), edges.after)[0])
     later = np.setdiff1d(np.arange(len(begin)), [source])
     arcs = Precedence(
         np.concatenate([edges.before, np.full(len(later), source)]),

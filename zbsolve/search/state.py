@@ -26,7 +26,10 @@ from ..util.errors import Deadlock, NotFound
 from ..util.machine import cores, half_of_cores
 from ..verifier import verify
 
-# --- How full a schedule's fullest rank is: what searches for less memory compare ---
+LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
+STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
+NEAR_SOLVERS = LNS_SOLVER, TABU_SOLVER = "lns", "tabu search"  # what they find is near to what was known
+BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
 
 def rooms(problem: Problem) -> tuple[int, ...]:
@@ -41,12 +44,6 @@ def fullness(schedule: Schedule) -> Fraction:
     """The largest peak of a rank: in bytes, or as a share of the rank's capacity where capacities differ."""
     peaks = schedule.timeline().peak_bytes
     return max(Fraction(peak, room) for peak, room in zip(peaks, rooms(schedule.problem), strict=True))
-
-
-LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
-STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
-NEAR_SOLVERS = LNS_SOLVER, TABU_SOLVER = "lns", "tabu search"  # what they find is near to what was known
-BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ..build.vocabulary import model_routes
 from ..features.feature import AUTO
-from ..features.lengths import GIVEN
 from ..features.offload import is_none
 from ..features.sharded_vocabulary import vocabulary_of
 from ..ilp.bounds.any_order import bound_over_orders
@@ -25,6 +24,7 @@ from ..search.least_peak import LeastPeak
 from ..step import Step
 from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of
 from ..systems.steps import usual_schedule
+from ..util.errors import BadInput
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, Solved
 
 Given = tuple[Profile, Step] | Problem
@@ -87,16 +87,16 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
 
 
 def _bounds_of_orders(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` of any order of microbatches, on the layers of stages that were tried. Where number and microbatch do
-    not change places alone (several routes, copies of some microbatches), or more is left open, no bound is known."""
+    """`_bounds_of_all` of any order of microbatches, on the layers of stages that were tried; what else is open is closed,
+    as it adds passes and takes none away. None where number and microbatch do not change places alone."""
     found = {}
     for place, step in steps.items():
-        step = replace(step, order=GIVEN)
-        if len(step.routes) > 1 or not isinstance(step.offload, str) or replace(step, partition=None).auto:
-            return {}
         counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
-        built = [replace(step, partition=layers).problem(profile) for layers in counts]
-        found[place] = min(map(bound_over_orders, built))
+        built = [replace(step.closed, partition=layers).problem(profile) for layers in counts]
+        try:
+            found[place] = min(map(bound_over_orders, built))
+        except BadInput:
+            return {}
     return {ORDER: found}
 
 

@@ -86,16 +86,16 @@ def copies_out(problem: Problem) -> Ints:
     into = np.flatnonzero((problem.device_bytes > 0) & out[e.after])
     alone = np.bincount(e.after[into], minlength=len(out)) == 1
     into = into[alone[e.after[into]]]
-    tensor = np.full(len(out), -1, np.int64)
-    tensor[e.before[into]] = e.after[into]
-    return tensor
+    copy = np.full(len(out), -1, np.int64)
+    copy[e.before[into]] = e.after[into]
+    return copy
 
 
 def _before(problem: Problem) -> Ints:
-    tensor = np.full(len(problem.passes), -1, np.int64)
+    before = np.full(len(problem.passes), -1, np.int64)
     for rows in problem.lanes:
-        tensor[rows[1:]] = rows[:-1]
-    return tensor
+        before[rows[1:]] = rows[:-1]
+    return before
 
 
 def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:

@@ -19,8 +19,6 @@ from ..arrays.microbatch import MicrobatchGraph, rank_work
 from ..arrays.records import compressed_rows
 from .building_block import MemoryEdges, longest_ways
 
-# --- When the stream of a lane is free for it in a block that repeats every period ---
-
 
 @kernel
 def free_from(g: MicrobatchGraph, placed: Bools, lane: int, at: int, end: int, period: int, offset: Ints) -> int:
@@ -63,11 +61,10 @@ def free_before(g: MicrobatchGraph, placed: Bools, lane: int, at: int, begin: in
     return max(at, begin)
 
 
-# --- What a block of all streams holds in every pool: devices, and memory beside them ---
-
-
 class BlockPools(NamedTuple):
-    """edges: those that hold memory, by pool. least: µs that each of them is held at least. room: bytes of each pool.
+    """What a block of all streams holds in every pool, on devices and beside them.
+
+    edges: those that hold memory, by pool. least: µs that each of them is held at least. room: bytes of each pool.
     pool_first, pools: the pools in which each lane takes or frees, in compressed rows.
 
     One value a lane: fetch, whether it takes memory of a device on a side stream for a later pass (what is fetched early is

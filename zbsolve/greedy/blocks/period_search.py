@@ -19,9 +19,6 @@ from .building_block import BuildingBlock, first_fit, held_peaks, shift_lengths,
 from .memory_packing import BlockPools, free_before, free_from, least_period, memory_fit
 from .packing import packed_fit
 
-# --- Blocks whose pools hold little: lanes that take memory come later, those that free it earlier ---
-
-
 SWEEPS = 2
 HEAT = 0.05  # of rooms: what an annealing takes lightly at first
 USED = 0.02  # of a pool's room in the mean counts as much as so much excess

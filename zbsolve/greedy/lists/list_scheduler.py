@@ -21,8 +21,6 @@ from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microb
 from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
 
-# --- A heap of events in order of time ---
-
 
 @kernel
 def push(heap: Ints, size: int, key: int) -> Ints:

@@ -48,8 +48,8 @@ def bound_over_choices(problem: Problem) -> Bound:
     Proof. A schedule of any of them, without its copies, is one of the step alone. That needs no more room on a device than
     there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
     room hold. They give heads and tails. Then a window must be long enough for the copies that memory asks for within it
-    (`copy_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass that
-    needs the bytes must start.
+    (`least_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass
+    that needs the bytes must start.
     """
     base, copies = without_copies(problem)
     step = with_more_room(problem, base, copies)

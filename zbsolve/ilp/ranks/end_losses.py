@@ -48,9 +48,6 @@ from .lanes import Lanes, lanes_of, no_windows
 from .order_search import Induction, Limits, search_orders
 from .refutation import MAX_WINDOW, NO_INCUMBENT, Answer
 
-# --- Turns: kinds of groups share the partial orders by what they have gained ---
-
-
 KINDS_OF_GROUPS = ENDS, ALONE, LEAN, WHOLE, OWN = "both ends of one", "alone", "lean", "whole", "in their own windows"
 # Partial orders in one try: at first, how many times as many in a kind's next turn, at most (a few GB at worst).
 FIRST_STATES, STATES_FACTOR, MAX_STATES = 3_000, 6, 8_000_000

@@ -37,8 +37,6 @@ from ..bounds.necessary_arcs import necessary_arcs_of
 from ..cp import FOUND, make_solver
 from .rounds import RoundArcs, Rounds, largest_mean, period, rounds_of, steady_peaks
 
-# --- The CP-SAT model of one round that repeats: modulo scheduling around a circle (Rau, 1994) ---
-
 
 def arcs_of_rounds(rounds: Rounds) -> RoundArcs:
     """The necessary arcs between rounds: edges, lanes, waits for the problem's memory."""

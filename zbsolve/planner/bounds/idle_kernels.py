@@ -50,9 +50,6 @@ class Window(NamedTuple):
     share: float  # passes of the window's stages for each block that such passes keep, at most
 
 
-# --- How many blocks ---
-
-
 @inner_kernel
 def works_in_time(row: BoundRow, x: int, r: int, most: int, head: int, room: int, behind: int) -> int:
     """The most blocks, up to `most`, that rank r has time for in x µs; −1: not even for none. Fewer blocks are less work,

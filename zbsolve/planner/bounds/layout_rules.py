@@ -103,16 +103,16 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(size, np.float64) for size in sizes], axis=1)
-    tensor = np.full(len(columns), -1)
+    dominator = np.full(len(columns), -1)
     for rows in _groups(layout):
-        rows_here = columns[rows]
-        below = np.all(rows_here[:, None] <= rows_here[None, :], axis=2)  # [i, j]: i is nowhere larger than j
+        sizes_here = columns[rows]
+        below = np.all(sizes_here[:, None] <= sizes_here[None, :], axis=2)  # [i, j]: i is nowhere larger than j
         equal_before = below & below.T & (np.arange(len(rows))[:, None] < np.arange(len(rows))[None, :])
         beats = (below & ~below.T) | equal_before
         free = ~beats.any(axis=0)
         winner = (beats & free[:, None]).argmax(axis=0)
-        tensor[rows] = np.where(free, -1, rows[winner])
-    return tensor
+        dominator[rows] = np.where(free, -1, rows[winner])
+    return dominator
 
 
 def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:

@@ -146,9 +146,8 @@ def fitting(row: BoundRow) -> float:
         return ANY
     tables = 1 if row.tied and (row.vee or row.ranks == 1) else 2
     ends = 2 * (row.ranks * row.chunks - 1)
-    states = (
-        row.blocks * (row.state_bytes + row.gathered_bytes) + tables * row.table_bytes
-    )  # at a peak all stages keep its microbatch
+    # At a peak all stages keep its microbatch, and so what they gathered.
+    states = row.blocks * (row.state_bytes + row.gathered_bytes) + tables * row.table_bytes
     room = row.ranks * row.capacity - states - ends * row.waiting_bytes - row.head_stay_bytes
     return float(room) / float(row.stay_bytes)
 

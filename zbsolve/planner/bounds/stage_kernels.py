@@ -63,11 +63,10 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     backward += 0 if r == 0 else row.message
     beside = forward + backward + row.shard_work
     work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
-    most = at_most(
-        work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight)
-    )  # all its work behind head
+    # All its work lies behind `head`, F and B between `head` and `drain`.
+    most = at_most(work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight))
     beside = forward + backward + row.shard_S  # a microbatch's B waits for the shards' S, so S comes before the last B
-    most = min(most, at_most(way - head - drain - m * beside, m * (row.forward + row.backward)))  # F and B between both
+    most = min(most, at_most(way - head - drain - m * beside, m * (row.forward + row.backward)))
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
     most = min(most, at_most(way - head - drain, row.forward + m * row.copy_out + row.copy_back + row.backward))
     most = min(most, at_most(way - head - drain, row.forward + row.copy_out + m * row.copy_back + row.backward))

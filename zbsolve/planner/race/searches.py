@@ -120,9 +120,7 @@ def _tasks(race: SpaceRace) -> Iterator[Task]:
 def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
     """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
     first. None where there is none, or no time for it."""
-    searched = (
-        candidate for candidate in race.candidates if race.row(candidate.layout) in race.searches
-    )  # others were only priced
+    searched = (one for one in race.candidates if race.row(one.layout) in race.searches)  # others were only priced
     able = sorted((one for one in searched if one.bound < race.value), key=lambda one: one.value + one.bound)
     times = [race.searches[race.row(one.layout)] for one in able]
     for most in sorted(set(times), reverse=True):
