@@ -13,6 +13,7 @@ from benchmarks.offload import LAYERS, memory_table
 from benchmarks.sharded import MODELS, vocabulary_table
 from benchmarks.slices import contexts_table, slices_table
 from benchmarks.traces import MESSAGES, ranks_table, replays_table, traced_table
+from profiler.devices import ATTENTION_SHARE
 from zbsolve.bench.suites import suite
 
 from ..support.docs import blocks, text_of
@@ -274,8 +275,9 @@ def test_slices_of_long_contexts() -> None:
         assert found["bound_us"] <= found["us"] < named["us"] < whole["us"]
         assert found["activations_GiB"] <= named["activations_GiB"]
         # (n + p - 1)/n microbatches of slices on rank 0 (p = 16), one slice less on rank 1, where 1F1B holds all four; and
-        # gradients of keys and values, which whole sequences never hold long
-        assert 30 / 16 / 4 <= named["activations_GiB"] / whole["activations_GiB"] <= 1.005 * 31 / 16 / 4
+        # gradients of one sequence's keys and values, which whole ones never hold long: five layers, 2 x 1024 floats a token
+        least, most = (slices / 16 / 4 * whole["activations_GiB"] for slices in (30, 31))
+        assert least <= named["activations_GiB"] <= most + 5 * 2 * 1024 * 4 * context / 2**20
 
 
 def test_contexts_on_256_devices() -> None:
@@ -296,9 +298,11 @@ def test_contexts_on_256_devices() -> None:
     assert longest.replace("%", " %") in said
     there = at[2048, "exchange"]
     assert there["fits"]
-    assert there["mfu"] > 0.45
-    assert f"It needs {there['GiB']} GiB" in said
-    assert searched[2048]["us"] < 1.001 * searched[2048]["bound_us"]
+    assert there["kept"] == "full"
+    assert f"the fullest device needs {there['GiB']} GiB" in said
+    assert max(row["mfu"] for row in rows) < ATTENTION_SHARE * 3 / 3.5 < 0.43
+    assert searched[2048]["us"] == searched[2048]["bound_us"]
+    assert not searched[2048]["fused"]
 
 
 def test_memory_on_more_ranks() -> None:

@@ -148,14 +148,6 @@ def test_steps_made_anew_keep_its_times_or_say_that_they_cannot() -> None:
         step_again(bound, equal_layers(4))
 
 
-def test_room_is_asked_of_ranks_that_are_there_and_of_pieces_that_can_be_counted() -> None:
-    for ranks in ((0, 0), (4,), ()):
-        with pytest.raises(BadInput, match="work: pieces of 1 µs at least, on ranks of 0 to 3"):
-            work_room(textbook(), 10, ranks, effort=0.01)
-    with pytest.raises(BadInput, match="30000 pieces of 3 µs may fit, and 10000 are handled"):
-        work_room(pipeline([10_000] * 4, BW=[20_000] * 4, microbatches=1), 3, [0], effort=0.01)
-
-
 @pytest.mark.parametrize(
     ("work", "why"),
     [
