@@ -21,8 +21,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from zbsolve.exec.backward.layer_split import LayerSplit
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import gradient_edge, run_backward
-from zbsolve.exec.graphs.auto import MAKES
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import MAKES, parts_by_name
 from zbsolve.exec.graphs.graph_split import GraphSplit
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.run.host import keep_freed_memory

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
-from zbsolve.exec.base.dtensors import is_dtensor, local, local_bytes
 from zbsolve.exec.base.torch_private import storage_key
-from zbsolve.exec.base.values import copied, tensors_of
+from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of
 from zbsolve.exec.graphs import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.transport.format import Format

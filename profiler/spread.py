@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.base.dtensors import local_bytes
+from zbsolve.exec.base.values import local_bytes
 from zbsolve.exec.devices import BACKENDS
 from zbsolve.exec.layers import tie
 from zbsolve.exec.mesh.place import PipelineMesh, group_along, parallelized

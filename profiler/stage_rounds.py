@@ -14,7 +14,7 @@ from torch import nn
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import tensors_of, trained
 from zbsolve.exec.feed import moved
-from zbsolve.exec.graphs.by_name import Parts, parts_by_name
+from zbsolve.exec.graphs.auto import Parts, parts_by_name
 from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model
 

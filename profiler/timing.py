@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.graphs.by_name import Parts
+from zbsolve.exec.graphs.auto import Parts
 from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up, tokens_of
 from zbsolve.exec.vocabulary.loss import embedding_of, recognised
-from zbsolve.exec.vocabulary.parts import without_embedding, without_output
+from zbsolve.exec.vocabulary.parts import EmbeddingShard, add_gradient, look_up, tokens_of, without_embedding, without_output
 from zbsolve.exec.vocabulary.shard import Merged, OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model

@@ -16,7 +16,7 @@ from benchmarks import demo, gpu, gpu_ranks, splits  # noqa: E402
 from benchmarks.harness import RESULTS, TABLES, Part, failures, longest, results_of  # noqa: E402
 from zbsolve import BadInput  # noqa: E402
 from zbsolve.cli.app import parser  # noqa: E402
-from zbsolve.exec.graphs.by_name import parts_by_name  # noqa: E402
+from zbsolve.exec.graphs.auto import parts_by_name  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
 HERE = "tests.benchmarks.test_gpu"

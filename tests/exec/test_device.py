@@ -13,8 +13,8 @@ import pytest
 
 from zbsolve import BadInput, preset, problem_for
 from zbsolve.cli import main
+from zbsolve.exec.base.part import Record
 from zbsolve.exec.base.program import Message
-from zbsolve.exec.base.state import Record
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.failure import LostRank
 
@@ -22,7 +22,7 @@ from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
-from zbsolve.exec.base.state import Data  # noqa: E402
+from zbsolve.exec.base.part import Data  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.marks import Marks  # noqa: E402
 from zbsolve.exec.device.rank_device import (  # noqa: E402

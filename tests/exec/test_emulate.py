@@ -14,8 +14,8 @@ from zbsolve import BadInput, Trace, pipeline, solve
 from zbsolve.build import AttentionExchange, with_exchange
 from zbsolve.cli import main
 from zbsolve.exec import emulate
+from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.base.program import Message
-from zbsolve.exec.base.state import Hooks
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.one_device.pipeline import OneDevice, Turns

@@ -15,7 +15,7 @@ from zbsolve.exec import auxiliary_loss, auxiliary_losses
 from zbsolve.exec.backward.replay import undisturbed
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.graphs import auto, decisions_of
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import parts_by_name
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.splits import as_lines, merged
 

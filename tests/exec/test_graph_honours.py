@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.graphs import Untraceable
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import parts_by_name
 from zbsolve.exec.memory import LiveBytes
 
 from ..support.split_blocks import WIDTH, Block, Product, assert_same, hidden, run

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import zbsolve.exec
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import parts_by_name
 from zbsolve.models.blocks.weights import BatchedLinear
 
 ROWS, WIDTH, MICROBATCHES = 2048, 128, 8
@@ -60,4 +60,4 @@ def away(found: Tensor, best: Tensor) -> float:
 def test_there_is_one_way_to_add_a_product() -> None:
     folder = Path(zbsolve.exec.__file__).parent
     places = [one.name for one in folder.rglob("*.py") if "addmm_(" in (text := one.read_text()) or "baddbmm_(" in text]
-    assert places == ["products.py"]
+    assert places == ["distributed.py"]

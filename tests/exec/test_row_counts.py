@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve.cli.run import _of_rows
-from zbsolve.exec.base.state import Data
+from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import RowCounts, row_counts
 from zbsolve.exec.run.job import Options, run_on_one_device
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from zbsolve.build import with_slices
 from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import ForwardStage, Stage
-from zbsolve.exec.base.state import Hooks
+from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.one_device.pipeline import OneDevice, Turns
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zbsolve.exec.vocabulary import shard
-from zbsolve.exec.vocabulary.lookup import EmbeddingShard, add_gradient, look_up
+from zbsolve.exec.vocabulary.parts import EmbeddingShard, add_gradient, look_up
 from zbsolve.exec.vocabulary.shard import OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.util.errors import BadInput

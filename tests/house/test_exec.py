@@ -61,9 +61,7 @@ def named(source: str) -> set[str]:
     return {word for word in WORDS if word in ast.unparse(tree).lower()}
 
 
-@pytest.mark.parametrize(
-    "module", ["interpreter", "rank", "assembly", "base.state", "base.part", "base.handler", "lowering"]
-)
+@pytest.mark.parametrize("module", ["interpreter", "rank", "assembly", "base.part", "base.handler", "lowering"])
 def test_no_feature_is_named(module: str) -> None:
     """But for sums over ranks and updates, whose edges lowering reads, and for slices, which number passes."""
     allowed = {

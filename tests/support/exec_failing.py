@@ -112,7 +112,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     from torch import nn
 
     from zbsolve.exec import Pipeline, RunFailed
-    from zbsolve.exec.base.state import Hooks
+    from zbsolve.exec.base.part import Hooks
 
     from .exec_tools import random_schedule
 

@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from zbsolve import Schedule
 from zbsolve.exec import Pipeline
-from zbsolve.exec.base.dtensors import full, is_dtensor
+from zbsolve.exec.base.values import full, is_dtensor
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.base.dtensors import full
+from zbsolve.exec.base.values import full
 from zbsolve.exec.check import difference
 
 from .exec_tools import refusal

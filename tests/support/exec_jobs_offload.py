@@ -17,7 +17,7 @@ from zbsolve import Problem, Schedule
 from zbsolve.build import Host, with_offload
 from zbsolve.exec import Pipeline, PostValidated, RunFailed
 from zbsolve.exec.awaits import crossings
-from zbsolve.exec.base.state import Hooks
+from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed

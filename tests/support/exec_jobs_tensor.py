@@ -16,8 +16,8 @@ from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.check import difference
-from zbsolve.exec.graphs.block_graphs import graphs_of
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import parts_by_name
+from zbsolve.exec.graphs.graph_split import graphs_of
 from zbsolve.exec.graphs.sharing import SharedGraphs
 from zbsolve.exec.offload.keeper import Keeper, room_for
 

@@ -20,8 +20,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from zbsolve.exec import split_stage
-from zbsolve.exec.base.dtensors import full
 from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
+from zbsolve.exec.base.values import full
 from zbsolve.exec.check import difference
 from zbsolve.exec.memory import LiveBytes
 

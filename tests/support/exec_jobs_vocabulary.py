@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.base.dtensors import full
+from zbsolve.exec.base.values import full
 from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.handlers import Data

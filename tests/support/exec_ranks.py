@@ -32,7 +32,7 @@ HEAVY = [
     "torch.distributed.tensor.parallel",
     "functorch.compile",
     "pytest",
-    "zbsolve.exec.graphs.by_name",
+    "zbsolve.exec.graphs.auto",
     "zbsolve.exec.graphs.auto",
     "zbsolve.exec.run.job",
     *JOBS,

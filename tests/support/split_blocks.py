@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import tree_leaves, tree_map
-from zbsolve.exec.graphs.by_name import parts_by_name
+from zbsolve.exec.graphs.auto import parts_by_name
 
 WIDTH = 32
 

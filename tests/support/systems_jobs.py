@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zbsolve import Schedule, pipeline, updates
 from zbsolve.exec import Pipeline
-from zbsolve.exec.base.state import Hooks
+from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zbsolve.exec.base.dtensors import local
+from zbsolve.exec.base.values import local
 
 from .exec_jobs_torch import Watching
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base.state import Hooks, RankState
+from .base.part import Hooks, RankState
 from .connecting import Connecting, Given, Own
+from .device.marks import DeviceRows
 from .device.rank_device import RankDevice
-from .device.rows import DeviceRows
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers import HANDLERS, connect_parts

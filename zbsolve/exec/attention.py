@@ -24,9 +24,8 @@ from ..problem import Problem
 from ..tables import Ints, pass_name
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
-from .base.part import Part, Run
+from .base.part import Part, RankState, Run
 from .base.program import Action
-from .base.state import RankState
 from .connecting import Connecting
 from .slices.partial import Attended, Scores, partial_attention, partial_gradients, scale_of
 from .slices.rank import Slices

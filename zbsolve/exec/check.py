@@ -15,10 +15,9 @@ from ..models.losses import auxiliary_losses, without_metrics
 from ..models.model import Place
 from ..problem import Problem
 from .backward.layer_split import run_layers
-from .base.dtensors import full
-from .base.state import Data
+from .base.part import Data
 from .base.torch_private import tree_map
-from .base.values import joined, tensors_of
+from .base.values import full, joined, tensors_of
 from .connecting import Update
 from .transport.format import Format
 from .updates import groups_of, versions_of

@@ -13,9 +13,8 @@ from ..models.model import Place
 from ..problem import Problem
 from .backward.layer_split import Loss
 from .backward.stage import Stage
-from .base.part import Part
+from .base.part import Hooks, Part
 from .base.program import Program
-from .base.state import Hooks
 from .layers import Layers, layer_numbers
 from .mesh.place import Parallelize, PipelineMesh
 from .step_view import StepView

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .base.dtensors import PLAIN_TYPES
 from .base.torch_private import tree_flatten, tree_map, tree_unflatten
-from .base.values import leaves_of, tensors_of
+from .base.values import PLAIN_TYPES, leaves_of, tensors_of
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers

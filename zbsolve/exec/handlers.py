@@ -20,15 +20,15 @@ from .attention import AttentionPeers
 from .backward import passes as backward
 from .base.handler import Check, Graph
 from .base.handler import Handler as Handler
+from .base.part import Data as Data
 from .base.part import Part as Part
+from .base.part import RankState as RankState
 from .base.program import Action
-from .base.state import Data as Data
-from .base.state import RankState as RankState
 from .connecting import Connecting
 from .exchange import replicas as exchange
 from .exchange.replicas import Replicas
 from .exchange.shared import Shared
-from .offload import passes as offload
+from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding

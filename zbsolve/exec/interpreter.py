@@ -11,9 +11,8 @@ import torch
 from ..kinds import TABLE
 from ..util.errors import BadInput
 from .base.handler import Handler
-from .base.part import Run, asked
+from .base.part import Data, Hooks, RankState, Record, Run, asked
 from .base.program import Action, Message, Program
-from .base.state import Data, Hooks, RankState, Record
 from .base.torch_private import profiler_enabled
 from .base.values import bytes_of
 from .device.marks import Marks

@@ -13,8 +13,8 @@ from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
-from .base.dtensors import PLAIN_TYPES, local
 from .base.torch_private import children_of
+from .base.values import PLAIN_TYPES, local
 
 Builder = Callable[[list[int]], Sequence[nn.Module]]
 Init = Callable[[int, nn.Module], None]

@@ -19,9 +19,9 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.text import exact_bytes
 from .awaits import begins_and_ends
-from .base.dtensors import local
 from .base.program import Message, Program
 from .base.torch_private import TorchDispatchMode, storage_key, tree_leaves
+from .base.values import local
 from .handlers import HANDLERS
 from .transport.failure import RunFailed
 

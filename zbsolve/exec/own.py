@@ -16,7 +16,7 @@ from ..util.errors import BadInput
 from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .connecting import Given, Own
-from .graphs.by_name import Parts, parts_by_name
+from .graphs.auto import Parts, parts_by_name
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
 from .mesh.place import parallelized

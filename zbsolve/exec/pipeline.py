@@ -23,8 +23,7 @@ from .ahead import Ahead
 from .assembly import connected
 from .backward.layer_split import Loss
 from .backward.stage import Stage
-from .base.part import Part, asked
-from .base.state import Hooks
+from .base.part import Hooks, Part, asked
 from .base.torch_private import default_group
 from .connecting import Given, Own, OwnWork, Update
 from .devices import group_device, with_number

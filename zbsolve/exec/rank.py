@@ -18,9 +18,8 @@ from ..timeline import Timeline
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .backward.replay import torch_random_kept
-from .base.part import Part, asked
+from .base.part import Data, Part, Record, asked, sum_of
 from .base.program import Message
-from .base.state import Data, Record, sum_of
 from .base.values import tensors_of
 from .device.capture import Captures
 from .device.marks import Marks

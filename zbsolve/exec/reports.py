@@ -15,8 +15,8 @@ from ..tables import Bools, Ints
 from ..timeline import Floats, Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
+from .base.part import Record
 from .base.program import Program
-from .base.state import Record
 from .handlers import passes_where
 from .memory import Memory
 from .step_view import StepView

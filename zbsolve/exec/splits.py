@@ -1,4 +1,4 @@
-"""The names of the ways to split a backward (see `backward.by_name`), and what was decided about them, in lines."""
+"""The names of the ways to split a backward (see `graphs.auto`), and what was decided about them, in lines."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
-from .base.dtensors import is_wrapped, wrapped_modules
 from .base.torch_private import compiles, load_order, pipeline_runtime
+from .base.values import is_wrapped, wrapped_modules
 from .sharding.parameters import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")

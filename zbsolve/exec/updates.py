@@ -18,9 +18,8 @@ from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
-from .base.part import Part, Run
+from .base.part import Part, RankState, Run
 from .base.program import Action, VersionUse
-from .base.state import RankState
 from .base.torch_private import tree_leaves
 from .connecting import Connecting, Update
 

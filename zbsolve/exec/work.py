@@ -7,9 +7,8 @@ from typing import Any
 
 from ..util.errors import BadInput
 from .base.handler import Handler
-from .base.part import Part
+from .base.part import Part, RankState
 from .base.program import Action, Program
-from .base.state import RankState
 from .connecting import OwnWork
 
 

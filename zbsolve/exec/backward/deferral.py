@@ -1,4 +1,5 @@
-"""What a split backward needs of a layer, and the one autograd function that defers its weight gradients.
+"""What a split backward needs of a layer, and the one autograd function that defers its weight gradients;
+and the split of several linear layers of one size that are one product (`BatchedLinear`, as of experts).
 
 Some calls are left to autograd, and so to B: those inside torch.compile; those whose weights are no leaves
 (parametrizations) or have hooks; DTensors in other layers than Linear and Embedding; a backward that is itself
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.dtensors import is_dtensor
+from ...models.blocks.weights import BatchedLinear
 from ..base.torch_private import FakeTensor, applied, functorch_active, hooked
-from .distributed import add
+from ..base.values import is_dtensor
+from .distributed import add, add_product
 
 Task = Callable[[], None]
 Queue = deque[Task]
@@ -158,3 +160,36 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = gradient
     else:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+    return torch.bmm(x, weight.transpose(1, 2))
+
+
+def _gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> Gradients:
+    return dy.transpose(1, 2).bmm(x), None
+
+
+def _add_products(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> None:
+    """See `add_product` for a gradient that is there already."""
+    if weight.grad is not None and weight.grad.dtype == dy.dtype:
+        add_product(weight.grad, dy.transpose(1, 2), x)
+    else:
+        accumulate(weight, dy.transpose(1, 2).bmm(x))
+
+
+BATCHED = Op(
+    plain=_product,
+    forward=lambda *args: (_product(*args), ()),
+    x_gradient=lambda dy, x, weight, kept: dy.bmm(weight),
+    gradients=_gradients,
+    add=_add_products,
+    low=True,
+)
+
+
+def batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tensor:
+    """Its forward, split where the call is to be."""
+    if splits(deferral, x, layer.weight, None):
+        return call(BATCHED, deferral, x, layer.weight, None)
+    return BatchedLinear.forward(layer, x)

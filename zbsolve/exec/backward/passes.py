@@ -8,8 +8,8 @@ from ...build.untrained import untrained_stages
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
+from ..base.part import RankState, share_of_loss
 from ..base.program import Action
-from ..base.state import RankState, share_of_loss
 from .stage import ForwardStage, Stage
 
 

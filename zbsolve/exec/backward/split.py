@@ -23,12 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...models.blocks.weights import BatchedLinear
-from ..base.dtensors import is_dtensor, own_type
 from ..base.torch_private import output_padding, padding_around
-from .batched import batched_linear
-from .deferral import Deferral, Gradients, Op, accumulate, call, splits
-from .distributed import add_linear
-from .products import add_product
+from ..base.values import is_dtensor, own_type
+from .deferral import Deferral, Gradients, Op, accumulate, batched_linear, call, splits
+from .distributed import add_linear, add_product
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
@@ -58,7 +56,7 @@ def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
-    """Add the gradients of a linear layer to `.grad`. See `products` for one that is there already."""
+    """Add the gradients of a linear layer to `.grad`. See `add_product` for one that is there already."""
     if is_dtensor(weight) and add_linear(dy, x, weight, bias):
         return
     rows = _rows(dy)

@@ -14,8 +14,8 @@ from typing import Any
 from ...problem import Problem
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
+from .part import RankState
 from .program import Action
-from .state import RankState
 
 
 class Graph:

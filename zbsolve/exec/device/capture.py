@@ -26,10 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from ..backward.layer_split import layer_seed, seeding, set_seeds
-from ..base.dtensors import local
-from ..base.state import Data, Record
+from ..base.part import Data, Record
 from ..base.torch_private import end_pool, tree_map
-from ..base.values import tensors_of
+from ..base.values import local, tensors_of
 from ..transport.failure import one_line
 from ..transport.format import Format
 from .marks import Marks

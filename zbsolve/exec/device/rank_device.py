@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..base.part import Hooks, Record
 from ..base.program import Action, Message
-from ..base.state import Hooks, Record
 from ..transport.failure import LostRank
 from ..transport.peers import Peers
 from .marks import Marks

@@ -23,12 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ...kinds import kinds_that
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..base.dtensors import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from ..base.handler import Graph, Handler
-from ..base.part import Part
+from ..base.part import Part, RankState
 from ..base.program import Action
-from ..base.state import RankState
 from ..base.torch_private import backend_of
+from ..base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from ..connecting import Connecting
 from ..mesh.place import PipelineMesh, group_along, ranks_along
 from ..transport.failure import LostRank

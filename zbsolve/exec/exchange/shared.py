@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ...models.model import Place
-from ..base.dtensors import as_local_of, laid_out_as, local
 from ..base.part import Part, asked
 from ..base.torch_private import own_backend
+from ..base.values import as_local_of, laid_out_as, local
 from ..connecting import Connecting
 from ..layers import tie
 from ..transport.failure import LostRank

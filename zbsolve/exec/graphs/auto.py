@@ -1,5 +1,5 @@
-"""How each block is split: by its graph because that is asked for, or as is measured faster within the memory. A split by
-shape is chosen when inputs of a shape come for the first time."""
+"""How each block is split, by name: by its graph because that is asked for, or as is measured faster within the memory. A
+split by shape is chosen when inputs of a shape come for the first time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...util.errors import BadInput
 from ...util.text import format_bytes
 from ..backward.layer_split import LayerSplit, Loss
 from ..backward.replay import undisturbed
 from ..backward.split import defer, restore
 from ..backward.stage import Split, Stage
-from ..base.dtensors import is_dtensor, own_type, wrapped_modules
 from ..base.part import Keeper
 from ..base.torch_private import compiles, unwrapped
-from ..base.values import copied, detached, tensors_of, trained
+from ..base.values import copied, detached, is_dtensor, own_type, tensors_of, trained, wrapped_modules
 from ..memory import LiveBytes
-from ..splits import Row, merged
-from .block_graphs import Graphs, Zeros, graphs_of
-from .graph_split import Saved
+from ..splits import SPLITS, Row, merged
+from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
 from .sharing import SharedGraphs, inputs_key, shared_key
 
@@ -68,7 +67,7 @@ class Auto:
     """A layer's split is the one that was measured to take the least time for F, B and W of a microbatch; equal layers share
     that, for inputs of one shape. tight: none may hold more bytes after F or after B than the split of the layers. inductor:
     graphs that inductor compiles are tried for every block, and not only for blocks that are compiled. alone: see
-    `graphs.by_name`."""
+    `parts_by_name`."""
 
     def __init__(self, tight: bool = False, inductor: bool = False, alone: bool = True) -> None:
         self.tight = tight
@@ -295,3 +294,28 @@ def decisions_of(stages: Iterable[Stage]) -> list[Row]:
             costs = {name: vars(cost) for name, cost in one.costs.items()}
             rows.append({"layers": [part.number], "block": one.block, "split": one.split, "why": one.why, "costs": costs})
     return merged([rows])
+
+
+# (layers, number of the first, loss or None) → how they are split.
+Parts = Callable[[Sequence[nn.Module], int, Loss | None], Sequence[Split]]
+
+
+def parts_by_name(name: str, *, tight: bool = False, alone: bool = True) -> Parts:
+    """What splits the stages of one rank: equal layers share what was traced, compiled and measured. tight: memory is
+    bounded, so `auto` takes no split that holds more than that of the layers. alone: no other rank takes part in a layer's
+    forward; where one does, `auto` tries nothing out, and takes the layers.
+
+    layers: linear layers, embeddings and convolutions queue their weight gradients, and the rest of a backward is B. graph:
+    each layer's joint graph is cut, so any operation is split; inductor compiles it. `:least` keeps as little between F and
+    B as recomputing cheap operations allows. auto: a layer at a time, what is measured faster; `auto:inductor` also
+    compiles. Raises BadInput for a name that is none of `SPLITS`.
+    """
+    if name not in SPLITS:
+        raise BadInput(f"split: '{name}' is none of {', '.join(SPLITS)}")
+    if name == "layers":
+        return lambda layers, first, loss: [LayerSplit(layers, first, loss)]
+    from .sharing import SharedGraphs
+
+    if name.startswith("auto"):
+        return parts_by(Auto(tight, inductor=name == "auto:inductor", alone=alone).choose)
+    return parts_by(always(name, SharedGraphs(MAKES[name])))

@@ -16,7 +16,6 @@ from ..backward.distributed import Layout
 from ..backward.layer_split import run_layers
 from ..backward.replay import as_written, undisturbed
 from ..backward.stage import Split
-from ..base.dtensors import is_dtensor, is_wrapped, local, own_type, wrapped_modules
 from ..base.torch_private import (
     buffers_of,
     children_of,
@@ -29,9 +28,8 @@ from ..base.torch_private import (
     tree_map,
     unwrapped,
 )
-from ..base.values import constant, detached, leaves_of
-from .block_graphs import Graphs, graphs_of
-from .graph_split import GraphSplit
+from ..base.values import constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
+from .graph_split import Graphs, GraphSplit, graphs_of
 from .joint import Untraceable
 
 PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)

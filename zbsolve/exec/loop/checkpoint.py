@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ...util.errors import BadInput
 from ..backward.replay import random_state, set_random_state
-from ..base.dtensors import as_local_of, is_dtensor, local, spread_as
+from ..base.values import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
 from .checkpoint_files import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
 from .on_rank import OnRank, together_on_mesh

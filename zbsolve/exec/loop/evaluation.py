@@ -14,11 +14,11 @@ from torch import nn
 from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
 from ..backward.stage import ForwardStage
+from ..base.part import Data, Hooks, RankState, sum_of
 from ..base.program import Program
-from ..base.state import Data, Hooks, RankState, sum_of
 from ..base.values import joined
+from ..device.marks import DeviceRows
 from ..device.rank_device import RankDevice
-from ..device.rows import DeviceRows
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
 from ..lowering import lower

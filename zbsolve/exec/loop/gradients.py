@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..base.dtensors import is_dtensor, laid_out_as, local
 from ..base.torch_private import default_group, norms_of, scale_all
+from ..base.values import is_dtensor, laid_out_as, local
 from ..transport.failure import RunFailed
 from .on_rank import OnRank, beside
 

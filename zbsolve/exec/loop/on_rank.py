@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ...util.errors import BadInput
 from ..backward.stage import Stage
-from ..base.part import Part
-from ..base.state import Hooks
+from ..base.part import Hooks, Part
 from ..exchange.replicas import Replicas
 from ..exchange.shared import Shared
 from ..mesh.place import PipelineMesh

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
 from ...util.own_code import raised
-from ..base.dtensors import is_dtensor, is_shard
 from ..base.torch_private import children_of
+from ..base.values import is_dtensor, is_shard
 from ..devices import BACKENDS
 from .sizes import DATA, PIPELINE, beside
 

@@ -18,9 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..base.dtensors import PLAIN_TYPES, LaidOut, is_dtensor, local
 from ..base.torch_private import storage_key, tree_map, without_modes
-from ..base.values import Away, opened
+from ..base.values import PLAIN_TYPES, Away, LaidOut, is_dtensor, local, opened
 
 ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for

@@ -23,13 +23,13 @@ from ...models.model import Model
 from ...schedule import Schedule
 from ...timeline import Floats, Timeline
 from ...util.errors import BadInput
+from ..base.part import Data, Hooks, RankState, Record, sum_of
 from ..base.program import Action, Message
-from ..base.state import Data, Hooks, RankState, Record, sum_of
 from ..base.values import copied, tensors_of
 from ..exchange.shared import Bucket, buckets
 from ..feed import moved, step_seed
 from ..graphs import decisions_of
-from ..graphs.by_name import parts_by_name
+from ..graphs.auto import parts_by_name
 from ..handlers import passes_where
 from ..interpreter import Interpreter
 from ..layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers

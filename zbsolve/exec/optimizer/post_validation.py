@@ -20,8 +20,8 @@ from torch.optim import SGD, Optimizer
 
 from ...util.errors import BadInput
 from ..ahead import Ahead, Cut
-from ..base.dtensors import local
 from ..base.torch_private import scale_all, tree_leaves, version_of
+from ..base.values import local
 from ..loop.gradients import clip_factor, norm_power
 from ..pipeline import Pipeline
 from ..transport.failure import LostRank, RunFailed

@@ -14,7 +14,7 @@ from ...models.model import Model
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
-from ..base.state import Data
+from ..base.part import Data
 from ..base.values import cast
 from ..connecting import Update
 from ..feed import moved, step_seed

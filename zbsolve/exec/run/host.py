@@ -1,4 +1,5 @@
-"""The host: its memory, its memory allocator, and its GPUs that several ranks share, at once under NVIDIA's MPS."""
+"""The host: its memory, its memory allocator, its GPUs that several ranks share, at once under NVIDIA's MPS, and a stop that
+is asked of it."""
 
 from __future__ import annotations
 
@@ -7,16 +8,20 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import torch
 
 from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
 from ..devices import sharing_environment
+from ..pipeline import Pipeline
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)
 MAX_THRESHOLD = 32 << 20  # bytes, as much as glibc takes
@@ -99,3 +104,13 @@ def together(folder: Path) -> Iterator[None]:
                 subprocess.run([CONTROL], input=b"quit -t 2\n", capture_output=True, timeout=END_SECONDS, check=False)
         for name, value in kept.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+asked_to_stop = threading.Event()  # of this process
+
+
+def goes_on(pipeline: Pipeline) -> bool:
+    """Begin a step together: does it run? Not where a rank was asked to stop. All ranks call this. Raises RunFailed."""
+    flag = torch.tensor([int(asked_to_stop.is_set())])
+    pipeline.peers.wait(pipeline.wires.control.allreduce([flag]), "start of a step")
+    return not int(flag)

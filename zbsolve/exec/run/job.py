@@ -23,8 +23,8 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
-from ..base.dtensors import is_dtensor
-from ..base.state import Hooks
+from ..base.part import Hooks
+from ..base.values import is_dtensor
 from ..devices import DEVICES, choose, described
 from ..emulate import Times
 from ..layers import layer_counts
@@ -38,9 +38,8 @@ from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.wires import CPU
 from .checking import checked, mean_over_data
-from .host import at_once, keep_freed_memory
+from .host import at_once, goes_on, keep_freed_memory
 from .numbers import RunNumbers, run_numbers
-from .stopping import goes_on
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is
 INTERRUPTED = "interrupted before the first step that is timed"

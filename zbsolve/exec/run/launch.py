@@ -27,8 +27,7 @@ from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
 from .host import device_environment, together
 from .numbers import RunNumbers
-from .rounds import step_of
-from .torchrun import LATE_SECONDS, allowed, fit
+from .torchrun import LATE_SECONDS, allowed, fit, step_of
 
 if TYPE_CHECKING:
     from .job import Options

@@ -17,8 +17,8 @@ from pathlib import Path
 from ...util.errors import ZbsolveError
 from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
+from .host import asked_to_stop
 from .launch import NOTE_BYTES
-from .stopping import asked_to_stop
 from .torchrun import Place, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
@@ -47,7 +47,7 @@ def main(folder: Path, rank: int) -> int:
 def _run(folder: Path, rank: int) -> None:
     from .job import Options
     from .numbers import RunNumbers
-    from .rounds import read_schedule
+    from .torchrun import read_schedule
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     announce = _announcer(folder, rank)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..base.dtensors import local
 from ..base.torch_private import fsdp_parameters
+from ..base.values import local
 
 
 @dataclass(eq=False)

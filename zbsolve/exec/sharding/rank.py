@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from ...build.vocabulary import barriers_of
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..base.dtensors import local, wrapped_modules
 from ..base.handler import Graph, Handler
-from ..base.part import Part
+from ..base.part import Part, RankState
 from ..base.program import Action
-from ..base.state import RankState
 from ..base.torch_private import backend_of, fsdp_together
+from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..transport.failure import LostRank
 from ..transport.wires import abort, break_off_group, joined, reason

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..base.dtensors import as_local_of, laid_out_as, local
 from ..base.part import Around
 from ..base.torch_private import fsdp_gathers
+from ..base.values import as_local_of, laid_out_as, local
 from ..transport.failure import LostRank
 from ..transport.wires import joined, reason
 from .parameters import Parameter

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import exact
-from ..base.dtensors import local
-from ..base.values import tensors_of
-from .sequence import offsets
+from ..base.values import local, tensors_of
+from .cutting import offsets
 
 # What a row (one token of a sample) may differ by, of its norm: between rounding and errors (docs/notes/slices.md).
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -1,8 +1,8 @@
-"""What a mean loss is the mean of: which labels count, and how much each does."""
+"""What a mean loss is the mean of: which labels count, and how much each does; and the loss of slices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.losses import exact, without_metrics
 from ...util.errors import BadInput
 from ..base.torch_private import tree_leaves
-from ..base.values import leaves_of
+from ..base.values import leaves_of, tensors_of
 
 LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their means are over the sum of their labels' weights
 
@@ -73,3 +74,26 @@ def _said(loss: Any, name: str) -> Iterator[Any]:
 
 def _outside(labels: Tensor, count: int) -> int:
     return int(labels[(labels < 0) | (labels >= count)][0])
+
+
+@dataclass(frozen=True, eq=False)
+class Uncounted:
+    """The targets of a slice of which no label counts."""
+
+    targets: Any
+
+
+@dataclass(frozen=True, eq=False)
+class SliceLoss:
+    """A mean loss (output, targets) → one number, of slices: 0 for `Uncounted` targets, whose mean torch's own cross entropy
+    gives as NaN; some losses then give gradients of NaN too. The output's gradient is 0 there."""
+
+    loss: Callable[[Any, Any], Tensor]
+
+    def __call__(self, output: Any, targets: Any) -> Tensor:
+        """The loss of a slice, or of anything else."""
+        if not isinstance(targets, Uncounted):
+            loss: Tensor = without_metrics(self.loss(output, targets))
+            return loss
+        none = [leaf.flatten()[:0].sum(dtype=exact(leaf.dtype)) for leaf in tensors_of(output) if leaf.is_floating_point()]
+        return torch.stack([one.to(none[0].dtype) for one in none]).sum()

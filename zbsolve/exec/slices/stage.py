@@ -15,9 +15,8 @@ from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
 from .attention import Helper
 from .comparing import Sequences, compare
-from .cutting import Cutting
-from .loss import Uncounted
-from .sequence import join_sequence
+from .counting import Uncounted
+from .cutting import Cutting, join_sequence
 from .store import SliceStore
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
-from ..base.dtensors import PLAIN_TYPES, is_dtensor, local
 from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from ..base.values import tensors_of
+from ..base.values import PLAIN_TYPES, is_dtensor, local, tensors_of
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there
 FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it

@@ -11,9 +11,9 @@ from typing import Any
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
+from ..base.part import RankState, share_of_loss
 from ..base.program import Action
-from ..base.state import RankState, share_of_loss
-from .lookup import tokens_of
+from .parts import tokens_of
 from .rank import VocabularyShard
 
 

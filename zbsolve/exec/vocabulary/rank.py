@@ -21,8 +21,7 @@ from ..base.part import Part, Run
 from ..base.program import Action
 from ..connecting import Connecting
 from .collectives import Collectives, Homes
-from .lookup import EmbeddingShard, add_gradient, look_up
-from .parts import Shard
+from .parts import EmbeddingShard, Shard, add_gradient, look_up
 from .shard import Kept, Merged, OutputShard, input_gradient, merge, pass_s, pass_t
 
 

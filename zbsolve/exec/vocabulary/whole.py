@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...models.model import Place
-from ..base.dtensors import LaidOut, full, local
 from ..base.torch_private import default_group
+from ..base.values import LaidOut, full, local
 from ..check import Value
 from .parts import NAME, Shard
 
