@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
-from zbsolve.exec.base.torch_private import storage_key
+from zbsolve.exec.base.torch_private import persistent_buffers, storage_key
 from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of
 from zbsolve.exec.graphs import graph_saved
 from zbsolve.exec.memory import LiveBytes
@@ -31,7 +31,7 @@ class LayerMemory:
     after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output,
     as a message. kept: of each tensor of its output, what the layer itself needs later. unneeded: of each one of its input,
     what it does not need itself (a stage keeps what gets a gradient of the input of its first layer all the same). frozen:
-    of its parameters, those that are not trained."""
+    of its parameters, those that are not trained. buffers: those that a state dict has."""
 
     after_F: int
     after_B: int
@@ -41,6 +41,7 @@ class LayerMemory:
     kept: tuple[int, ...]
     unneeded: tuple[int, ...]
     frozen: int = 0
+    buffers: int = 0
 
     @property
     def output_kept(self) -> int:
@@ -70,6 +71,7 @@ class LayerMemory:
             "input_unneeded": self.input_unneeded,
             "transient": self.transient,
             "frozen_bytes": self.frozen,
+            "buffer_bytes": self.buffers,
         }
 
 
@@ -171,8 +173,9 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
         if p.requires_grad and p.grad is None:
             p.grad = torch.zeros_like(p)
     frozen = sum(local_bytes(p) for p in parameters if not p.requires_grad)
+    kept = sum(local_bytes(b) for layer in stage.layers for b in persistent_buffers(layer))
     if any(one.device.type == "cuda" for one in tensors_of(x)):
-        return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen)
+        return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen, buffers=kept)
     buffers = [b for layer in stage.layers for b in layer.buffers()]
     # A batch is there before the step, so it does not count, neither here nor in the executor.
     fixed = [
@@ -182,7 +185,7 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
         *(tensors_of(x) if stage.first == 0 else []),
         *(p.grad for p in parameters if p.grad is not None),
     ]
-    return replace(_metered(stage, x, target, living(fixed)), frozen=frozen)
+    return replace(_metered(stage, x, target, living(fixed)), frozen=frozen, buffers=kept)
 
 
 @dataclass(frozen=True, slots=True)

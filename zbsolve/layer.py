@@ -55,6 +55,7 @@ class Layer:
     kv_gradient_bytes: bytes of their gradients, as slices gather them (in float32 where keys have 16 bits); 0: as kv_bytes.
     slice_extra: µs that slices take beyond their part of the whole sequence.
     frozen_bytes: of the parameters, those that are never trained: no gradient, no optimizer state.
+    buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Layer:
     kv_gradient_bytes: int = 0
     slice_extra: SliceExtra | None = None
     frozen_bytes: int = 0
+    buffer_bytes: int = 0
 
     @property
     def trained_bytes(self) -> int:
@@ -172,7 +174,7 @@ def untrained_layers(layers: Sequence[Layer]) -> int:
     behind them is trained, it is not known that they are: a layer may have no parameters and a backward of no time."""
     for i, one in enumerate(layers):
         if one.B or one.W or one.BW or one.all_to_all or one.trained_bytes:
-            return i if any(front.frozen_bytes for front in layers[:i]) else 0
+            return i if any(front.frozen_bytes or front.buffer_bytes for front in layers[:i]) else 0
     return len(layers)
 
 

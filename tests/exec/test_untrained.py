@@ -42,6 +42,13 @@ def test_a_profiled_tower_runs_right(
     assert trace["facts"]["check"]["passed"]
 
 
+def test_weights_of_8_bits_run_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Adapters beside them: F and B make the weights large again, and W is of the adapters alone."""
+    spec = "tests.support.adapter_models:quantised"
+    assert ran(Step(2, 4, partition=(3, 3)).problem(estimate(spec, "h100")), spec, tmp_path, "--split", "graph") == 0
+    assert "check: right" in capsys.readouterr().out
+
+
 def test_forwards_alone_run_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the model trains: the loss is right, and there is no gradient."""
     problem = pipeline([1000, 2000], microbatches=4, comm=100, layers=(4, 4))

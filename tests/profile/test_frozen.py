@@ -82,6 +82,17 @@ def test_a_frozen_vocabulary_counts_once_on_every_shard() -> None:
     assert StageMemory(model.layers, 4.0, vocabulary=shard).fixed((0, 3)) == TABLE + 2 * HIDDEN + 8 * ADAPTER
 
 
+def test_weights_in_buffers_count_once_and_nobody_shards_them() -> None:
+    """900 of 8 bits beside 100 that Adam trains, two layers a stage."""
+    memory = StageMemory(tuple(replace(one, parameter_bytes=100, frozen_bytes=0, buffer_bytes=900) for one in FROZEN), 4.0)
+    assert memory.fixed((0, 2)) == memory.fixed((0, 1), (2, 3)) == 2 * (900 + 4 * 100)
+    assert replace(memory, shards=2).fixed((0, 2)) == 2 * (900 + 4 * 50)
+    assert replace(memory, states=0.0).fixed((0, 2)) == 0
+    profile = estimate("tests.support.adapter_models:quantised", "h100")
+    assert [one.buffer_bytes for one in profile.layers] == [0, *[WIDTH * WIDTH + 4 * WIDTH] * 4, 0]
+    assert Profile.from_json(profile.to_json()) == profile
+
+
 def test_the_optimizers_state_is_of_what_is_trained() -> None:
     """A base of 16 bits with adapters of 32: Adam in one precision, and the other way round mixed."""
     layers: Any = adapters()[0]
@@ -101,6 +112,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     facts = {"microbatch": {"sequences": 1, "tokens": LENGTH}, "tensor_ranks": 1}
     with pytest.raises(BadInput, match="'frozen_bytes': a plan takes parameters that are all trained"):
         point_of(replace(PROFILE, facts=facts), "p.json")
+    quantised = tuple(replace(one, frozen_bytes=0, buffer_bytes=11) for one in FROZEN)
+    with pytest.raises(BadInput, match="'buffer_bytes': a plan does not count weights that are no parameters"):
+        point_of(replace(PROFILE, facts=facts, layers=quantised), "p.json")
 
 
 def test_numbers_say_it(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_a_linear_layer_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "input_unneeded": 0,
         "transient": middle.transient,
         "frozen_bytes": 0,
+        "buffer_bytes": 0,
     }
     assert last.output == 0
     kinds = layers_of("small_models:mixed")

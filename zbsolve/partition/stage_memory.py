@@ -82,6 +82,10 @@ class StageMemory:
         """Trained or not → [a]: bytes of such parameters of the layers before a."""
         return {True: self._total("trained_bytes"), False: self._total("frozen_bytes")}
 
+    @cached_property
+    def _buffers(self) -> Floats:
+        return self._total("buffer_bytes")
+
     def _trained(self, size: int, group: Sequence[int]) -> bool:
         """Whether a parameter of so many bytes that these layers hold is trained: where it is not, all of them have as many
         frozen bytes."""
@@ -114,10 +118,11 @@ class StageMemory:
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of parameters, gradients and optimizer state of one rank with stages (a, b), which has what its layers share
-        once, and its shard of a vocabulary; where they are sharded, the rank's part."""
+        once, and its shard of a vocabulary; where they are sharded, the rank's part. And buffers, which nobody shards."""
         trained = self._parameters(True, *stages) + self.vocabulary.trained_bytes
         frozen = self._parameters(False, *stages) + self.vocabulary.frozen_bytes
-        return (self.states * trained + min(1.0, self.states) * frozen) / self.shards
+        buffers = np.sum([self._buffers[b] - self._buffers[a] for a, b in stages], axis=0)
+        return (self.states * trained + min(1.0, self.states) * frozen) / self.shards + min(1.0, self.states) * buffers
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at

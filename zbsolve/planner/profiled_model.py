@@ -56,6 +56,7 @@ def _counts(value: object) -> bool:
 
 TIMES = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
+UNCOUNTED = 0.01  # bytes of buffers for each byte of parameters that are left out
 SAME = ("parameter_bytes", "output_bytes")  # of all blocks
 Ends = tuple[Layer, Layer, Layer]  # first layer, block, last layer
 
@@ -218,6 +219,8 @@ def point_of(profile: Profile, where: str) -> Point:
             raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
     if any(layer.frozen_bytes for layer in profile.layers):
         raise BadInput(f"{where}: field 'frozen_bytes': a plan takes parameters that are all trained")
+    if any(layer.buffer_bytes > UNCOUNTED * layer.parameter_bytes for layer in profile.layers):
+        raise BadInput(f"{where}: field 'buffer_bytes': a plan does not count weights that are no parameters")
     if any(layer.all_to_all for layer in profile.layers):
         raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
     ends = {0, len(profile.layers) - 1}

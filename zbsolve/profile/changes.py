@@ -15,7 +15,8 @@ from ..util.statistics import quartiles
 from .profile import Profile
 
 KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all", "message")
-BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "frozen_bytes", "output_bytes")
+HELD = ("held_until_B", "held_until_W", "held_from_B", "transient")
+BYTES = (*HELD, "parameter_bytes", "frozen_bytes", "buffer_bytes", "output_bytes")
 MIN_SAMPLES = 5  # samples on each side, below which nothing is said to be beyond the spread
 CHANCE = 0.01  # how often a difference without a cause may be called one, for one layer and kind
 

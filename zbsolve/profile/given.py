@@ -46,6 +46,7 @@ NUMBERS = {
     "transient": Number(("transient",), parse_bytes, "bytes that a pass takes only while it runs"),
     "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; states says what else they need"),
     "frozen": Number(("frozen_bytes",), parse_bytes, "bytes of the parameters that are not trained: they count once"),
+    "buffers": Number(("buffer_bytes",), parse_bytes, "bytes of weights that are no parameters, such as those of 8 bits"),
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
 MAX_STAGES = 100_000

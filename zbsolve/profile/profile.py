@@ -27,7 +27,8 @@ from .form import (
 
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
 # Fields of layers that files leave out where there is nothing, as before there were such fields.
-NEWER = ("message", "attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra", "frozen_bytes")
+OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
+NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from ..util.statistics import median_error
 from ..util.text import format_bytes, printable
 from .profile_meaning import stages
 
-MORE = {"message µs": "message", "all-to-all µs": "all_to_all", "frozen": "frozen_bytes"}  # columns where there is any
+# Columns where there is any.
+MORE = {"message µs": "message", "all-to-all µs": "all_to_all", "frozen": "frozen_bytes", "buffers": "buffer_bytes"}
 DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
 AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each

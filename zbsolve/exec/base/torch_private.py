@@ -250,6 +250,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+def persistent_buffers(module: nn.Module) -> list[Tensor]:
+    """Those that its state dict has, of it and the modules in it."""
+    own = ((one, name, buffer) for one in module.modules() for name, buffer in buffers_of(one).items())
+    return [buffer for one, name, buffer in own if buffer is not None and name not in one._non_persistent_buffers_set]
+
+
 def padding_around(layer: Any) -> list[int]:
     """What a convolution whose padding is no plain zeros pads its input by, as `functional.pad` takes it."""
     around: list[int] = layer._reversed_padding_repeated_twice
