@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.layer import Link
-from zbsolve.profile.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 from .stage_rounds import PassTimer
 

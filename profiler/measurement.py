@@ -32,8 +32,7 @@ from zbsolve.features.cuts import Slices
 from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
-from zbsolve.profile.collectives import FACT
-from zbsolve.profile.profile import Profile
+from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import child_environment, cores, processor
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zbsolve import BadInput, pipeline, preset, solve, verify
-from zbsolve.interchange.front import with_front
-from zbsolve.interchange.order import order_for
+from zbsolve.interchange.order import order_for, with_front
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.planner.engines import target
 

@@ -14,7 +14,7 @@ from profiler.collectives import REPEATS as TOGETHER
 from profiler.links import LOTS, SHARED, Pair, ends, fit, measure_links, over_sockets, samples_of, slowest
 from zbsolve import Profile
 from zbsolve.planner import CLUSTERS, with_links_of
-from zbsolve.profile.collectives import COLLECTIVES, collective_rows
+from zbsolve.profile.profile import COLLECTIVES, collective_rows
 
 pytestmark = pytest.mark.slow
 

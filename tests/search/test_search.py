@@ -17,7 +17,7 @@ from zbsolve.search.certify import certificate_of
 from zbsolve.search.state import Contest, State
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
-from zbsolve.util.threads import GRACE, run_threads
+from zbsolve.util.machine import GRACE, run_threads
 
 from ..support.problems import random_problem, uniform
 

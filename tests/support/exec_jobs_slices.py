@@ -24,7 +24,7 @@ from zbsolve.build import (
     with_vocabulary,
 )
 from zbsolve.build.attention_balance import one_forward_one_backward
-from zbsolve.build.attention_order import with_parts, without_exchange
+from zbsolve.build.attention_exchange import with_parts, without_exchange
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.ahead import Cut
 from zbsolve.exec.attention import FIRST_TAG, AttentionPeers

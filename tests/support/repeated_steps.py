@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from zbsolve import Problem, pipeline
-from zbsolve.long_steps.repeated import RepeatedSchedule
-from zbsolve.long_steps.rounds_in_order import find_round
+from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
 from zbsolve.long_steps.simulation import earliest_starts
 from zbsolve.systems.long_steps import lane_order, long_systems_of
 

@@ -16,8 +16,7 @@ from ..kinds import ALL_TO_ALL
 from ..problem import Problem
 from ..tables import Edges
 from ..util.errors import BadInput
-from .before import check_apart
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_apart, whole_numbers
 
 
 def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) -> Problem:

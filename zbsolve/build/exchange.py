@@ -14,8 +14,7 @@ from ..kinds import EXCHANGE
 from ..problem import Problem
 from ..tables import Edges
 from ..util.errors import BadInput
-from .before import check_apart
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_apart, whole_numbers
 
 
 def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) -> Problem:

@@ -14,8 +14,7 @@ from ..problem import Problem
 from ..tables import Bools, Ints
 from ..timeline import Precedence, longest_path
 from ..util.errors import BadInput, Deadlock
-from .before import check_apart
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_apart, whole_numbers
 
 JOINED = Kind("FB", "forward beside a backward", "#5d8a1f", "&", feature=OVERLAP, adds_gradients=True)
 

@@ -1,4 +1,4 @@
-"""Numbers that people give to builders, as whole µs and bytes."""
+"""Numbers that people give to builders, as whole µs and bytes; and in which order features come into a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kinds import OVERLAP
+from ..problem import Problem
 from ..tables import Ints
 from ..util.errors import BadInput
 
@@ -62,3 +64,18 @@ def whole_table(values: Any, what: str, rows: int, microbatches: int) -> Ints:
         raise BadInput(f"{what}: {len(values)} rows, {rows} are needed")
     table = [whole_numbers(row, f"{what}[{i}]", microbatches) for i, row in enumerate(values)]
     return np.array(table, np.int64).reshape(rows, microbatches)
+
+
+def check_before(problem: Problem, feature: str, *later: str) -> None:
+    """Raise BadInput where a step has the feature already (see `kinds.Kind`), or one of those that come in behind it."""
+    if problem.passes.that(feature=feature).any():
+        raise BadInput(f"{feature}: the problem has {feature} already")
+    check_apart(problem, feature, *later)
+
+
+def check_apart(problem: Problem, feature: str, *later: str) -> None:
+    """Raise BadInput where a step has a feature that comes in behind this one: one of `later`, or passes of several stages
+    as one (see `joined`), of which no other feature knows what they are of."""
+    for one in (*later, OVERLAP):
+        if problem.passes.that(feature=one).any():
+            raise BadInput(f"{feature}: the problem has {one} already: put {feature} in before")

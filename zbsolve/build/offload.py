@@ -20,8 +20,7 @@ from ..tables import Bools, Edges, Ints, Passes
 from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.text import exact_bytes
-from .before import check_before
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_before, whole_numbers
 
 
 class NothingKept(BadInput):

@@ -15,8 +15,7 @@ from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
 from ..util.text import numbers_in
-from .before import check_before
-from .numbers import Table, whole_table
+from .numbers import Table, check_before, whole_table
 
 Recompute = Sequence[int] | str
 

@@ -22,8 +22,7 @@ from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
-from .before import check_apart
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_apart, whole_numbers
 from .untrained import untrained_stages
 
 

@@ -19,8 +19,7 @@ from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
-from .before import check_before
-from .numbers import Table, whole_table
+from .numbers import Table, check_before, whole_table
 from .one_microbatch import one_microbatch_needs
 from .untrained import untrained_stages
 

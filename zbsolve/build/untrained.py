@@ -10,7 +10,7 @@ from ..kinds import KINDS, kinds_that
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from .before import check_apart
+from .numbers import check_apart
 
 
 def without_backward(problem: Problem, stages: int) -> Problem:

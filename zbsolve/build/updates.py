@@ -15,8 +15,7 @@ from ..kinds import UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from .before import check_apart
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_apart, whole_numbers
 
 
 def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers, parameter_bytes: Numbers = 0) -> Problem:

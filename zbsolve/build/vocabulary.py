@@ -26,8 +26,7 @@ from ..kinds import OFFLOAD, SHARDING, UPDATES, VOCABULARY
 from ..problem import Problem
 from ..tables import Edges, Ints, Passes
 from ..util.errors import BadInput
-from .before import check_before
-from .numbers import Numbers, whole_numbers
+from .numbers import Numbers, check_before, whole_numbers
 
 BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 

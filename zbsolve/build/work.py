@@ -15,7 +15,7 @@ from ..kinds import WORK
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from .before import check_before
+from .numbers import check_before
 
 MOST_PIECES = 10_000
 

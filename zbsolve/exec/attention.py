@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..build.attention_order import HandedOver, handed_over
+from ..build.attention_exchange import HandedOver, handed_over
 from ..problem import Problem
 from ..tables import Ints, pass_name
 from ..util.errors import BadInput

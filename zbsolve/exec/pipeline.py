@@ -40,8 +40,7 @@ from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import MeasuredStep, gathered, put_together, trace_of
 from .sharding.rank import Sharding, with_sharded
-from .slices.counting import Counting
-from .slices.cutting import Cutting
+from .slices.cutting import Counting, Cutting
 from .splits import merged
 from .step_view import StepView
 from .transport.peers import Peers, agreed, together

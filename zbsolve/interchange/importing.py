@@ -22,7 +22,8 @@ from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
 from ..util.text import bytes_of_ranks, exact_bytes, printable
 from ..verifier import Violation, verify
-from . import colossalai, crosspipe, primus
+from . import colossalai, primus
+from . import node_lists as crosspipe
 from .foreign_order import ForeignOrder
 from .text_grid import read_text_grid
 

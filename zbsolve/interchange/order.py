@@ -3,6 +3,7 @@ engine cannot express is refused by name. Pure: nothing here imports torch."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING
 from ..placement import describe
 from ..planner.engines import ANY, Target
@@ -19,7 +21,6 @@ from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput, Deadlock
 from ..verifier import verify
-from .front import with_front
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
 
@@ -333,3 +334,33 @@ def _cycle(
         rank = rank_of_need
     loop = list(seen.values())[list(seen).index(rank) :]
     return [cell.name for pair in loop for cell in pair][::-1]
+
+
+def with_front(schedule: Schedule) -> Schedule:
+    """The schedule where stages in front that train nothing have backwards all the same, of no time, as soon as the gradient
+    is there: engines know no stage without. The schedule itself where it has all, or none."""
+    problem, whole = schedule.problem, with_backward(schedule.problem)
+    front = untrained_stages(problem)
+    if whole is problem or front == problem.stages:
+        return schedule
+    times, backward = schedule.timeline(), "BW" if "BW" in problem.passes.kinds else "B"
+    spans = {stream: list(zip(*(times[name] for name in names), strict=True)) for stream, names in schedule.order.items()}
+    added: dict[str, list[tuple[float, int, int]]] = {}
+    for m in range(problem.microbatches):
+        ready = times[f"{front}{backward}{m}"][1]
+        for stage in reversed(range(front)):
+            stream = f"compute:{whole.passes.rank[whole.index[f'{stage}F{m}']]}"
+            starts, ends = spans[stream]
+            begun = bisect_left(starts, ready)
+            ready = max(ready, ends[begun - 1]) if begun else ready
+            added.setdefault(stream, []).append((ready, -stage, m))
+    order: dict[str, list[str]] = {}
+    for stream, names in schedule.order.items():
+        row, done, (starts, ends) = order.setdefault(stream, []), 0, spans[stream]
+        for ready, stage, m in sorted(added.get(stream, [])):
+            until = max(bisect_left(starts, ready), bisect_right(ends, ready))
+            row += names[done:until]
+            row += [f"{-stage}{kind}{m}" for kind in (("BW",) if backward == "BW" else ("B", "W"))]
+            done = until
+        row += names[done:]
+    return Schedule(whole, {stream: tuple(row) for stream, row in order.items()})

@@ -19,9 +19,8 @@ from ..util.errors import BadInput
 from ..util.files import COUNT, checked
 from .exports import Export, Options
 from .foreign_order import ForeignOrder
-from .literals import python_file
 from .messages import Event, posted
-from .node_lists import Node, StageOf, Words, order_of_nodes, stages_of
+from .node_lists import Node, StageOf, Words, order_of_nodes, python_file, stages_of
 from .order import Order, order_for
 
 TARGET = target("primus")

@@ -32,8 +32,7 @@ import numpy as np
 from ..problem import Ints
 from ..util.errors import BadInput
 from ..verifier import Violation
-from .repeated import RepeatedSchedule, counted, rank_lanes
-from .rounds_in_order import enough_copies
+from .repeated import RepeatedSchedule, counted, enough_copies, rank_lanes
 from .simulation import earliest_starts, peaks, value_of
 
 

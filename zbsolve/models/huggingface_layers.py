@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from ..util.errors import BadInput
 from ..util.own_code import raised
 from .huggingface_attention import transformers_attention
-from .huggingface_given import Given, Here, part_of
+from .huggingface_given import Given, Here, inner_of, of_eight_words, owner_of, part_of, without_layers
 from .huggingface_routers import Balance, Sums, hear, heard
-from .huggingface_shell import inner_of, of_eight_words, owner_of, without_layers
 from .losses import capped
 from .slicing import in_slice, slice_offset
 

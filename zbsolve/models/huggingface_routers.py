@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..util.errors import BadInput
-from .huggingface_shell import inner_of
+from .huggingface_given import inner_of
 from .losses import auxiliary_loss
 
 Sums = dict[str, Tensor]

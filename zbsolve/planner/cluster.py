@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..layer import MIN_BANDWIDTH, Link
-from ..profile.collectives import ALL_REDUCE, CollectiveRow, collective_rows
-from ..profile.profile import Profile
+from ..profile.profile import ALL_REDUCE, CollectiveRow, Profile, collective_rows
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT, checked, read_one_of, write_document
 from ..util.text import did_you_mean, parse_bytes, parse_rate, parse_time

@@ -1,10 +1,13 @@
-"""What was measured (or estimated, or given) of a model on a machine, and the problem it makes."""
+"""What was measured (or estimated, or given) of a model on a machine, and the problem it makes; the rows of its
+collectives."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
@@ -24,6 +27,39 @@ from .form import (
     tied_from,
     vocabulary_from,
 )
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST = COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+)
+FACT = "collectives"
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class CollectiveRow(msgspec.Struct, frozen=True):
+    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
+    bytes, which every rank has, whole, before or after it."""
+
+    kind: str
+    ranks: Count
+    nodes: Count
+    latency: Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]
+    bytes_per_us: Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
+
+
+class _Rows(msgspec.Struct):
+    collectives: list[CollectiveRow]
+
+
+def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
+    """What was measured. Raises BadInput naming `where` where nothing was."""
+    if not profile.facts.get(FACT):
+        raise BadInput(f"{where}: facts: '{FACT}' is missing: profile under torchrun writes it")
+    return checked({FACT: profile.facts[FACT]}, _Rows, f"{where}: facts").collectives
+
 
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
 # Fields of layers that files leave out where there is nothing, as before there were such fields.

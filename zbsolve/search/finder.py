@@ -11,7 +11,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from ..util.threads import POLL, run_threads
+from ..util.machine import POLL, run_threads
 from .prover import prove
 from .sources import AHEAD, FIRST, LAST, TURNS, Arm, Search, arms_of
 from .state import State

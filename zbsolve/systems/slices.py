@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..build.attention_balance import one_forward_one_backward
-from ..build.attention_order import with_parts, without_exchange
+from ..build.attention_exchange import with_parts, without_exchange
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .errors import WrongBound as WrongBound
     from .errors import ZbsolveError as ZbsolveError
     from .kernels import kernel as kernel
-    from .threads import run_threads as run_threads
+    from .machine import run_threads as run_threads
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -21,6 +21,6 @@ __getattr__, __dir__ = handing_on(
         "clock": "Clock",
         "errors": "BadInput Deadlock Infeasible NotFound WrongBound ZbsolveError",
         "kernels": "kernel",
-        "threads": "run_threads",
+        "machine": "run_threads",
     },
 )

@@ -16,8 +16,7 @@ from ..base.part import Hooks, Part
 from ..exchange.replicas import Replicas
 from ..exchange.shared import Shared
 from ..mesh.place import PipelineMesh
-from ..slices.counting import Counting
-from ..slices.cutting import Cutting
+from ..slices.cutting import Counting, Cutting
 from ..step_view import StepView
 from ..transport.failure import LostRank
 from ..transport.peers import Peers, together

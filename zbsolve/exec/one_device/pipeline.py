@@ -36,8 +36,7 @@ from ..layers import build, check_untrained, forwards_alone, layer_counts, layer
 from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..own import stages_of
-from ..slices.counting import Counting
-from ..slices.cutting import Cutting
+from ..slices.cutting import Counting, Cutting
 from ..slices.rank import Slices, check_sliced, sliced_loss
 from ..splits import Row
 from ..step_view import StepView

@@ -27,8 +27,7 @@ from ..base.torch_private import PlainDispatchMode, tree_map
 from ..base.values import cast, constant, tensors_of
 from ..transport.failure import is_out_of_memory
 from .apart import Apart, limit_of, parameters_apart, rows_apart
-from .counting import Counting, SliceLoss, labels_of
-from .cutting import Cutting, cut_sequence, join_sequence, offsets
+from .cutting import Counting, Cutting, SliceLoss, cut_sequence, join_sequence, labels_of, offsets
 from .store import SliceStore
 
 FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another

@@ -10,8 +10,7 @@ from ...util.errors import BadInput
 from ..backward.layer_split import Loss
 from ..base.part import Part
 from ..transport.failure import RunFailed, one_line
-from .counting import SliceLoss
-from .cutting import Cutting
+from .cutting import Cutting, SliceLoss
 from .stage import StageSlices
 
 

@@ -15,8 +15,7 @@ from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
 from .attention import Helper
 from .comparing import Sequences, compare
-from .counting import Uncounted
-from .cutting import Cutting, join_sequence
+from .cutting import Cutting, Uncounted, join_sequence
 from .store import SliceStore
 
 

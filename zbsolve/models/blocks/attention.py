@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..slicing import slice_offset, sliced_attention
-from .sizes import BlockSizes, LatentSizes
-from .weights import linear
+from .sizes import BlockSizes, LatentSizes, linear
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from ..losses import capped
 from .attention import Attention, LatentAttention
 from .experts import Experts, Gated
-from .sizes import BlockSizes
-from .weights import linear
+from .sizes import BlockSizes, linear
 
 
 class Decoder(nn.Module):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .sizes import BlockSizes
-from .weights import BatchedLinear, linear
+from .sizes import BatchedLinear, BlockSizes, linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
