@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,50 +14,33 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import demo, gpu, gpu_ranks, splits  # noqa: E402
 from benchmarks.harness import RESULTS, TABLES, Part, failures, longest, results_of  # noqa: E402
-from zbsolve import BadInput  # noqa: E402
 from zbsolve.cli.app import parser  # noqa: E402
 from zbsolve.exec.graphs.auto import parts_by_name  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
-HERE = "tests.benchmarks.test_gpu"
+from ..support.exec_ranks import ForkedModule  # noqa: E402
+
+PARTS = "tests.support.parts"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-
-
-def works(number: int) -> dict[str, Any]:
-    return {"number": number}
-
-
-def fails() -> dict[str, Any]:
-    raise BadInput("stage 3: no such thing")
-
-
-def finds_wrong() -> dict[str, Any]:
-    return {"number": 2, "wrong": ["a is not b", "c is not d"]}
-
-
-def hangs(note: str) -> dict[str, Any]:
-    Path(note).write_text(str(os.getpid()))
-    time.sleep(600)
-    return {}
 
 
 @pytest.mark.slow
 def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     note = tmp_path / "pid"
     parts = [
-        Part("fails", f"{HERE}:fails", 60),
-        Part("hangs", f"{HERE}:hangs", 12, {"note": str(note)}),
-        Part("finds wrong", f"{HERE}:finds_wrong", 60),
-        Part("works", f"{HERE}:works", 60, {"number": 7}),
+        Part("fails", f"{PARTS}:fails", 60),
+        Part("hangs", f"{PARTS}:hangs", 4, {"note": str(note)}),
+        Part("finds wrong", f"{PARTS}:finds_wrong", 60),
+        Part("works", f"{PARTS}:works", 60, {"number": 7}),
     ]
     found = results_of(parts)
     assert list(found) == [part.name for part in parts]
     assert found["works"]["found"] == {"number": 7}
     assert found["finds wrong"]["found"]["number"] == 2
-    assert all(row["limit"] >= 12 and row["seconds"] > 0 for row in found.values())
+    assert all(row["limit"] >= 4 and row["seconds"] > 0 for row in found.values())
     assert failures(found) == [
         "fails: exit code 1: zbsolve.util.errors.BadInput: stage 3: no such thing",
-        "hangs: not done after 12 s",
+        "hangs: not done after 4 s",
         "finds wrong: a is not b",
         "finds wrong: c is not d",
     ]
@@ -96,6 +79,7 @@ def test_numbers_of_a_cpu_are_not_kept_as_a_gpus() -> None:
     assert sorted(RESULTS.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_the_file_says_what_ran_and_what_failed(tmp_path: Path) -> None:
     chosen = ["--parts", "device", "copies"]
     found = TABLES["gpu"].main(["--device", "cpu", "--tiny", *chosen, "--output", str(tmp_path)])
@@ -109,6 +93,7 @@ def test_the_file_says_what_ran_and_what_failed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "graph", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_splits_are_held_against_eager_mode(name: str) -> None:
     found = gpu.split("cpu", True, name)
     assert found["wrong"] == []
@@ -156,6 +141,7 @@ def test_tests_that_are_all_skipped_are_no_success() -> None:
     assert found["wrong"] == ["none passed (the first: no CUDA device here)"]
 
 
+@pytest.mark.slow
 def test_a_step_with_offload_saves_bytes_and_has_the_same_gradients() -> None:
     torch.set_num_threads(1)
     found = gpu.offload("cpu", True)
@@ -173,7 +159,14 @@ def test_the_profile_has_all_numbers() -> None:
     assert profile["samples"]["layer1/F"]
 
 
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of `gpu_ranks` are forked with their imports done."""
+    monkeypatch.setattr(gpu_ranks, "subprocess", SimpleNamespace(Popen=ForkedModule))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -> None:
     found = gpu.ranks("cpu", True)
     assert found["wrong"] == []
@@ -186,6 +179,7 @@ def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_fails_is_named_by_the_other_in_one_line() -> None:
     found = gpu.failure("cpu", True)
     assert found["wrong"] == []

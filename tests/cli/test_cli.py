@@ -45,6 +45,7 @@ def test_solve_then_check(measured, tmp_path, capsys):
     assert "holds (24 passes)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pipes(measured):
     solved = zbsolve("solve", measured, "--ranks", "2", "--microbatches", "2", "-o", "-")
     assert solved.returncode == 0, solved.stderr

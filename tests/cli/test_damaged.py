@@ -98,6 +98,7 @@ def test_schedules_whose_digest_was_made_to_fit(schedule: Schedule) -> None:
     assert min(good, bad) > 20
 
 
+@pytest.mark.slow
 def test_traces(schedule: Schedule) -> None:
     zeros = np.zeros(len(schedule.problem.passes))
     timeline = schedule.timeline()
@@ -109,6 +110,7 @@ def test_traces(schedule: Schedule) -> None:
     assert min(good, bad) > 20
 
 
+@pytest.mark.slow
 def test_profiles(tmp_path: Any) -> None:
     path = tmp_path / "profile.json"
     toy_profile().save(path)

@@ -25,6 +25,7 @@ def test_show_draws_the_run_beside_its_medians(capsys: pytest.CaptureFixture[str
     assert "primus-pp8" in (tmp_path / "x.html").read_text()
 
 
+@pytest.mark.slow
 def test_compare_sets_a_run_beside_its_medians_or_a_schedule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["compare", str(PRIMUS), "--json"]) == 0
     alone = json.loads(capsys.readouterr().out)

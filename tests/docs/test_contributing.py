@@ -14,6 +14,8 @@ import pytest
 from ..support.docs import blocks, commands, text_of
 from ..support.house import ROOT
 
+pytestmark = pytest.mark.slow
+
 WHERE = r"In `(?P<path>[^`]+)`, (?P<side>above|below) `(?P<anchor>[^`]+)`|The new file `(?P<new>[^`]+)`"
 STEP = re.compile(rf"(?:{WHERE}):\n\n```python\n(?P<code>.*?)```", re.S)
 NEEDED = ("zbsolve", "profiler", "benchmarks", "tests", "examples", "pyproject.toml", "docs")
@@ -64,7 +66,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, *words: str) -> str:
     """What a command says, in the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}  # many processes read its sources
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout

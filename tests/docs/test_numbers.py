@@ -187,6 +187,7 @@ def test_messages_within_a_machine() -> None:
 
 
 @pytest.mark.parametrize(("model", "rows"), [("gpt-1.5b", 3), ("gpt-6.2b", 4), ("gpt-14.6b", 3), ("gpt-28.3b", 2)])
+@pytest.mark.slow
 def test_estimates_against_table_9(model: str, rows: int) -> None:
     """arXiv 2401.10241, Table 9: µs of F, B and W of a stage of so many layers, on an A100."""
     pytest.importorskip("torch")

@@ -79,6 +79,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=["recompute", "loop", "vocabulary"],
 )
+@pytest.mark.slow
 def test_what_the_default_search_finds_runs(
     profile: str, solved: list[str], run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_an_evaluation_counts_them() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.slow
 def test_a_profile_and_a_checked_run_know_them() -> None:
     model = load(SPEC)
     assert flow(model).prints[0] == flow(model).prints[1]

@@ -247,6 +247,7 @@ def test_a_pass_does_its_work_in_the_time_of_its_parts_too(wall: Wall) -> None:
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.slow
 def test_ranks_that_help_each_other_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Parts of passes and helpers have times of their own, though what they do is done together."""
     rows = [[12_000, 18_000, 24_000, 30_000]] * 2

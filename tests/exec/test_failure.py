@@ -42,11 +42,11 @@ def schedule(tmp_path: Path) -> str:
 # --- as a library, in anybody's loop: three ranks, one process group, no launcher ---
 
 
-@pytest.mark.parametrize(("what", "why"), [("die", "the connection broke"), ("hang", "nothing for 4 s")])
+@pytest.mark.parametrize(("what", "why"), [("die", "the connection broke"), ("hang", "nothing for 3 s")])
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.slow
 def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(what: str, why: str, rank: int) -> None:
-    said = failing(what, rank=rank, layer=2 if rank == 1 else 3, timeout=4 if what == "hang" else 20)
+    said = failing(what, rank=rank, layer=2 if rank == 1 else 3, timeout=3 if what == "hang" else 20)
     assert said[rank] is None
     for other in {0, 1, 2} - {rank}:
         assert said[other]["kind"] == "LostRank"
@@ -63,7 +63,7 @@ def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(what: str
 @pytest.mark.slow
 def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(what: str, why: str, gathers: int) -> None:
     """Ranks 0 and 2 are a pipeline, 1 and 3 the other; 2 and 3 share stage 1. Each names ranks of its own pipeline."""
-    said = failing(what, ranks=4, rank=2, shard=gathers, timeout=4 if what == "hang" else 20)
+    said = failing(what, ranks=4, rank=2, shard=gathers, timeout=3 if what == "hang" else 20)
     assert (said[2] is None) == (what != "throw")
     other = rf"rank 1, pass 1(AG|F)\d: waiting for the parameters of stage 1: {why}"
     assert re.fullmatch(other, said[3]["text"])
@@ -193,7 +193,7 @@ def test_watch_names_the_pass_that_made_it(what: str, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_at_the_end_of_a_step() -> None:
-    said = failing("hang late", rank=1, timeout=4)
+    said = failing("hang late", rank=1, timeout=3)
     assert said[1] is None
     for other in (0, 2):
         assert re.match(rf"rank 1 is lost: rank {other}, end of the step: ", said[other]["text"]), said

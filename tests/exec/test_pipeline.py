@@ -17,7 +17,7 @@ from ..support.exec_ranks import jobs_on, on_ranks
 
 pytestmark = pytest.mark.slow
 
-RANDOM = 200  # schedules
+RANDOM = 80  # schedules
 
 
 @pytest.fixture(scope="module")

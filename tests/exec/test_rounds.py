@@ -101,6 +101,7 @@ def test_kinds_that_concern_other_ranks_are_refused() -> None:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("placement", "ranks"), [("single", 2), ("single", 4), ("loop", 2), ("vee", 2)])
+@pytest.mark.slow
 def test_gradients_are_the_unsplit_models(placement: str, ranks: int, tmp_path: Path, capsys: Any) -> None:
     long, path = repeated(placement, ranks, 12), tmp_path / "rounds.json"
     files.save(long, path)
@@ -118,6 +119,7 @@ def test_gradients_are_the_unsplit_models(placement: str, ranks: int, tmp_path: 
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.slow
 def test_losses_and_traces_are_those_of_the_schedule_pass_by_pass() -> None:
     long = repeated("vee", 2)
     options: dict[str, Any] = {"steps": 2, "warmup": 1, "timeout": 60, "emulate": "schedule"}
@@ -154,6 +156,7 @@ def test_what_needs_all_passes_is_refused(tmp_path: Path, capsys: Any) -> None:
     assert "of a file of rounds devices have its own times: schedule" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rank_of_a_persons_own_loop() -> None:
     """It has a step's loss and windows, evaluates, and refuses what asks for all passes."""
     found = on_ranks(2, "tests.support.exec_jobs_rounds:own_loop", "vee")
@@ -167,6 +170,7 @@ def test_a_rank_of_a_persons_own_loop() -> None:
         assert one["seen"] == [rank, 2]
 
 
+@pytest.mark.slow
 def test_torchrun_and_files_that_differ(tmp_path: Path) -> None:
     long = repeated("single", 2)
     files.save(long, tmp_path / "0.json")

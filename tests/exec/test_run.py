@@ -49,6 +49,7 @@ def small(dtype: torch.dtype) -> Model:
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.slow
 def test_200_random_orders_and_placements(dtype: torch.dtype, limit: float) -> None:
     """max |gradient − right| / max |right| of each tensor: microbatches add up in another order than in one process."""
     model, rng, worst = small(dtype), random.Random(7), 0.0
@@ -94,6 +95,7 @@ def test_a_run_on_two_ranks() -> None:
 
 
 @pytest.mark.usefixtures("forked")
+@pytest.mark.slow
 def test_tied_across_ranks_is_summed() -> None:
     schedule = random_schedule(a_problem((0, 1), microbatches=2, layers=10))
     trace = run_local(schedule, "gpt-tiny-tied", steps=2, warmup=0, check=True, timeout=60)

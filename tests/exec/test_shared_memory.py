@@ -61,6 +61,7 @@ def test_messages_are_those_of_gloo_bit_by_bit() -> None:
         assert (here["carriers"], gloo["carriers"]) == (4, 0)
 
 
+@pytest.mark.slow
 def test_where_one_end_cannot_both_use_gloo_and_gradients_have_the_same_bits(two: dict[str, list[Any]]) -> None:
     for rank in two["elsewhere"]:
         assert len({one["digest"] for one in rank}) == 1

@@ -27,6 +27,7 @@ def ran(problem: Problem, model: str, folder: Path, *more: str) -> int:
     return main(["run", str(path), "--model", model, "--local", *trace, *more])
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("fused", "placement", "layers"), [(True, "single", (4, 4)), (False, "loop", (1, 2, 2, 3))])
 def test_a_profiled_tower_runs_right(
     fused: bool, placement: str, layers: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -42,6 +43,7 @@ def test_a_profiled_tower_runs_right(
     assert trace["facts"]["check"]["passed"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_weights_of_8_bits_run_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Adapters beside them: F and B make the weights large again, and W is of the adapters alone."""
     spec = "tests.support.adapter_models:quantised"
@@ -49,6 +51,7 @@ def test_weights_of_8_bits_run_right(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "check: right" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked")
 def test_forwards_alone_run_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the model trains: the loss is right, and there is no gradient."""
     problem = pipeline([1000, 2000], microbatches=4, comm=100, layers=(4, 4))
@@ -56,6 +59,7 @@ def test_forwards_alone_run_right(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "check: right" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_model_that_trains_the_front_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problem = pipeline([1000, 2000], BW=[0, 3000], microbatches=4, comm=100, layers=(4, 4), untrained=1)
     assert ran(problem, "mlp-8", tmp_path) == 2

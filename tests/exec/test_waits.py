@@ -21,7 +21,7 @@ from ..support.exec_tools import random_schedule
 from ..support.slice_problems import paper_order
 from ..support.waiting import KINDS, random_problem, systems
 
-SEEDS = 160  # of each kind: with the orders of papers some 2,000 schedules
+SEEDS = 80  # of each kind: with the orders of papers some 1,000 schedules
 MILD = Rules(syncing=False, queues=0)
 EVERY = [
     Rules(syncing=syncing, queues=queues, blocking=blocking, lazy=lazy, behind=behind, both_ways=both_ways)

@@ -272,6 +272,7 @@ def test_problems_that_do_not_repeat_give_nothing():
     assert list(block_schedules(linked, Clock(1), 1)) == []
 
 
+@pytest.mark.slow
 def test_a_large_problem_is_searched_with_few_microbatches():
     problem = pipeline([5] * 32, [6] * 32, [4] * 32, placement="vee", microbatches=128, held_until_W=1, capacity=8)
     found = list(block_schedules(problem, Clock(60, 1.5), 1.5))

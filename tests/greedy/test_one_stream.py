@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -33,19 +35,21 @@ def begun(problem: Problem) -> tuple[OneStream, Schedule] | None:
         return None
 
 
-STARTS = [one for one in (begun(random_vocabulary(seed, 3, 4)) for seed in range(120)) if one is not None]
+@cache
+def starts() -> list[tuple[OneStream, Schedule]]:
+    return [one for one in (begun(random_vocabulary(seed, 3, 4)) for seed in range(120)) if one is not None]
 
 
 def test_there_are_steps_of_each_kind() -> None:
-    assert len(STARTS) > 30
-    assert {"VG", "VE"} < {kind for view, _ in STARTS for kind in view.problem.passes.kinds}
-    assert sum(view.problem.capacity is not None for view, _ in STARTS) > 5
+    assert len(starts()) > 30
+    assert {"VG", "VE"} < {kind for view, _ in starts() for kind in view.problem.passes.kinds}
+    assert sum(view.problem.capacity is not None for view, _ in starts()) > 5
 
 
 def test_a_schedule_goes_there_and_back() -> None:
     """In the step itself it takes no more than with one pass a collective: all parts can begin when that does."""
     before, after, little = 0, 0, 0
-    for view, schedule in STARTS:
+    for view, schedule in starts():
         assert decided_by_orders(view.one)
         there = view.seen(schedule)
         back = view.whole(there)
@@ -58,12 +62,12 @@ def test_a_schedule_goes_there_and_back() -> None:
         }
         before, after = before + schedule.timeline().value, after + there.timeline().value
     assert before < after < 1.1 * before
-    assert little < len(STARTS) / 20  # in too little memory, where side streams are ordered anew
+    assert little < len(starts()) / 20  # in too little memory, where side streams are ordered anew
 
 
 def test_one_pass_waits_for_what_any_part_waits_for() -> None:
     """And takes as long as the longest part, on a stream of its own; passes that compute stay, with all their bytes."""
-    for view, _ in STARTS:
+    for view, _ in starts():
         number, p, one = view.problem.collective, view.problem.passes, view.one
         parts = number[view.rows] >= 0
         longest = np.zeros(number.max() + 1, np.int64)
@@ -109,7 +113,7 @@ def test_moves_find_what_is_nearly_as_short_as_any() -> None:
 
 @pytest.mark.parametrize("replicas", [False, True])
 def test_exchanges_go_there_and_back(replicas: bool) -> None:
-    problem = next(view.problem for view, _ in STARTS if view.problem.capacity is None and view.problem.ranks > 1)
+    problem = next(view.problem for view, _ in starts() if view.problem.capacity is None and view.problem.ranks > 1)
     problem = with_exchange(problem, 3, replicas=True) if replicas else problem
     view, schedule = begun(problem) or pytest.fail("no schedule")
     back = view.whole(view.seen(schedule))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -32,6 +33,7 @@ def functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, Function]]
         yield from functions(child, name)
 
 
+@cache
 def named() -> dict[str, Function]:
     """`path: qualified name` → function, of the whole project."""
     found = {}
@@ -39,9 +41,6 @@ def named() -> dict[str, Function]:
         for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
             found[f"{path.relative_to(ROOT).as_posix()}: {name}"] = function
     return found
-
-
-FUNCTIONS = named()
 
 
 def compiled(function: Function) -> bool:
@@ -65,7 +64,7 @@ def lines(function: Function) -> int:
 def test_functions_are_short() -> None:
     long = {
         name: lines(function)
-        for name, function in FUNCTIONS.items()
+        for name, function in named().items()
         if lines(function) > MAX_LINES and not compiled(function) and name not in INTERFACES
     }
     assert long == {}
@@ -74,7 +73,7 @@ def test_functions_are_short() -> None:
 def test_functions_take_few_parameters() -> None:
     wide = {
         name: parameters(function)
-        for name, function in FUNCTIONS.items()
+        for name, function in named().items()
         if parameters(function) > MAX_PARAMETERS and name not in INTERFACES
     }
     assert wide == {}
@@ -82,8 +81,8 @@ def test_functions_take_few_parameters() -> None:
 
 @pytest.mark.parametrize("name", INTERFACES)
 def test_exceptions_are_needed(name: str) -> None:
-    assert name in FUNCTIONS, f"{name} is not there any more: take it out of the list"
-    function = FUNCTIONS[name]
+    assert name in named(), f"{name} is not there any more: take it out of the list"
+    function = named()[name]
     assert parameters(function) > MAX_PARAMETERS or lines(function) > MAX_LINES
 
 

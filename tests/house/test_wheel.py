@@ -84,6 +84,7 @@ def with_compiled_kernels(site: Path) -> None:
             shutil.copystat(path, copy)
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_module_and_template(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     wanted = {

@@ -38,6 +38,7 @@ def small(seed: int, ranks: int, microbatches: int, passes: int):
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.slow
 def test_two_independent_exact_searches_agree(name):
     assert optimum(SMALL[name]) == by_all_orders(SMALL[name])
 
@@ -124,6 +125,7 @@ def test_no_rank_refutes_the_optimum(seed):
             assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
 
 
+@pytest.mark.slow
 def test_one_rank_alone_is_stronger_than_the_closed_form_and_can_be_proven_again():
     problem = uniform("loop", 4, 12, (3, 4, 2), 4, "span")
     first = closed_form(problem)

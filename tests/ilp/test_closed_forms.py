@@ -74,6 +74,7 @@ def test_windows_of_a_plain_step_but_the_first_cannot_give_more(monkeypatch: pyt
     assert set(seen) == {0, WHOLE_STEP}  # the whole step says what other windows reach at most
 
 
+@pytest.mark.slow
 def test_windows_left_out_give_no_more() -> None:
     """The best closed form is the best of all windows, of which most are left out."""
     looked, windows = 0, 0

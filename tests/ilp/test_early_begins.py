@@ -27,6 +27,7 @@ def begins(ranks: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.slow
 def test_ranks_that_begin_at_once_must_wait_for_a_round_trip_of_messages(ranks):
     problem = vee(ranks)
     placed, most = BusyOrders(problem, begins(ranks), 2 * MESSAGE - 1).most_placed()
@@ -34,6 +35,7 @@ def test_ranks_that_begin_at_once_must_wait_for_a_round_trip_of_messages(ranks):
     assert most < 10_000  # all of them were looked at
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_least_span_of_ranks_that_begin_at_once():
     problem = vee(3)
     assert solve(problem, effort=2, prefer=None).certificate.value == problem.work + 2 * MESSAGE

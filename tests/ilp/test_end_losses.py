@@ -90,6 +90,7 @@ def found_and_least(seeds: range) -> list[tuple[int, int]]:
     return pairs
 
 
+@pytest.mark.slow
 def test_no_bound_is_above_the_optimum() -> None:
     """Some 190 problems; 4,244 were tried when this was written."""
     pairs = found_and_least(range(200))
@@ -99,6 +100,7 @@ def test_no_bound_is_above_the_optimum() -> None:
 
 
 @pytest.mark.parametrize("error", ["both ends see all microbatches", "time is not turned round"])
+@pytest.mark.slow
 def test_that_would_find_an_error(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_all(self: BothEnds, states: int) -> int:
         return sum(end.raise_loss(states, 20 * states, 1, self.microbatches - 1) for end in self.ends)
@@ -110,6 +112,7 @@ def test_that_would_find_an_error(error: str, monkeypatch: pytest.MonkeyPatch) -
     assert any(bound > least for bound, least in found_and_least(range(200)))
 
 
+@pytest.mark.slow
 def test_a_loop_in_half_the_memory_loses_more_than_closed_forms_see() -> None:
     """16 ranks, as in a published profile: rank 0 can start no second stage until its first forwards have gone round."""
     memory = {"held_until_B": 105, "held_until_W": 80, "capacity": 16 * 185}

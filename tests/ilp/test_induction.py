@@ -93,6 +93,7 @@ def least(lanes) -> int | None:
     return high
 
 
+@pytest.mark.slow
 def test_never_above_what_a_search_without_induction_finds():
     """Passes already placed must end early enough for fewer microbatches too: their tails once went unasked."""
     found = [
@@ -135,6 +136,7 @@ def test_long_problems_take_few_partial_orders():
     assert tried[1] < 1.5 * tried[0]
 
 
+@pytest.mark.slow
 def test_nearly_the_value_is_proven_and_can_be_proven_again():
     problem = tight(96)
     value = 7999

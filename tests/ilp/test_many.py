@@ -28,6 +28,7 @@ def random_step(draw: random.Random, most: int) -> dict[str, Any]:
     return {**given, **held_by, **room, "placement": placement, "comm": draw.randint(0, 3)}
 
 
+@pytest.mark.slow
 def test_no_optimum_is_below_the_bound() -> None:
     draw, reached, asked = random.Random(11), 0, 0
     while asked < 60:

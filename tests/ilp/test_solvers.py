@@ -86,6 +86,7 @@ def test_list_scheduler_always_ends_with_a_schedule_that_holds(seed):
         ("vee", (3, 4, 2), 6, 169),
     ],
 )
+@pytest.mark.slow
 def test_known_optima(placement, times, capacity, value):
     certificate = solve(uniform(placement, 4, 8, times, capacity), effort=2).certificate
     assert (certificate.value, certificate.bound) == (value, value)

@@ -98,6 +98,7 @@ def random_step(seed: int, even: bool) -> Problem | None:
 
 
 @pytest.mark.parametrize("even", [True, False])
+@pytest.mark.slow
 def test_is_never_above_an_optimum(even: bool) -> None:
     """And reaches most of them, so that a bound that is too high by little would be seen."""
     asked = reached = raised = 0

@@ -7,6 +7,8 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
+
 from zbsolve import Problem, pipeline
 from zbsolve.ilp.bounds.bound import GROUP_KINDS, OWN_WINDOWS, Bound
 from zbsolve.ilp.proof_check import recheck
@@ -42,6 +44,7 @@ def refuted(lanes: Lanes, window: int, breadth: int) -> bool:
     return refute(lanes, window, breadth, 1_000_000)[0] is Answer.REFUTED
 
 
+@pytest.mark.slow
 def test_windows_that_begin_late_are_never_refuted_and_those_of_further_ranks_refute_more():
     more = 0
     for problem in map(drawn, SEEDS):
@@ -63,6 +66,7 @@ def test_a_rank_that_begins_late_may_have_a_shorter_window():
     assert not any(refuted(lanes, 96, 64) for lanes in groups(problem))
 
 
+@pytest.mark.slow
 def test_windows_of_three_ranks_prove_what_that_of_one_does_not():
     """Until its first gradient comes back a rank has forwards alone to run, so three of four ranks cannot all be without
     idle time; each of them could where the others waited."""

@@ -61,6 +61,7 @@ def solved(name: str) -> RepeatedSchedule:
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.slow
 def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) -> None:
     long = solved(name)
     assert violations(long) == ()
@@ -268,6 +269,7 @@ def random_step(draw: random.Random) -> dict[str, Any] | None:
     }
 
 
+@pytest.mark.slow
 def test_random_steps_hold_pass_by_pass() -> None:
     draw, found = random.Random(5), 0
     for _ in range(9):

@@ -285,6 +285,7 @@ def test_shifts_move_one_layer():
     assert set(neighbours((2, 2, 1))) == {(1, 3, 1), (1, 2, 2), (3, 1, 1), (2, 1, 2)}
 
 
+@pytest.mark.slow
 def test_no_partition_has_a_schedule_below_the_bound():
     """All partitions, each solved to the end; the bound must not be idle either."""
     rng, tight = random.Random(8), 0
@@ -637,6 +638,7 @@ def with_ends(
         ("loop4", 2, 4, with_ends(8, 320, 3.2, (100, 110, 90)), False),
     ],
 )
+@pytest.mark.slow
 def test_unless_told_no_split_is_longer_than_the_equal_one(
     placement: str, ranks: int, microbatches: int, profile: Profile, gain: bool
 ) -> None:

@@ -37,6 +37,7 @@ def fitted() -> Cluster:
     return fit(rows_in("vtrain-fit.csv"))
 
 
+@pytest.mark.slow
 def test_the_constants_fit_the_41_steps() -> None:
     """Physical values: the cluster has 800 Gbit/s a node; products reach what 2401.10241, Table 9 has (251 of 312)."""
     cluster, rows = fitted(), rows_in("vtrain-fit.csv")

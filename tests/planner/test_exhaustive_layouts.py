@@ -63,6 +63,7 @@ def least_value(shape: Shape, cluster: Cluster, layout: Layout, memory: int, fus
 
 
 @pytest.mark.parametrize("what", ["offload", "vocabulary", "slices", "replicas", "gathers"])
+@pytest.mark.slow
 def test_no_partition_and_no_schedule_is_below_the_bound(what: str) -> None:
     near = 0
     for seed in range(SEEDS):

@@ -142,6 +142,7 @@ def test_the_same_effort_gives_the_same_plan() -> None:
     assert (again.bounds.pipeline == small().bounds.pipeline).all()
 
 
+@pytest.mark.slow
 def test_the_best_are_searched_longer_and_effort_is_counted_as_it_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     spent: dict[tuple[Layout, bool], list[float]] = {}
 

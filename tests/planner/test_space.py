@@ -70,6 +70,7 @@ def test_published_configurations_are_legal(row: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in DENSE if row["gpus"] == "8" and row["system"] in ("B200", "H100")])
+@pytest.mark.slow
 def test_no_published_configuration_beats_the_plan(row: dict[str, str]) -> None:
     """By the same numbers, in Megatron's order, as far as it fits the memory: with whole vocabulary and sequences, whatever
     it makes again. The bound over the space holds for it too."""
@@ -256,6 +257,7 @@ def test_roles_are_those_of_placements() -> None:
         assert sorted(said) == sorted(seen)
 
 
+@pytest.mark.slow
 def test_what_dominates_is_never_worse() -> None:
     """Of random dominated layouts: with any partition and any order the value, and the memory, are no better."""
     shape = SMALL

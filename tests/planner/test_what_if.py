@@ -131,6 +131,7 @@ def test_what_is_not_comparable_carries_nothing_over() -> None:
     assert not no_harder(mixed, CASE)
 
 
+@pytest.mark.slow
 def test_each_answer_has_a_value_and_a_bound() -> None:
     plan, answers = answered()
     assert [one.change for one in answers][:2] == list(ASKED[:2])
@@ -179,6 +180,7 @@ def test_what_ends_early_keeps_its_answers() -> None:
     assert len(answers) == 1  # the plan as it was, in more memory
 
 
+@pytest.mark.slow
 def test_the_front_over_memory_falls() -> None:
     found = front("memory")
     assert list(found.at) == sorted(found.at)
@@ -215,6 +217,7 @@ def test_orders_of_other_plans_are_tried() -> None:
     assert again.bounds.pipeline[row] != NEVER
 
 
+@pytest.mark.slow
 def test_the_command_asks_further(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--what-if", "nodes=2x", "--front", "memory=20GiB,30GiB"]
     assert main([*COMMAND, *asked]) == 0

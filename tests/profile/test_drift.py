@@ -215,6 +215,7 @@ def test_only_what_changed_is_marked():
     assert text.count("*") == 5
 
 
+@pytest.mark.slow
 def test_no_change_is_rarely_called_one():
     false = [sum(bool(c.beyond) for c in drift(sampled(seed=s), sampled(seed=s + 100)).layers) for s in range(30)]
     assert sum(false) <= 0.01 * 30 * 39

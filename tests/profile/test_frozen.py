@@ -54,6 +54,7 @@ def test_only_what_is_trained_is_summed_and_reduced() -> None:
     assert set(problem.passes.duration[problem.rows("RS")].tolist()) == {6}
 
 
+@pytest.mark.slow
 def test_a_profile_says_what_is_frozen(tmp_path: Path) -> None:
     """The estimate of adapters: with four times all parameters the first rank has too little."""
     profile = estimate(SPEC, "h100")

@@ -233,6 +233,7 @@ def test_files_keep_what_is_known(tmp_path: Path) -> None:
     assert "attention_F" not in (tmp_path / "two.json").read_text()
 
 
+@pytest.mark.slow
 def test_auto_races_numbers_of_slices() -> None:
     """Up to twice the ranks of each kind at once, then twice as many for as long as that gains: each is a row, in order, and
     what was not tried is one for each kind. There is nothing here that a slice takes whatever its length but a
@@ -267,6 +268,7 @@ def test_auto_leaves_out_what_the_sequence_does_not_allow() -> None:
     assert {int(one.partition(":")[0]) for one in numbers} <= {1, 2, 3, 4, 5, 6, 8}
 
 
+@pytest.mark.slow
 def test_auto_tries_an_exchange_of_attention_beside_slices_without() -> None:
     """Where it is asked for; numbers that do not divide the sequence have none, and say so."""
     step = Step(4, 2, slices="auto", fused=True, attention_exchange=True)
@@ -318,6 +320,7 @@ def test_no_slicing_takes_less_than_the_bound_of_all(seed: int) -> None:
         assert bound_of_any_slices(profile, step, layers, value - 1).longer_from <= found.longer_from  # type: ignore[union-attr, operator]
 
 
+@pytest.mark.slow
 def test_slices_that_each_take_more_end_what_can_be_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """10 µs a slice and stage in F and as many in the backward: 2 microbatches of 480 µs take 20 µs more with each slice, so
     that from some number on all are longer than the best. Nothing is said where a rounded part may be below the whole."""

@@ -79,6 +79,7 @@ def test_memory_of_a_block_is_the_papers() -> None:
     assert block.parameter_bytes == 2 * (12 * H * H + 13 * H)
 
 
+@pytest.mark.slow
 def test_weight_gradients_take_what_was_published() -> None:
     """Table 9 of 2401.10241, on A100s. W is matrix products alone; F and B ran attention that was not fused, and tensor
     copies of Megatron's, so those are only bounded from above."""
@@ -154,6 +155,7 @@ def test_states() -> None:
         state_of("lion", [single])
 
 
+@pytest.mark.slow
 def test_an_estimate_is_never_taken_for_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = str(tmp_path / "p.json")
     assert main(["profile", "llama3-70b@layers=6", "--estimate", "h200", "-o", where]) == 0
@@ -184,6 +186,7 @@ def test_an_estimate_is_never_taken_for_a_measurement(tmp_path: Path, capsys: py
             Profile.load(where)
 
 
+@pytest.mark.slow
 def test_tensor_ranks_share_times_and_bytes_and_send_hidden_states() -> None:
     """A block over 8 devices (2205.05198, section 4.2.2): its passes over 8 and a ring's turn for each of 4 collectives in F
     and in B, 2 in W; messages of a rank that fills a node take the network, each device its part."""

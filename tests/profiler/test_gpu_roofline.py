@@ -48,6 +48,7 @@ def test_estimates_are_near_what_an_h200_measured() -> None:
 @pytest.mark.parametrize(
     "profile", kept(RESULTS / "gpu_roofline-profiles.json")["profiles"], ids=lambda one: one["roofline"]
 )
+@pytest.mark.slow
 def test_estimates_are_near_what_was_profiled(profile: dict[str, Any]) -> None:
     """An H100's was no part of the fit. Bytes are those that the device's allocator counted."""
     layers = {layer.name: layer for layer in estimate(profile["model"], profile["roofline"]).layers}

@@ -1,8 +1,5 @@
 """Links: two processes here, and torchrun's ranks."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +12,8 @@ from profiler.links import LOTS, SHARED, Pair, ends, fit, measure_links, over_so
 from zbsolve import Profile
 from zbsolve.planner import CLUSTERS, with_links_of
 from zbsolve.profile.profile import COLLECTIVES, collective_rows
+
+from ..support.exec_ranks import torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -80,23 +79,7 @@ def test_two_processes_of_this_machine() -> None:
 
 def test_every_pair_of_neighbours_under_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-        "-m",
-        "zbsolve.cli",
-    ]
-    done = subprocess.run(
-        [*command, "profile", "moe-tiny", "--seconds", "0.05", "-o", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    done = torchrun(3, "profile", "moe-tiny", "--seconds", "0.05", "-o", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("embedding") == 1
     profile = Profile.load(out)

@@ -52,6 +52,7 @@ def test_bytes_between_layers_are_those_of_all_tensors() -> None:
 
 
 @pytest.mark.usefixtures("one_link")
+@pytest.mark.slow
 def test_a_profile_and_an_estimate_count_the_same_bytes() -> None:
     for name in NAMES:
         guess = estimate(f"{HERE}{name}", "h100")
@@ -90,6 +91,7 @@ def test_layers_are_measured_one_by_one_where_memory_does_not_suffice(monkeypatc
         ("encoder_decoder", "graph", "single", 2),
     ],
 )
+@pytest.mark.slow
 def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str, placement: str, ranks: int) -> None:
     profile = estimate(f"{HERE}{name}", "h100")
     schedule = solve(profile.problem(ranks, 4, placement), effort=0.02)
@@ -99,6 +101,7 @@ def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str, place
     assert torch_order(schedule).csv
 
 
+@pytest.mark.slow
 def test_one_device_runs_such_models() -> None:
     for name in NAMES:
         schedule = solve(estimate(f"{HERE}{name}", "h100").problem(2, 4), effort=0.02)

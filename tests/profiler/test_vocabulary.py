@@ -45,6 +45,7 @@ def test_flops_of_the_shards_are_the_papers(cut: Cut) -> None:
         assert [total(ops) for ops in counted_table(cut, 8).values()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_an_estimate_knows_what_a_sharded_vocabulary_costs(tmp_path: Path) -> None:
     profile = estimate(f"gemma2-9b@layers=1,length={S}", "h200")
     costs, words, width = profile.vocabulary, 256_128, 3584
@@ -133,6 +134,7 @@ def test_why_nothing_is_known_is_a_fact() -> None:
     assert "mse_loss" in estimate("mlp-24", "h200").facts["no_vocabulary"]
 
 
+@pytest.mark.slow
 def test_estimates_look_at_hugging_faces_output_layer_and_scaled_embedding_too() -> None:
     sizes = '"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8'
     found = estimate(f'hf:Gemma2Config{{{sizes}, "intermediate_size": 32, "vocab_size": 50}}@batch=1,length=8', "h200")

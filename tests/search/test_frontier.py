@@ -225,6 +225,7 @@ def test_little_time_is_kept_to(placement, monkeypatch):
         assert verify(point.schedule.problem, point.schedule) == ()
 
 
+@pytest.mark.slow
 def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
     """Each is at least as low as those with less to choose from, all are above one bound, and every point holds."""
     layers = tuple(Layer(f"layer{i}", 20, 31, 23, 50, 30, 50, 10, 8) for i in range(3))

@@ -43,6 +43,7 @@ def test_no_bound_is_above_the_optimum(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(300, 360, 20))
+@pytest.mark.slow
 def test_solve_finds_and_proves_the_optimum_or_that_there_is_none(first: int) -> None:
     for problem in offloaded(range(first, first + 20), 16):
         solve_is_exact(problem)
@@ -53,6 +54,7 @@ def test_both_exact_models_agree() -> None:
         models_are_exact(problem)
 
 
+@pytest.mark.slow
 def test_no_timing_holds_more_than_devices_and_host_have() -> None:
     """Random times for every pass, order and syncs kept. Orders alone let one stream run ahead and hold too much."""
     problems = [tight(), tight(8, 16), tight(bus=2), *offloaded(range(24), 100, ranks=4, microbatches=6)]
@@ -101,6 +103,7 @@ def test_the_list_scheduler_needs_no_room_for_what_it_offloads_and_reloads_at_on
     assert schedule.timeline().pool_peaks[0] <= host
 
 
+@pytest.mark.slow
 def test_neighbourhoods_move_copies_too() -> None:
     neighbourhoods_improve(tight(8, 24), tight(8, 16))
 

@@ -100,6 +100,7 @@ def test_an_interrupt_returns_the_incumbent():
     assert verify(schedule.problem, schedule) == ()
 
 
+@pytest.mark.slow
 def test_neighbourhoods_improve_and_hold():
     problem = uniform("vee", 4, 8, (3, 4, 2), capacity=6)
     start = list_schedule(problem, starting_policies(problem)[0])

@@ -20,6 +20,7 @@ def primus() -> Trace:
     return read_trace(PRIMUS)
 
 
+@pytest.mark.slow
 def test_a_real_1f1b_step_could_be_a_fifth_shorter(primus: Trace) -> None:
     """8 GPUs, 8 microbatches in flight. Each stage cut in two on a vee: 2,655 ms at most with the fused backward, within 2 %
     of what is proven; the 1F1B order itself is proven to be the best one of its placement. Messages hold their sender up:

@@ -37,6 +37,7 @@ def large_vocabulary() -> Profile:
     return Profile("given", "large", layers, Link(1.0, 8.0), 4.0, None, {}, {}, vocabulary=costs)
 
 
+@pytest.mark.slow
 def test_the_race_is_never_worse_than_a_named_choice() -> None:
     profile, step = large_vocabulary(), Step(2, 4, vocabulary="auto")
     schedule, tried = solve_auto(profile, step, effort=1.0)
@@ -64,6 +65,7 @@ def test_little_effort_is_enough_in_tight_memory(placement: str) -> None:
     assert found.certificate.gap < 0.05
 
 
+@pytest.mark.slow
 def test_what_is_given_beside_it_holds_for_all_choices() -> None:
     profile = large_vocabulary()
     given = solve_auto(profile, Step(2, 2, vocabulary="auto", partition=(6, 4)), effort=0.3)[1]
@@ -80,6 +82,7 @@ def test_what_is_given_beside_it_holds_for_all_choices() -> None:
         solve_auto(replace(profile, vocabulary=None), Step(2, 2, vocabulary="auto"), effort=0.1)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, file = str(tmp_path / "p.json"), str(tmp_path / "s.json")
     large_vocabulary().save(profile)

@@ -157,6 +157,7 @@ def test_colours_tell_kinds_and_stages_apart() -> None:
     assert all(shade in drawn for shade in shades("F", 3))
 
 
+@pytest.mark.slow
 def test_a_pdf_is_one_page_of_its_size(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install '.[pictures]'")
     drawing = schedule_drawing(one_f_one_b(4, 8), None, Style(COLUMN, unit=UNIT, title="$\\alpha$ {</b>"))

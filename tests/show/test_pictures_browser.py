@@ -22,6 +22,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return path, shown
 
 
+@pytest.mark.slow
 def test_hover_says_what_the_schedule_has(browser: Any, gallery: tuple[Path, Any]) -> None:
     path, shown = gallery
     with opened(browser, path) as page:
@@ -38,6 +39,7 @@ def test_hover_says_what_the_schedule_has(browser: Any, gallery: tuple[Path, Any
         assert page.evaluate("document.getElementById('tip').style.visibility") == "hidden"
 
 
+@pytest.mark.slow
 def test_a_tap_says_it_on_a_phone_and_the_page_stays_narrow(browser: Any, gallery: tuple[Path, Any]) -> None:
     with opened(browser, gallery[0], PHONE, has_touch=True, is_mobile=True) as page:
         page.locator("[data-said^='0F1:']").first.tap()
@@ -45,6 +47,7 @@ def test_a_tap_says_it_on_a_phone_and_the_page_stays_narrow(browser: Any, galler
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 
+@pytest.mark.slow
 def test_the_table_leads_to_every_system(browser: Any, gallery: tuple[Path, Any]) -> None:
     """At p = 4 and m = 8 with F = B = W ZB-V has a bubble of 1/17 (arXiv 2401.10241): 24 are work,
     (p − 1) / 2 more are the way to the last rank."""

@@ -71,6 +71,7 @@ def shown(page: Any, row: int) -> dict[str, str]:
     return {"name": page.text_content("#tip b"), "verdict": page.text_content("#tip span"), **dict(rows)}
 
 
+@pytest.mark.slow
 def test_every_layout_is_in_the_chart_and_says_what_it_is(browser: Any, files: Path, space: SolvedSpace) -> None:
     bounds, layout = space.bounds, space.bounds.layout
     with opened(browser, files / "space.html", (1400, 1400)) as page:
@@ -94,6 +95,7 @@ def test_every_layout_is_in_the_chart_and_says_what_it_is(browser: Any, files: P
         assert open_ones == space.open
 
 
+@pytest.mark.slow
 def test_keys_go_through_the_layouts_by_bound(browser: Any, files: Path, space: SolvedSpace) -> None:
     order = np.argsort(np.floor(np.where(np.isfinite(space.bounds.step), space.bounds.step, np.inf)), kind="stable").tolist()
     with opened(browser, files / "space.html", WIDE, color_scheme="dark") as page:

@@ -135,6 +135,7 @@ def test_links_and_copies_are_shown() -> None:
     assert "a message takes 0 µs and its bytes at 1.00 GB/s" in profile_as_text(plain)
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = str(tmp_path / "p.json"), tmp_path / "r.html"
     step = ["profile", "gemma2-9b@layers=6", "--estimate", "h200", "-o", out]

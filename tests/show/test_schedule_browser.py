@@ -64,6 +64,7 @@ def length_of_view(page: Any) -> float:
     return float(page.evaluate("view[1] - view[0]"))
 
 
+@pytest.mark.slow
 def test_hover_says_what_the_schedule_has(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     timeline = schedule.timeline()
     with shown(browser, tmp_path, schedule) as page:
@@ -78,6 +79,7 @@ def test_hover_says_what_the_schedule_has(browser: Any, tmp_path: Path, schedule
         assert tip(page) == {}
 
 
+@pytest.mark.slow
 def test_memory_in_the_page_is_the_timelines(browser: Any, tmp_path: Path) -> None:
     """Curves are made in the page: held against ours at every moment, passes without length and side streams too."""
     copy = {"O": ("d2h:0",), "R": ("h2d:0",)}
@@ -100,6 +102,7 @@ def test_memory_in_the_page_is_the_timelines(browser: Any, tmp_path: Path) -> No
                 assert max(curve[1]) == max(held.tolist())
 
 
+@pytest.mark.slow
 def test_memory_of_a_run_is_what_was_counted(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     held = np.arange(len(schedule.problem.passes))
     trace = replace(trace_of(schedule, random_run(schedule, 1)), held=held)
@@ -110,6 +113,7 @@ def test_memory_of_a_run_is_what_was_counted(browser: Any, tmp_path: Path, sched
             assert page.evaluate(f"curveOf(runs[1], {rank}).time.length") == len(times)
 
 
+@pytest.mark.slow
 def test_wheel_drag_and_double_click(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     with shown(browser, tmp_path, schedule) as page:
         whole = length_of_view(page)
@@ -129,6 +133,7 @@ def test_wheel_drag_and_double_click(browser: Any, tmp_path: Path, schedule: Sch
         assert length_of_view(page) == whole
 
 
+@pytest.mark.slow
 def test_a_range_is_zoomed_to(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     with shown(browser, tmp_path, schedule) as page:
         a, b = over(page, "0F1"), over(page, "0F3")
@@ -142,6 +147,7 @@ def test_a_range_is_zoomed_to(browser: Any, tmp_path: Path, schedule: Schedule) 
         assert page.evaluate("view") == pytest.approx(times, abs=1)
 
 
+@pytest.mark.slow
 def test_keys(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     with shown(browser, tmp_path, schedule) as page:
         whole = length_of_view(page)
@@ -164,6 +170,7 @@ def test_keys(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
         assert tip(page) == {}
 
 
+@pytest.mark.slow
 def test_two_fingers_pinch_and_a_tap_tells(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     with shown(browser, tmp_path, schedule, size=PHONE, has_touch=True, is_mobile=True) as page:
         assert "pinch" in page.text_content("#hint")
@@ -188,6 +195,7 @@ def test_two_fingers_pinch_and_a_tap_tells(browser: Any, tmp_path: Path, schedul
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
 
 
+@pytest.mark.slow
 def test_a_run_stands_under_its_prediction(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     trace = trace_of(schedule, random_run(schedule, 1))
     step = trace.steps[0]
@@ -201,6 +209,7 @@ def test_a_run_stands_under_its_prediction(browser: Any, tmp_path: Path, schedul
         assert page.evaluate("rows.map((row) => row.run).slice(0, 4)") == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_light_dark_and_paper(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     """Dark on a dark screen, light on paper all the same, and on one page of it."""
     later = one_f_one_b(16, 32, capacity=60)
@@ -213,6 +222,7 @@ def test_light_dark_and_paper(browser: Any, tmp_path: Path, schedule: Schedule) 
         assert page.pdf(prefer_css_page_size=True).count(b"/Type /Page\n") == 1
 
 
+@pytest.mark.slow
 def test_names_of_files_stay_text(browser: Any, tmp_path: Path, schedule: Schedule) -> None:
     hostile = "</script><img src=x onerror=alert(1)>"
     with shown(browser, tmp_path, Schedule(replace(schedule.problem, source=hostile), schedule.order)) as page:

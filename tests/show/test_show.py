@@ -255,6 +255,7 @@ def test_svg_of_many_passes_stays_small() -> None:
 FILES = ("x.html", "x.svg", "x.pdf", "x.png", "x.trace.json")
 
 
+@pytest.mark.slow
 def test_files_by_ending(schedule: Schedule, trace: Trace, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="no matplotlib: pip install '.[pictures]'")
     for name in FILES:

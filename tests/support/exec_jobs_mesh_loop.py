@@ -27,7 +27,7 @@ from zbsolve.exec.check import difference
 from .exec_tools import refusal
 from .tensor_parallel import WORDS, loss, model, parallel
 
-BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 4, 2, 3, 2
+BLOCKS, MICROBATCHES, ROWS, STEPS, SAVED = 2, 2, 2, 3, 2
 MAX_NORM = 0.2
 Sizes = dict[str, int]
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -119,11 +120,37 @@ class Forked:
     def poll(self) -> int | None:
         return self.process.exitcode
 
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
     def kill(self) -> None:
         self.process.kill()
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         self.process.join(timeout)
+
+
+class ForkedModule(Forked):
+    """`python -m module words`, forked where `Popen` would start it; both streams go to the file that it is given."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], stdout: Any, stderr: Any) -> None:
+        assert stdout is stderr
+        self.process = forking().Process(target=as_main, args=(command[2:], env, Path(stdout.name)))
+        self.process.start()
+
+
+def as_main(words: Sequence[str], environment: dict[str, str], output: Path) -> None:
+    redirect(output, output)
+    os.environ.update(environment)
+    sys.argv = list(words)
+    try:
+        runpy.run_module(words[0], run_name="__main__")
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def work(folder: Path, rank: int) -> None:

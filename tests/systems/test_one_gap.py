@@ -45,6 +45,7 @@ def test_values_of_the_page(p: int, m: int, gap: int, zb_h1: int) -> None:
     assert [made(problem, name) - m * 58 for name in ("zb-gap", "zb-h1")] == [gap, zb_h1]
 
 
+@pytest.mark.slow
 def test_holds_and_is_as_short_as_zb_h1() -> None:
     """On random steps, uneven ones too, within the memory that there is: longer by 1 % at most, and in a few only."""
     shorter = longer = 0
