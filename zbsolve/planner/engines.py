@@ -162,7 +162,8 @@ TARGETS = (
         orders=("1F1B", "interleaved 1F1B in groups of g"),
         has_layers=True,
         has_plan=True,
-        rules=PLAIN,
+        # Its distributed optimizer is ZeRO 1. Its FSDP gathers and reduces layer by layer in each microbatch: ZeRO 3.
+        rules=(Rule(lambda one: one.zero == 2, "zero"), *PLAIN),
     ),
     Target(
         *("galvatron", "Galvatron", "2.4.1", "JSON"),
@@ -190,7 +191,10 @@ OWN = Target(
     "",
     {ANY: SPLIT_OR_FUSED},
     rules=(
-        Rule(lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)), "zero"),
+        Rule(
+            lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)),
+            says="shards states with the stages of a pipeline alone, which is ZeRO 2 (fully_shard)",
+        ),
         Rule(
             lambda one: (one.slices > 1) & ((one.sequence > 0) | (one.zero > 0)),
             says="slices no sequences of sharded layers",
