@@ -39,69 +39,34 @@ DEVICES = {
     for device in (
         Device(
             "a100",
-            312,
-            19.5,
-            2039,
-            80,
-            300,
-            25,
-            32,
-            (8, 2000),
+            *(312, 19.5, 2039, 80, 300, 25, 32, (8, 2000)),
             "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s and PCIe Gen4 64 GB/s "
             "both directions; DGX A100 640 GB: 8 of them, each with a network card of 200 Gbit/s, 2 TB system memory",
         ),
         Device(
             "h100",
-            989.4,
-            66.9,
-            3350,
-            80,
-            450,
-            50,
-            64,
-            (8, 2000),
+            *(989.4, 66.9, 3350, 80, 450, 50, 64, (8, 2000)),
             "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense (its architecture paper prints "
             "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX "
             "H100: 8 of them, each with a network card of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
             "h200",
-            989.4,
-            66.9,
-            4800,
-            141,
-            450,
-            50,
-            64,
-            (8, 2000),
+            *(989.4, 66.9, 4800, 141, 450, 50, 64, (8, 2000)),
             "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
             "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, each with a network "
             "card of 400 Gbit/s, 2 TB system memory",
         ),
         Device(
             "b200",
-            2250,
-            80,
-            8000,
-            180,
-            900,
-            50,
-            64,
-            (8, 2000),
+            *(2250, 80, 8000, 180, 900, 50, 64, (8, 2000)),
             "NVIDIA DGX B200 datasheet, an eighth of it: BFLOAT16 4.5 PFLOP/s with sparsity, half of it dense, 180 GB, "
             "8 TB/s, NVLink 1.8 TB/s and PCIe Gen5 128 GB/s both directions, each with a network card of 400 Gbit/s, 2 TB "
             "system memory; NVIDIA Blackwell architecture brief, HGX B200: FP32 80",
         ),
         Device(
             "mi300x",
-            1307.4,
-            163.4,
-            5300,
-            192,
-            64,
-            50,
-            64,
-            (8, None),
+            *(1307.4, 163.4, 5300, 192, 64, 50, 64, (8, None)),
             "AMD Instinct MI300X datasheet: bfloat16 1,307.4, FP32 matrix 163.4, 5.3 TB/s, Infinity Fabric 128 GB/s both "
             "directions a link, PCIe Gen5 128 GB/s both directions; its platform has 8; assumed: a card of 400 Gbit/s each",
         ),

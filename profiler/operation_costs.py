@@ -43,8 +43,9 @@ SOFTMAX_READS = {  # of the first argument: for the largest, for the sum, for th
 class Op:
     """One operation. flops: what a kernel does (a causal attention skips half). bytes: read and written. kind: "matrix",
     "attention" or "other". half: it computes in 16 bits. tokens, keys: of a causal attention, the sequence's length and the
-    bytes of its keys and values. scattered: it goes through memory element by element, since its tensors do not lie alike
-    or are not of one type; vectors of 16 bytes are for the others. kernels: those that it takes, where that is many."""
+    bytes of its keys and values; heads: of its queries. scattered: it goes through memory element by element, since its
+    tensors do not lie alike or are not of one type; vectors of 16 bytes are for the others. kernels: those that it takes,
+    where that is many."""
 
     name: str
     flops: int
@@ -53,6 +54,7 @@ class Op:
     half: bool
     tokens: int = 0
     keys: int = 0
+    heads: int = 0
     scattered: bool = False
     kernels: int = 1
 
@@ -171,8 +173,9 @@ def _attention(name: str, args: Any, kwargs: Any, size: int, half: bool) -> Op:
     q, k, v = args[1:4] if backward else args[:3]
     spot = 7 if backward else 4
     causal = kwargs.get("is_causal", args[spot] if len(args) > spot else False)
-    known = (q.shape[-2], _bytes(k) + _bytes(v)) if causal else ()
-    heads = q.shape[1]  # grouped keys and values are multiplied once for every query head
+    heads = q.shape[1]
+    known = (q.shape[-2], _bytes(k) + _bytes(v), heads) if causal else ()
+    # Grouped keys and values are multiplied once for every query head.
     k, v = ((*t.shape[:1], heads, *t.shape[2:]) for t in (k, v))
     shapes = (q.shape, q.shape, k, v) if backward else (q.shape, k, v)
     count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count

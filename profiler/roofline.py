@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from zbsolve.features.cuts import SEQUENCE
 from zbsolve.features.slices import SIZES
 from zbsolve.features.vocabulary import VocabularyCosts
 from zbsolve.layer import HostLink, Layer, Link, without_backwards
+from zbsolve.models.by_name import sized
 from zbsolve.models.model import Model
-from zbsolve.planner.profiled_model import TENSOR_RANKS
+from zbsolve.planner.profiled_model import SEQUENCE_PARALLEL, TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput
 
@@ -47,6 +48,7 @@ from .stage_rounds import stages_of
 from .vocabulary import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
 from .vocabulary_cut import cut_of
 
+HEADS = "heads"  # of queries in causal attention, a number that divides those of all layers; 0: there is none
 SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
 
 
@@ -63,12 +65,14 @@ class _Look:
     parameters: list[nn.Parameter]
 
 
-def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None = None, tensor_ranks: int = 1) -> Profile:
+def estimate(
+    spec: str, on: str, *, seed: int = 0, optimizer_states: str | None = None, tensor_ranks: int = 1, shards: bool = True
+) -> Profile:
     """The model called `spec` on the device called `on` (see `profiler.devices`).
 
     optimizer_states: how parameters are kept and updated (see the module of that name); None: Adam, mixed where parameters
-    have 16 bits. tensor_ranks: devices of each rank of the pipeline (see `over_tensor_ranks`). Raises BadInput, also for
-    layers that need numbers to run.
+    have 16 bits. tensor_ranks: devices of each rank of the pipeline (see `over_tensor_ranks`). shards: whether to look
+    at those of the vocabulary. Raises BadInput, also for layers that need numbers to run.
     """
     target, mode = device(on), fake_mode()
     model = load_fake(spec, seed, mode)
@@ -81,9 +85,11 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
     )
     layers = without_backwards(layers, look.through.untrained)
     sequence = sequence_fact(look.work.values())
+    heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"
     rest = partial(_layer, model, state=state, on=target)
-    vocabulary, unknown = SHARED if tensor_ranks > 1 else _vocabulary(model, look.through, mode, source, rest, target)
+    alone = shards and tensor_ranks == 1
+    vocabulary, unknown = _vocabulary(model, look.through, mode, source, rest, target) if alone else SHARED
     found = Profile(
         source,
         spec,
@@ -104,6 +110,7 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
             "measured_layers": [],
             **microbatch_facts(look.through, 1),
             **sequence,
+            **heads,
             **unknown,
         },
         {},
@@ -112,6 +119,16 @@ def estimate(spec: str, on: str, *, seed: int = 0, optimizer_states: str | None 
         vocabulary=vocabulary,
     )
     return over_tensor_ranks(found, tensor_ranks, target)
+
+
+def estimates(spec: str, on: str, sequences: Iterable[int], most: int) -> list[Profile]:
+    """What a plan takes of a model that it knows by no formula: its estimates for so many sequences a microbatch (its own
+    where its name cannot say it), each on every number of tensor ranks, up to `most`, that can be. Raises BadInput."""
+    found = [estimate(one, on, shards=False) for one in dict.fromkeys(sized(spec, number) for number in sequences)]
+    target, known = device(on), any(layer.attention_F for layer in found[0].layers)
+    whole = gcd(found[0].facts[HEADS], target.node[0]) if known else 1
+    ranks = [number for number in range(1, min(whole, most) + 1) if whole % number == 0]
+    return [over_tensor_ranks(one, number, target) for one in found for number in ranks]
 
 
 def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
@@ -229,6 +246,8 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
         raise BadInput(f"--mesh: tp is {ranks}, and a node of {on.name} has {node} devices, which it must divide")
     if not any(layer.attention_F for layer in profile.layers):
         raise BadInput("--mesh: the estimate knows no causal attention, so not what tensor ranks send each other")
+    if profile.facts[HEADS] % ranks:
+        raise BadInput(f"--mesh: tp is {ranks}, and attention has {profile.facts[HEADS]} heads, which it must divide")
     link = Link(LATENCY_US, on.link * 1e3 * LINK_SHARE)
     inputs = [profile.layers[0], *profile.layers[:-1]]
     layers = [_part(layer, before.output_bytes, ranks, link) for layer, before in zip(profile.layers, inputs, strict=True)]
@@ -237,7 +256,7 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
         source=f"{profile.source}, {ranks} tensor ranks",
         layers=tuple(layers),
         link=profile.link if ranks < node else Link(LATENCY_US, on.network * 1e3 * LINK_SHARE),
-        facts={**profile.facts, TENSOR_RANKS: ranks},
+        facts={**profile.facts, TENSOR_RANKS: ranks, SEQUENCE_PARALLEL: True},
         tied=tuple((ceil(size / ranks), group) for size, group in profile.tied),
         host=None if profile.host is None else _host(profile.host, ranks, node),
     )

@@ -26,6 +26,10 @@ from ..support.plans import A100, MEMORY, chosen
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
 
 
+# A plan counts C beside computing, and the gather of ZeRO 1 beside the next step's forwards.
+OPTIMIZER = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
+
+
 def exported(choice: Choice, to: str, **more: Any) -> Any:
     return export(choice.best.schedule, to, Options(plan=choice, **more))
 
@@ -33,19 +37,26 @@ def exported(choice: Choice, to: str, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("layout", "flags"),
     [
-        (Layout(2, 2, 2, 2, LOOP, 1, 8, sequence=1, zero=1), {"sequence_parallel": True, "use_distributed_optimizer": True}),
+        (Layout(2, 2, 2, 2, LOOP, 1, 8, sequence=1, zero=1), {"sequence_parallel": True, **OPTIMIZER}),
         (
             Layout(2, 1, 2, 2, LOOP, 2, 4, FULL),
-            {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "uniform",
+                "recompute_num_layers": 1,
+                "overlap_grad_reduce": True,
+            },
         ),
         (
             Layout(4, 1, 2, 1, SINGLE, 1, 4, zero=3),
             {
-                "use_distributed_optimizer": True,
+                **OPTIMIZER,
                 "use_megatron_fsdp": True,
                 "data_parallel_sharding_strategy": "optim_grads_params",
+                "ckpt_format": "fsdp_dtensor",  # arguments.py asserts it
             },
         ),
+        (Layout(1, 2, 2, 1, SINGLE, 1, 4, sequence=0), {}),  # nobody to exchange with
     ],
 )
 def test_megatrons_flags_say_the_whole_layout(layout: Layout, flags: dict[str, Any]) -> None:

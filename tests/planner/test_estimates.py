@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from zbsolve import preset
 from zbsolve.planner import CLUSTERS, Layout, shape_by_name
 from zbsolve.planner.bounds.space_bounds import cheap_bounds
-from zbsolve.planner.layout import FULL_OFFLOAD, SHARDED, VEE, table_of
-from zbsolve.planner.race.estimates import estimated_steps, large_steps, needless_offload
+from zbsolve.planner.candidate import unsolved
+from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, table_of
+from zbsolve.planner.race.estimates import estimated_steps, large_steps, needless_offload, room_on_a_rank
 
 V = Layout(dp=8, pp=8, chunks=2, placement=VEE, count=64, zero=1, vocabulary=SHARDED)  # of 64 devices
 
@@ -33,3 +37,29 @@ def test_steps_of_many_passes_are_large() -> None:
     many = Layout(dp=32, tp=2, pp=64, chunks=2, placement=VEE, count=128, slices=4)
     fewer = many._replace(slices=2)
     assert large_steps(table_of([V, many, fewer, fewer._replace(vocabulary=SHARDED)])).tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("chunks", "placement", "order", "recompute"),
+    [
+        (1, SINGLE, "1f1b", NONE),
+        (1, SINGLE, "1f1b", FULL),
+        (2, LOOP, "interleaved", FULL),
+        (2, VEE, "1f1b-v", FULL),
+        (5, LOOP, "interleaved", FULL),
+    ],
+)
+def test_the_room_is_that_of_the_step_which_is_solved(
+    chunks: int, placement: int, order: str, recompute: int, zero: int
+) -> None:
+    """Llama 3 70B on 256 H100s: beside activations the fullest rank has states, what is gathered and not reduced, messages,
+    and what a pass takes, with ZeRO 3 a block's parameters and gradients too."""
+    model, cluster = shape_by_name("llama3-70b"), CLUSTERS["h100"]
+    layout = Layout(8, 4, 8, chunks, placement, 1, 16, recompute, 1, zero)
+    bounds = cheap_bounds(model, table_of([layout]), cluster, cluster.memory)
+    (step,) = unsolved(model, layout, cluster, 1 << 50, (True,))
+    memory = step.solved(preset(order, step.problem)).memory()
+    kept = bounds.costs.kept.moment[0] * model.layers / 8 / chunks  # of a stage's microbatch
+    room = (cluster.memory - sum(memory.values()) + memory["activations"]) / kept
+    assert float(room_on_a_rank(bounds, cluster.memory)[0]) == pytest.approx(room, rel=0.04, abs=1)

@@ -117,6 +117,41 @@ def test_states_are_alike_by_name_and_by_profile(states: str, factor: float, by_
     assert again.state_parts == (2, by_profile, 12)
 
 
+def planned(model: str, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    """Exit code, and what is printed, of a plan for eight H100s."""
+    code = main(["plan", model, "--devices", "8", "--batch", "16", "--cluster", "h100", "--effort", "0.1", *options])
+    out = capsys.readouterr()
+    return code, out.out + out.err
+
+
+def test_a_model_that_only_the_profiler_knows_is_planned_by_its_estimates(capsys: pytest.CaptureFixture[str]) -> None:
+    """28 heads: four tensor ranks, and not eight. Estimates on tensor ranks split norms over them."""
+    model = "qwen2-7b@layers=2,length=128"
+    code, said = planned(model, capsys, "--fix", "tp=4,pp=2", "--for", "megatron")
+    assert code == 0
+    assert "layers by profiles (h100 roofline) of sequences a microbatch at tp 1: 1, 4, 32; tp 2: 1, 4, 32; tp 4" in said
+    assert "dp 1 tp 4 pp 2 single" in said
+    assert "sequence parallel, zero 0" in said
+    assert planned(model, capsys, "--fix", "tp=8") == (
+        2,
+        "zbsolve plan: no layout has tp 8: with all before tp there are 1, 2, 4\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("deepseek-tiny", "model 'deepseek-tiny': layers: field 'parameter_bytes': block0 has 145056 and block1 269984"),
+        ("qwen2-7", "model 'qwen2-7': unknown; did you mean qwen2-7b or qwen2-72b"),
+        ("gpt-3.5b", "model 'gpt-3.5b': unknown; did you mean gpt-3.6b or gpt-1.5b"),
+        ("nothing:here", "model 'nothing:here': no module named 'nothing'"),
+    ],
+)
+def test_a_model_that_is_not_planned_is_refused_by_name(model: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = planned(model, capsys)
+    assert (code, told.count("\n"), said in told) == (2, 1, True), told
+
+
 def test_sizes_between_profiles_lie_on_lines() -> None:
     model = ProfiledModel.of(profile_of(*one) for one in ((1, 1), (1, 2), (1, 8), (2, 4)))
     assert (list(model.sizes(1)), list(model.sizes(2)), list(model.sizes(4))) == ([*range(1, 9)], [4], [])

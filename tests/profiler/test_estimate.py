@@ -215,6 +215,7 @@ def test_tensor_ranks_share_times_and_bytes_and_send_hidden_states() -> None:
         ("gpt-tiny", "pp=2,tp=2", "an estimate knows tp alone"),
         ("gpt-tiny", "tp=3", "tp is 3, and a node of h100 has 8 devices"),
         ("mlp-6", "tp=2", "the estimate knows no causal attention"),
+        ("qwen2-7b@layers=1,length=64", "tp=8", "tp is 8, and attention has 28 heads, which it must divide"),
     ],
 )
 def test_tensor_ranks_that_cannot_be_are_refused(

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .tools import add_search_limits, add_workers, print_json, progress_line, saving, search_limits, searching, workers_of
+from .tools import (
+    add_search_limits,
+    add_workers,
+    need_torch,
+    print_json,
+    progress_line,
+    saving,
+    search_limits,
+    searching,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from ..planner.answers import Front
     from ..planner.candidate import Candidate
     from ..planner.cluster import Cluster
+    from ..planner.costs.layer_costs import Model
     from ..planner.plan_file import Plan
 
 _Fields = dict[str, Any]
+ESTIMATED = (1, 4, 32)  # sequences a microbatch of the estimates that a plan takes
 FURTHER_SHARE = 0.25  # of the plan's time, for each change and each point of a front
 
 
@@ -25,8 +39,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="*",
-        help="a name such as gpt-175b or llama3-70b@sequence=4096; or profile.json … of one model, each with other tensor "
-        "ranks or sequences a microbatch, whose layers' costs count",
+        help="a name such as gpt-175b or llama3-70b@sequence=4096, or any that profile --estimate takes; or profile.json … "
+        "of one model, each with other tensor ranks or sequences a microbatch, whose layers' costs count",
     )
     parser.add_argument("--devices", type=int, help="all of them")
     parser.add_argument("--batch", type=int, help="sequences a step")
@@ -93,7 +107,7 @@ def command(options: argparse.Namespace) -> int:
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
-    model, limits = model_of(options.model), search_limits(options)
+    model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), search_limits(options)
     only = parse_only(options.engine, options.fix)
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
     changed_cases(base, options.what_if)  # bad ones are said before the search
@@ -132,6 +146,28 @@ def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[s
         front = plan_front(found, *over, **limits)
         found, texts, fields = front.plan, [*texts, front_as_text(front)], {**fields, "front": front.to_json()}
     return found, texts, fields
+
+
+def _estimated(spec: str, cluster: Cluster) -> Model:
+    """A model that `profile` knows by this name, by its estimates on the cluster's devices. Raises BadInput."""
+    from ..planner.profiled_model import ProfiledModel
+    from ..planner.shape import shape_by_name
+
+    need_torch()
+    from profiler.devices import DEVICES
+    from profiler.roofline import estimates
+
+    from ..models.by_name import NAMES, knows
+
+    if not knows(spec):
+        return shape_by_name(spec, NAMES)  # says what is known
+    if cluster.name not in DEVICES:
+        raise BadInput(
+            f"model '{spec[:60]}': estimates know no cluster '{cluster.name}', but {', '.join(DEVICES)}: profile it"
+        )
+    with redirect_stdout(sys.stderr):  # whatever the model prints
+        found = estimates(spec, cluster.name, ESTIMATED, cluster.node)
+    return ProfiledModel.of(found, [f"model '{spec[:60]}'"] * len(found))
 
 
 def _cluster(said: str) -> Cluster:

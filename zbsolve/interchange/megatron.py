@@ -31,14 +31,14 @@ RECOMPUTED: Mapping[int, dict[str, int | str | bool]] = {
     SELECTIVE: {"recompute_granularity": "selective"},
     FULL: {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
-# ZeRO by its stage: Megatron's distributed optimizer is the first, its FSDP the others.
-FSDP: dict[str, int | str | bool] = {"use_distributed_optimizer": True, "use_megatron_fsdp": True}
-SHARDED: tuple[dict[str, int | str | bool], ...] = (
-    {},
-    {"use_distributed_optimizer": True},
-    {**FSDP, "data_parallel_sharding_strategy": "optim_grads"},
-    {**FSDP, "data_parallel_sharding_strategy": "optim_grads_params"},
-)
+# ZeRO by its stage: Megatron's distributed optimizer is 1, its FSDP 3. Plans count exchanges beside computing.
+OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+FSDP: dict[str, int | str | bool] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+SHARDED: Mapping[int, dict[str, int | str | bool]] = {
+    0: {"overlap_grad_reduce": True},
+    1: {"use_distributed_optimizer": True, **OVERLAPPED},
+    3: {"use_distributed_optimizer": True, **OVERLAPPED, **FSDP, "ckpt_format": "fsdp_dtensor"},
+}
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -60,8 +60,9 @@ def write(schedule: Schedule, options: Options) -> Export:
     said = (
         () if options.layers else (f"the first of {len(letters)} layers is the embedding, the last the loss; else --layers",)
     )
-    batch = f"a global batch of {count} microbatches; experts on several tensor ranks want --sequence-parallel, too"
-    batch = batch if plan is None else f"{plan.best.layout.devices} devices"
+    batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
+    if plan is None or plan.best.layout.tp > 1 > plan.best.layout.sequence:
+        batch += "; experts on several tensor ranks want --sequence-parallel, too"
     notes = (
         f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
         f"flags: {flags} (with {batch}; none of the other flags that share layers out)",
@@ -84,7 +85,7 @@ def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
     }
     if layout.sequence:
         found["sequence_parallel"] = True
-    return found | RECOMPUTED[layout.recompute] | SHARDED[layout.zero]
+    return found | RECOMPUTED[layout.recompute] | (SHARDED[layout.zero] if layout.dp > 1 else {})
 
 
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:

@@ -23,6 +23,8 @@ from .own_batches import batches_of
 from .presets import PRESETS, STAND_IN, mlp
 from .published_models import PUBLISHED, published_model
 
+NAMES = (*PRESETS, *PUBLISHED)
+
 
 def load(spec: str, seed: int = 0) -> Model:
     """The model called `spec`: a preset (`gpt-tiny`, or a published one such as `llama3-8b@layers=2,length=512`),
@@ -47,11 +49,24 @@ def load(spec: str, seed: int = 0) -> Model:
         return mlp(seed, int(match[1]), spec)
     if ":" in spec:
         return _own(spec, seed)
-    known = [*PRESETS, *PUBLISHED]
     if name in PRESETS:
         raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
-    hint = did_you_mean(name, known, 3)
-    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(known)}, mlp-N; or your own as module:function)")
+    hint = did_you_mean(name, NAMES, 3)
+    raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(NAMES)}, mlp-N; or your own as module:function)")
+
+
+def knows(spec: str) -> bool:
+    """Whether it is a name that `load` looks for further."""
+    return ":" in spec or STAND_IN.fullmatch(spec) is not None or spec.partition("@")[0] in NAMES
+
+
+def sized(spec: str, batch: int) -> str:
+    """The name of the same model with so many sequences a microbatch; as it is where it says them, or cannot."""
+    head, brace, said = spec.rpartition("}")
+    name, _, setting = said.partition("@")
+    if "batch=" in setting or not (spec.startswith("hf:") or spec.partition("@")[0] in PUBLISHED):
+        return spec
+    return f"{head}{brace}{name}@{setting}{',' if setting else ''}batch={batch}"
 
 
 def _own(spec: str, seed: int) -> Model:

@@ -121,10 +121,7 @@ class Target:
 
 TARGETS = (
     Target(
-        "torch-csv",
-        "torch-csv",
-        "2.13",
-        "CSV",
+        *("torch-csv", "torch-csv", "2.13", "CSV"),
         {ANY: SPLIT_OR_FUSED},
         numbered_by=-1,
         by_rank=True,
@@ -132,10 +129,7 @@ TARGETS = (
         gradients=2,
     ),
     Target(
-        "torchtitan",
-        "torchtitan",
-        "0.3.0",
-        "CSV",
+        *("torchtitan", "torchtitan", "0.3.0", "CSV"),
         {"single": SPLIT_OR_FUSED, "loop": SPLIT_OR_FUSED, "vee": SPLIT_OR_FUSED},
         numbered_by=-1,
         has_plan=True,
@@ -143,10 +137,7 @@ TARGETS = (
         rules=PLAIN,
     ),
     Target(
-        "jaxpp",
-        "JaxPP",
-        "0.9.2",
-        "Python",
+        *("jaxpp", "JaxPP", "0.9.2", "Python"),
         {ANY: SPLIT_OR_FUSED},
         in_order=SPLIT_OR_FUSED,
         mixed=False,
@@ -154,39 +145,28 @@ TARGETS = (
     ),
     Target("deepspeed", "DeepSpeed", "0.19.8", "Python", {"single": FUSED}, in_order=("F",), has_layers=True),
     Target(
-        "colossalai",
-        "ColossalAI",
-        "0.5.0",
-        "Python or JSON",
+        *("colossalai", "ColossalAI", "0.5.0", "Python or JSON"),
         {"vee": SPLIT_OR_FUSED},
         in_order=SPLIT_OR_FUSED,
         groups=True,
         has_layers=True,
     ),
     Target(
-        "primus",
-        "Primus",
-        "August 2026",
-        "Python or JSON",
+        *("primus", "Primus", "August 2026", "Python or JSON"),
         {"single": SPLIT_OR_FUSED, "loop": FUSED, "vee": SPLIT_OR_FUSED},
         in_order=("F",),
     ),
     Target(
-        "megatron",
-        "Megatron",
-        "core 0.16.1",
-        "JSON",
+        *("megatron", "Megatron", "core 0.16.1", "JSON"),
         {"single": FUSED, "loop": FUSED},
         orders=("1F1B", "interleaved 1F1B in groups of g"),
         has_layers=True,
         has_plan=True,
-        rules=PLAIN,
+        # Its distributed optimizer is ZeRO 1. Its FSDP gathers and reduces layer by layer in each microbatch: ZeRO 3.
+        rules=(Rule(lambda one: one.zero == 2, "zero"), *PLAIN),
     ),
     Target(
-        "galvatron",
-        "Galvatron",
-        "2.4.1",
-        "JSON",
+        *("galvatron", "Galvatron", "2.4.1", "JSON"),
         {"single": FUSED},
         orders=("1F1B",),
         has_layers=True,
@@ -211,7 +191,10 @@ OWN = Target(
     "",
     {ANY: SPLIT_OR_FUSED},
     rules=(
-        Rule(lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)), "zero"),
+        Rule(
+            lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)),
+            says="shards states with the stages of a pipeline alone, which is ZeRO 2 (fully_shard)",
+        ),
         Rule(
             lambda one: (one.slices > 1) & ((one.sequence > 0) | (one.zero > 0)),
             says="slices no sequences of sharded layers",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from ..util.errors import BadInput
 from ..util.files import checked
 from .costs.layer_costs import Model
 from .profiled_model import ProfiledModel
-from .shape import Shape, shape_by_name
+from .shape import SHAPES, Shape, shape_by_name
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -24,8 +24,8 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
     gradients: Literal[2, 4] = 2
 
 
-def model_of(said: Sequence[str]) -> Model:
-    """A published model by its name, or one by profiles in files. Raises BadInput."""
+def model_of(said: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
+    """A published model by its name, or one by profiles in files. elsewhere: finds one of another name. Raises BadInput."""
     files = [name for name in said if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
         if len(files) < len(said):
@@ -34,7 +34,7 @@ def model_of(said: Sequence[str]) -> Model:
         return ProfiledModel.of([Profile.load(path) for path in files], files)
     if len(said) > 1:
         raise BadInput(f"model: {', '.join(said)[:80]}: name one, or profiles of one")
-    return shape_by_name(said[0])
+    return shape_by_name(said[0]) if said[0].partition("@")[0] in SHAPES else elsewhere(said[0])
 
 
 def model_to_json(model: Model) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .layout import FULL, NONE
 from .shape import FLOAT
 
 MICROBATCH, SEQUENCES, TOKENS, TENSOR_RANKS, MESH = "microbatch", "sequences", "tokens", "tensor_ranks", "mesh"
+SEQUENCE_PARALLEL = "sequence_parallel"  # norms are split over tensor ranks too
 STATES = "states"  # how parameters are kept, and what says: in 16 bits beside a master copy, with gradients of 32 bits
 MIXED, FLOAT_GRADIENTS = "mixed", "float-gradients"
 
@@ -152,7 +153,8 @@ class ProfiledModel:
     @property
     def source(self) -> str:
         """Where the layers' costs come from: what was profiled, at which tensor ranks and sizes, what lies between."""
-        sources = ", ".join(dict.fromkeys(profile.source.removeprefix("estimated: ") for profile in self.profiles))
+        named = (one.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for one in self.profiles)
+        sources = ", ".join(dict.fromkeys(", ".join(part for part in one if not part.isdecimal()) for one in named))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
         gaps = any(b - a > 1 for row in self.points.values() for a, b in pairwise(row))
         off = "by an unknown error" if self.error is None else f"off by up to {self.error:.1%} where that is known"
@@ -166,13 +168,14 @@ class ProfiledModel:
         return NONE, FULL
 
     def sequence_parallel(self, tp: int) -> tuple[int, ...]:
-        """As it was profiled, which counts as without."""
-        return (0,)
+        """As it was profiled: with it where the facts say so, as estimates on tensor ranks do."""
+        return (int(any(tp == one.facts[TENSOR_RANKS] and SEQUENCE_PARALLEL in one.facts for one in self.profiles)),)
 
     @property
     def left_out(self) -> str:
         """What of the space is not looked at, since its cost is not known."""
-        rows = "; ".join(f"tp {tp} with {min(row)} to {max(row)} sequences" for tp, row in self.points.items())
+        sizes = {tp: dict.fromkeys((min(row), max(row))) for tp, row in self.points.items()}
+        rows = "; ".join(f"tp {tp} with {' to '.join(map(str, ends))} sequences" for tp, ends in sizes.items())
         return f"all that no profile tells: other than {rows} a microbatch, selective recompute, a sharded vocabulary"
 
     def flops(self, sequences: int) -> float | None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -188,16 +189,18 @@ SHAPES = {
 CHANGED = tuple(field.name for field in fields(Shape) if field.type == "int")
 
 
-def shape_by_name(spec: str) -> Shape:
+def shape_by_name(spec: str, others: Sequence[str] = ()) -> Shape:
     """A published model.
 
     spec: its name, or `name@field=number,…`.
+    others: names of models that are no shapes, for errors.
 
     Raises BadInput with near names.
     """
     name, at, said = spec.partition("@")
     if name not in SHAPES:
-        raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, SHAPES)} (models: {', '.join(SHAPES)})")
+        known = [*dict.fromkeys((*SHAPES, *others))]
+        raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, known, 3)} (models: {', '.join(known)})")
     changes: dict[str, Any] = {}
     for part in said.split(",") if at else ():
         what, _, number = (word.strip() for word in part.partition("="))

@@ -32,7 +32,7 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
-    away, room = _AWAY[layout.offload], _room(bounds, memory)
+    away, room = _AWAY[layout.offload], room_on_a_rank(bounds, memory)
     needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
     slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
     fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
@@ -54,7 +54,7 @@ def large_steps(layout: Layout) -> NDArray[np.bool_]:
 def needless_offload(bounds: SpaceBounds, memory: int) -> NDArray[np.bool_]:
     """Layouts that move activations to host memory though known schedules without fit."""
     layout = bounds.layout
-    needless: NDArray[np.bool_] = (layout.offload > 0) & (_needed(layout) * layout.chunks <= _room(bounds, memory))
+    needless: NDArray[np.bool_] = (layout.offload > 0) & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory))
     return needless
 
 
@@ -68,13 +68,16 @@ def _needed(layout: Layout) -> NDArray[np.float64]:
     return needed
 
 
-def _room(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
+def room_on_a_rank(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     """Microbatches of a stage whose activations fit on a rank."""
     layout, costs = bounds.layout, bounds.costs
     blocks = costs.blocks / layout.pp
     kept = costs.kept.moment * np.where(layout.offload > 0, layout.chunks, 1)
-    states = blocks * (costs.states + costs.gathered) + costs.table_states
-    room: NDArray[np.float64] = np.floor((memory - states) / (blocks / layout.chunks * kept))
+    # From its first B on a stage has gathered parameters and gradients beside what it keeps, a table as a block does.
+    gathered = 1 + (costs.gathered + costs.unreduced) / np.maximum(costs.states, 1)
+    fixed = (blocks * costs.states + costs.table_states) * gathered + costs.shard.states
+    inside = np.maximum(costs.transient, costs.shard.transient) + 2 * layout.chunks * costs.waiting
+    room: NDArray[np.float64] = np.floor((memory - fixed - inside) / (blocks / layout.chunks * kept))
     return room
 
 
