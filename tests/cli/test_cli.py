@@ -245,7 +245,7 @@ def test_missing_and_truncated_files(tmp_path, capsys):
 
 
 def test_what_went_says_what_to_write_now(capsys):
-    for command, instead in gone.COMMANDS.items():
+    for command, instead in gone.REMOVED.items():
         assert main([command, "p.json"]) == 2
         assert capsys.readouterr().err == f"zbsolve {command}: went: {instead}\n"
     for commands, options, instead in gone.OPTIONS:
@@ -254,7 +254,7 @@ def test_what_went_says_what_to_write_now(capsys):
                 assert main([command, f"{option}=1"]) == 2
                 assert capsys.readouterr().err == f"zbsolve {command}: {option} went: {instead}\n"
     (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
-    assert not known.choices.keys() & gone.COMMANDS.keys()
+    assert not known.choices.keys() & gone.REMOVED.keys()
     for commands, options, _ in gone.OPTIONS:
         assert all(not known.choices[one]._option_string_actions.keys() & set(options.split()) for one in commands.split())
 

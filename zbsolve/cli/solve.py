@@ -14,6 +14,7 @@ from ..util.errors import BadInput, ZbsolveError
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
 from .tools import (
+    add_outputs,
     add_search_limits,
     add_workers,
     method_of,
@@ -70,14 +71,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
     )
-    parser.add_argument("--json", action="store_true", help="the certificate, table or frontier as JSON on standard output")
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        help="schedule.json, or - for standard output; of several methods also x.html, .svg, .pdf or .png; of a frontier "
-        "these, or x.json, or folder/ for the schedules of all points; may be given more than once",
+    add_outputs(
+        parser,
+        "the certificate, table or frontier",
+        "schedule.json, or - for standard output; of several methods also x.html, .svg, .pdf or .png; of a frontier "
+        "these, or x.json, or folder/ for the schedules of all points",
     )
 
 

@@ -62,6 +62,12 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_outputs(parser: argparse.ArgumentParser, json: str, files: str) -> None:
+    """Where results go: what is printed as JSON, and what files may be written."""
+    parser.add_argument("--json", action="store_true", help=f"{json} as JSON on standard output")
+    parser.add_argument("-o", "--output", action="append", default=[], help=f"{files}; may be given more than once")
+
+
 def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
     """The workers that the command line asks for; a line on standard error tells where one dies. threads: that one search
     takes where seconds are the limit. Starting processes takes a second or two, so a short search has none where nobody
