@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kinds import TABLE
 from ..layer import layer_ranges
 from ..partition.by_name import Partitioned
 from ..partition.stage_costs import StageCosts
@@ -13,22 +12,7 @@ from ..profile.profile import Profile
 from ..util.text import aligned, counted, printable, times_note
 from .pages import render
 from .profile_meaning import meaning, stages
-from .profile_rows import (
-    COLOURS,
-    UNSURE,
-    Units,
-    bar_rows,
-    copy_rows,
-    layer_rows,
-    link_rows,
-    overheads_line,
-    pair_rows,
-    ratio_line,
-    slice_rows,
-    stage_rows,
-    units_of,
-    vocabulary_rows,
-)
+from .profile_rows import further_rows, layer_rows, link_rows, overheads_line, picture, ratio_line, stage_rows, units_of
 from .sentences import host_lines
 
 
@@ -54,7 +38,7 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
     lines = [*banner(profile), *aligned(layer_rows(profile, units)), ratio_line(profile), *host_lines(profile, ranks)]
     lines += _warnings(profile)
     lines += [line] if (line := overheads_line(profile)) else []
-    for rows in _others(profile, units):
+    for rows in further_rows(profile, units):
         lines += ["", *aligned(rows)]
     return "\n".join([*lines, "", *below] if below else lines) + "\n"
 
@@ -63,7 +47,6 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
     """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
     found = stages(profile, ranks)
     units = units_of(profile, found)
-    bars = bar_rows(profile, units)
     return render(
         "profile.html",
         title=printable(f"Profile: {profile.title}"),
@@ -71,24 +54,15 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
         facts=printable(_facts(profile)),
         warnings=[*_warnings(profile), *filter(None, [overheads_line(profile)])],
         units=units,
-        bars=bars,
-        keys=[(TABLE[kind].colour, f"{kind} {TABLE[kind].words}") for kind in ("F", "B", "W", "BW")],
-        kept=[(colour, what) for what, colour in COLOURS.items()],
-        unsure=f"{UNSURE:.0%}" if any(bar.unsure for row in bars for line in row.times for bar in line) else "",
+        **picture(profile, units),
         ranks=ranks,
         meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
         stages=stage_rows(profile, found, units),
         layers=layer_rows(profile, units),
         ratio=ratio_line(profile),
         links=link_rows(profile, units),
-        others=_others(profile, units),
+        others=further_rows(profile, units),
     )
-
-
-def _others(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
-    """The tables of what not every profile has."""
-    found = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
-    return [rows for rows in found if len(rows) > 1]
 
 
 def _facts(profile: Profile) -> str:

@@ -6,10 +6,10 @@ The first row of a table is the header. Times and bytes of layers, stages and sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,14 +27,8 @@ MORE = {"message": "message", "all-to-all": "all_to_all", "frozen": "frozen_byte
 DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
 AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
-SIZED = {
-    "until B": "held_until_B",
-    "until W": "held_until_W",
-    "from B": "held_from_B",
-    "transient": "transient",
-    "parameters": "parameter_bytes",
-    "output": "output_bytes",
-}
+SIZED = {"until B": "held_until_B", "until W": "held_until_W", "from B": "held_from_B"}
+SIZED |= {"transient": "transient", "parameters": "parameter_bytes", "output": "output_bytes"}
 UNSURE = 0.05  # of a median: where half of its 95 % interval is wider, the time is marked
 COLOURS = {"until B": TABLE["B"].colour, "until W": TABLE["W"].colour, "parameters": "#888"}
 
@@ -61,7 +55,7 @@ def _digits(value: float) -> str:
     return f"{value:,.{2 - math.floor(math.log10(value)) if value < 0.1 else 3}f}"
 
 
-def units_of(profile: Profile, stages: Iterable[PlainStage] = ()) -> Units:
+def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
     """The units of the largest time and the largest bytes of any layer, and of any of the stages."""
     times = [getattr(layer, kind) for layer in profile.layers for kind in TIMED]
     sizes = [getattr(layer, size) for layer in profile.layers for size in SIZED.values()]
@@ -106,8 +100,7 @@ def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
     return median_error(samples) if len(samples) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A part of a row of the picture: what it is, its colour, its number in words, where it begins and how long it is as
     parts of the row, and whether its number is not known well."""
 
@@ -119,49 +112,59 @@ class Bar:
     unsure: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BarRow:
+class BarRow(NamedTuple):
     """A layer in the picture, equal neighbours in one: bars of F, B, W and below them of BW, which begins where F ends;
     (B + W) / BW, "" where one is not known, and whether it is far from 1; bars of what F keeps, and below of parameters."""
 
     name: str
-    times: tuple[tuple[Bar, ...], ...]
+    times: tuple[list[Bar], list[Bar]]
     ratio: str
     odd: bool
-    sizes: tuple[tuple[Bar, ...], ...]
+    sizes: tuple[list[Bar], list[Bar]]
 
 
 def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
     """The picture: all times on one scale, and all bytes."""
-    layers, found = profile.layers, []
-    longest = max(one.F + max(one.B + one.W, one.BW) for one in layers) or 1.0
-    largest = max(max(one.held_until_B + one.held_until_W, one.parameter_bytes) for one in layers) or 1
-    for name, layer in _runs(profile):
-        ends = {"F": 0.0, "B": layer.F, "W": layer.F + layer.B, "BW": layer.F}
-        times = {kind: _time_bar(profile, layer, kind, ends[kind], longest, units) for kind in ends if getattr(layer, kind)}
-        begin = {"until B": 0, "until W": layer.held_until_B, "parameters": 0}
-        sizes = {
-            what: Bar(what, COLOURS[what], units.of_bytes(size), at / largest, size / largest)
-            for what, at in begin.items()
-            if (size := getattr(layer, SIZED[what]))
-        }
-        ratio = (layer.B + layer.W) / layer.BW if layer.BW and layer.B + layer.W else 0.0
+    found = []
+    longest = max(one.F + max(one.B + one.W, one.BW) for one in profile.layers) or 1.0
+    largest = max(max(one.held_until_B + one.held_until_W, one.parameter_bytes) for one in profile.layers) or 1
+
+    def time(layer: Layer, kind: str, begin: float) -> list[Bar]:
+        said, us = _time(profile, layer, kind, units), getattr(layer, kind)
+        unsure = (_error(profile, layer, kind) or 0.0) > UNSURE
+        return [Bar(kind, TABLE[kind].colour, said, begin / longest, us / longest, unsure)] if us else []
+
+    def size(layer: Layer, what: str, begin: int = 0) -> list[Bar]:
+        held = getattr(layer, SIZED[what])
+        return [Bar(what, COLOURS[what], units.of_bytes(held), begin / largest, held / largest)] if held else []
+
+    for name, one in _runs(profile):
+        apart = time(one, "F", 0.0) + time(one, "B", one.F) + time(one, "W", one.F + one.B)
+        kept = size(one, "until B") + size(one, "until W", one.held_until_B)
+        ratio = (one.B + one.W) / one.BW if one.BW else 0.0
         odd = bool(ratio) and not SHORT_SPLIT <= ratio <= LONG_SPLIT
-        rows = (tuple(times[one] for one in line if one in times) for line in (("F", "B", "W"), ("BW",)))
-        kept = (tuple(sizes[one] for one in line if one in sizes) for line in (("until B", "until W"), ("parameters",)))
-        found.append(BarRow(name, tuple(rows), f"{ratio:.3f}" if ratio else "", odd, tuple(kept)))
+        times, sizes = (apart, time(one, "BW", one.F)), (kept, size(one, "parameters"))
+        found.append(BarRow(name, times, f"{ratio:.3f}" if ratio else "", odd, sizes))
     return found
 
 
-def _time_bar(profile: Profile, layer: Layer, kind: str, begin: float, longest: float, units: Units) -> Bar:
-    time = getattr(layer, kind)
-    unsure = (_error(profile, layer, kind) or 0.0) > UNSURE
-    return Bar(kind, TABLE[kind].colour, _time(profile, layer, kind, units), begin / longest, time / longest, unsure)
+def picture(profile: Profile, units: Units) -> dict[str, Any]:
+    """What the page needs of the picture: its rows, what its colours mean, and what is hatched where something is."""
+    rows = bar_rows(profile, units)
+    unsure = any(bar.unsure for row in rows for line in row.times for bar in line)
+    keys = [(TABLE[kind].colour, f"{kind} {TABLE[kind].words}") for kind in TIMED[:4]]
+    kept = [(colour, what) for what, colour in COLOURS.items()]
+    return {"bars": rows, "keys": keys, "kept": kept, "unsure": f"{UNSURE:.0%}" if unsure else ""}
 
 
-def stage_rows(profile: Profile, found: Iterable[PlainStage], units: Units) -> list[tuple[str, ...]]:
+def further_rows(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
+    """The tables of what not every profile has."""
+    found = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
+    return [rows for rows in found if len(rows) > 1]
+
+
+def stage_rows(profile: Profile, found: Sequence[PlainStage], units: Units) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
-    found = tuple(found)
     timed = ("F", "B", "W", "BW", "message", *(("all_to_all",) if any(row.all_to_all for row in found) else ()))
     sized = {"one microbatch": "held", "parameters, states": "fixed", "messages, inside passes": "moving"}
     heads = (f"{field.replace('_', '-')} {units.time}" for field in timed)
