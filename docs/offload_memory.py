@@ -13,8 +13,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from panels import Look, Panel
+
 from zbsolve.show.pictures.drawing import Drawing, Mark, Words
-from zbsolve.show.pictures.panels import Look, Panel
 from zbsolve.show.pictures.svg import to_svg
 
 DOCS = Path(__file__).parent

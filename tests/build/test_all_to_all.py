@@ -17,9 +17,9 @@ from zbsolve.profile.changes import drift
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.schedule import Schedule
 from zbsolve.show.gallery import exhibits, gallery_as_page
-from zbsolve.show.profile_meaning import meaning
+from zbsolve.show.profile_meaning import meaning, stages
 from zbsolve.show.profile_report import profile_as_page, profile_as_text
-from zbsolve.show.profile_rows import layer_rows, stage_rows
+from zbsolve.show.profile_rows import layer_rows, stage_rows, units_of
 from zbsolve.show.run_text import drift_as_text
 from zbsolve.systems import PRESETS, preset
 from zbsolve.systems.problems import problem_for
@@ -181,9 +181,10 @@ def test_the_report_of_a_profile_counts_them(p):
     waits = f"take up to 20 µs a microbatch (stage 0); 1F1B waits {format_time(hidden)} for them"
     assert waits in said[-1]
     assert "meanwhile do not" in said[-1]
-    head, first, *_ = layer_rows(profile)
+    head, first, *_ = layer_rows(profile, units_of(profile))
     assert (head[-1], first[-1]) == ("all-to-all µs", "10.0")
-    assert [row[-1] for row in stage_rows(profile, p)] == ["all-to-all µs", *["10"] * p]
+    table = stage_rows(profile, stages(profile, p), units_of(profile))
+    assert [row[table[0].index("all-to-all µs")] for row in table[1:]] == ["10.0"] * p
     long = replace(profile, layers=tuple(replace(layer, all_to_all=500.0) for layer in layers))
     assert "no schedule hides them all" in meaning(long, p, 8)[-1]
     assert f"({format_time(8 * 1000.0)}, the busiest rank's work or all-to-alls)" in meaning(long, p, 8)[0]

@@ -245,8 +245,34 @@ def test_missing_and_truncated_files(tmp_path, capsys):
         assert "zbsolve import reads orders by hand" in capsys.readouterr().err
 
 
+def test_pictures_of_what_solve_found(tmp_path, capsys):
+    """Of a step whose passes are too many to be drawn: its round. Who draws nothing refuses the ending, before any work."""
+    given, out, page = (str(tmp_path / name) for name in ("given.json", "out.json", "out.html"))
+    assert main(["numbers", "--ranks", "2", "--F", "2ms", "--B", "2ms", "--W", "1ms", "-o", given]) == 0
+    step = ["solve", given, "--ranks", "2", "--effort", "0.1", "-o", page, "-o", out]
+    for microbatches, passes in (("4", "24 passes"), ("600000", "part of a step of 600,000 microbatches")):
+        assert main([*step, "--microbatches", microbatches]) == 0
+        assert passes in (tmp_path / "out.html").read_text()
+        capsys.readouterr()
+        assert main(["show", out]) == 0
+        assert passes in capsys.readouterr().out
+    for command in (["check", out, "-o", page], ["plan", "-o", str(tmp_path / "x.svg")]):
+        assert main(command) == 2
+        assert f"{command[-1]}: '{command[0]}' writes no such picture" in capsys.readouterr().err
+
+
+def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, monkeypatch):
+    given, out = str(tmp_path / "given.json"), tmp_path / "out.json"
+    assert main(["numbers", "--ranks", "2", "--F", "2ms", "--B", "2ms", "--W", "1ms", "-o", given]) == 0
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    step = ["solve", given, "--ranks", "2", "--microbatches", "2", "--effort", "0.1"]
+    assert main([*step, "-o", str(tmp_path / "x.pdf"), "-o", str(out)]) == 2
+    assert "PDF and PNG need matplotlib" in capsys.readouterr().err
+    assert out.exists()
+
+
 def test_what_went_says_what_to_write_now(capsys):
-    for command, instead in gone.COMMANDS.items():
+    for command, instead in gone.REMOVED.items():
         assert main([command, "p.json"]) == 2
         assert capsys.readouterr().err == f"zbsolve {command}: went: {instead}\n"
     for commands, options, instead in gone.OPTIONS:
@@ -255,7 +281,7 @@ def test_what_went_says_what_to_write_now(capsys):
                 assert main([command, f"{option}=1"]) == 2
                 assert capsys.readouterr().err == f"zbsolve {command}: {option} went: {instead}\n"
     (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
-    assert not known.choices.keys() & gone.COMMANDS.keys()
+    assert not known.choices.keys() & gone.REMOVED.keys()
     for commands, options, _ in gone.OPTIONS:
         assert all(not known.choices[one]._option_string_actions.keys() & set(options.split()) for one in commands.split())
 

@@ -14,8 +14,9 @@ from ..support.house import ROOT
 
 
 @pytest.mark.parametrize(("script", "picture"), [("offload_memory", "offload_memory"), ("contexts_picture", "contexts")])
-def test_pictures_of_benchmarks_show_the_kept_results(script: str, picture: str) -> None:
+def test_pictures_of_benchmarks_show_the_kept_results(script: str, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a new measurement: `python docs/SCRIPT.py` writes it anew."""
+    monkeypatch.syspath_prepend(ROOT / "docs")  # as for a script that is run
     drawn = runpy.run_path(str(ROOT / "docs" / f"{script}.py"))["picture"]()
     assert drawn == (ROOT / "docs" / f"{picture}.svg").read_text(encoding="utf-8")
 

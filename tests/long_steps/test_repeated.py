@@ -27,12 +27,14 @@ from zbsolve.long_steps import files
 from zbsolve.long_steps.check import violations
 from zbsolve.long_steps.files import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
+from zbsolve.long_steps.shown import schedule_to_show
 from zbsolve.long_steps.simulation import earliest_starts, peaks, value_of
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show.solved_text import repeated_as_text
 from zbsolve.systems import preset
 from zbsolve.systems.long_steps import lane_order, long_systems_of
+from zbsolve.util.text import format_time
 
 from ..support.profiles import equal_layers
 from ..support.unrolled_rounds import judge
@@ -77,6 +79,28 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         assert whole.order[long.streams[1]] == tuple(short.names_of(1))
     assert long.certificate.value == value_of_whole(long)
     assert bound_of_many(long.one, long.microbatches).value == long.certificate.bound
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_picture_leaves_out_rounds_and_nothing_else(name: str) -> None:
+    """Every pass of the part starts as in the step of few microbatches, or so many periods earlier as rounds are left out
+    before it; the whole's makespan is the part's and a period for each round that is left out."""
+    long = solved(name)
+    part = schedule_to_show(long, "x.json")
+    count, every, period = part.problem.microbatches, long.round.every, long.round.period
+    assert verify(part.problem, part) == ()
+    assert replace(part.problem, source="") == step(name, count)
+    whole, short = (one.timeline().start.reshape(-1, n) for one, n in ((long.sample(), long.few), (part, count)))
+    out = (long.few - count) // every
+    assert out > 0
+    assert ((short == whole[:, :count]) | (short == whole[:, out * every :] - out * period)).all()
+    assert value_of_whole(long) == part.timeline().value + (out + long.further) * period
+    assert (
+        f"2,000,000 microbatches and {format_time(value_of_whole(long))}: {out + long.further:,} of its"
+        in part.problem.source
+    )
+    few = replace(long, microbatches=long.few, certificate=None)
+    assert schedule_to_show(few, "x.json").problem == few.unrolled().problem
 
 
 def test_with_all_its_passes_its_bound_is_proven_again_from_one_microbatch() -> None:

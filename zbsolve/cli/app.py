@@ -18,7 +18,7 @@ from typing import NoReturn
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
 from .gone import what_instead
-from .tools import ends_on_sigterm, progress_line, under_torchrun
+from .tools import PICTURES, ends_on_sigterm, progress_line, under_torchrun
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exception(error)
             print(end=f"\nthe traceback of that rank:\n{error.details}\n" if error.details else "", file=sys.stderr)
-        for one in (error, *getattr(error, "others", ())):
+        for one in (error, *error.others):
             print(f"zbsolve {options.name}: {one}{_kept_elsewhere(one)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, SystemError) as error:
@@ -107,6 +107,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
     for path in outputs:
         if getattr(options, "frontier", None) is None or not (path.endswith("/") or os.path.isdir(path)):
             check_writable(path)
+        if path.endswith(PICTURES) and not path.endswith(DRAWN.get(options.name, ())):
+            raise BadInput(f"{path}: '{options.name}' writes no such picture; 'show' draws what is in a file")
     if "-" in outputs and getattr(options, "json", False):
         raise BadInput("--json and -o - both want standard output: choose one")
 
@@ -138,6 +140,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 # the CPU time of a short command.
 MODELS = ("profile", "run")
 DEBUG = "--debug"
+DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures that commands write
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",

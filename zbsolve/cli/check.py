@@ -1,4 +1,4 @@
-"""`zbsolve check`: verify a schedule from its file alone."""
+"""`zbsolve check`: verify a schedule from its file alone; its steady state; is it still good by a new profile."""
 
 from __future__ import annotations
 
@@ -277,10 +277,7 @@ def _profile_lines(options: argparse.Namespace, found: StillGood) -> list[str]:
     name, by = options.schedule, f"by the times of {options.profile}"
     if found.wrong:
         return [f"{name}: does not hold {by}: {found.wrong}"]
-    lines = [
-        f"{name}: holds {by}",
-        f"it takes {format_time(found.value)}, and {format_time(found.before)} by its own times",
-    ]
+    lines = [f"{name}: holds {by}", f"it takes {format_time(found.value)}, and {format_time(found.before)} by its own times"]
     at_most = format_gap(1 - found.bound / found.value if found.value else 0.0)
     proven = f"proven: at most {at_most} less is possible"
     if found.bound >= found.value:

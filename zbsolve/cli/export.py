@@ -24,9 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--to", choices=[one.name for one in TARGETS], help="which engine's file; see --list")
     what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
     parser.add_argument(
-        "--or-best",
-        action="store_true",
-        help="where the engine cannot express the schedule: write its best order",
+        "--or-best", action="store_true", help="where the engine cannot express the schedule: write its best order"
     )
     parser.add_argument(
         "--defer-recv",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-COMMANDS = {
+REMOVED = {
     "frontier": "write zbsolve solve profile.json … --frontier [POINTS]",
     "partition": "zbsolve show profile.json --ranks N shows the partitions, and solve --partition alpa takes one",
     "period": "write zbsolve check schedule.json --period",
@@ -48,8 +48,8 @@ OPTIONS = (
 
 def what_instead(command: str, given: Sequence[str]) -> str:
     """What to write in place of a command, or of the first of its options, that went; "" where none did."""
-    if command in COMMANDS:
-        return f"went: {COMMANDS[command]}"
+    if command in REMOVED:
+        return f"went: {REMOVED[command]}"
     said = [word.partition("=")[0] for word in given]
     return next(
         (

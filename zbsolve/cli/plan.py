@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from .tools import (
+    add_outputs,
     add_search_limits,
     add_workers,
     need_torch,
@@ -75,14 +76,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
     )
     add_workers(parser)
-    parser.add_argument("--json", action="store_true", help="the plans within 1 %% as JSON on standard output")
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        help="plan.json, which solve, run, export and show read, or - for standard output; x.html: a page of the space, "
-        "value and bound of each layout, and by what it was pruned; without a model: the cluster. May be given again",
+    add_outputs(
+        parser,
+        "the plans within 1 %%",
+        "plan.json, which solve, run, export and show read, or - for standard output; x.html: a page of the space, "
+        "value and bound of each layout, and by what it was pruned; without a model: the cluster",
     )
 
 

@@ -1,4 +1,4 @@
-"""`zbsolve run`."""
+"""`zbsolve run`: run a schedule on torch.distributed ranks, as torchrun's or here, and measure it."""
 
 from __future__ import annotations
 

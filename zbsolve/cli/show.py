@@ -156,7 +156,8 @@ def _check_page(path: str | None) -> None:
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
     """What the file holds, and a line to say below its picture. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
-    from ..long_steps.files import KIND, load_unrolled
+    from ..long_steps.files import KIND, load
+    from ..long_steps.shown import schedule_to_show
     from ..schedule import Schedule
     from ..trace import Trace
     from ..util.files import document_kind, read_one_of
@@ -165,7 +166,7 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
     if foreign is not None:
         return foreign, ""
     if path != "-" and document_kind(path) == KIND:
-        return load_unrolled(path), ""
+        return schedule_to_show(load(path), path), ""
     kind, body = read_one_of(path, ("schedule", "trace", "plan"))
     if kind == "trace":
         return Trace.from_json(body, path), ""

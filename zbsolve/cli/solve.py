@@ -1,4 +1,4 @@
-"""`zbsolve solve`: find a schedule and prove how good it is."""
+"""`zbsolve solve`: find a schedule and prove how good it is; race methods; value and bound over memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ..util.errors import BadInput, ZbsolveError
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
 from .tools import (
+    PICTURES,
+    add_outputs,
     add_search_limits,
     add_workers,
     method_of,
     print_json,
     profile_from,
+    save_found,
     saving,
     search_limits,
     searching,
@@ -29,13 +32,12 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from ..profile.profile import Profile
     from ..schedule import Schedule
+    from ..search.auto import Tried
+    from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
-    from ..show.schedule_comparison import ScheduleComparison
     from ..step import Step
 
     Given = tuple[Profile, Step] | Problem
-    from ..search.auto import Tried
-    from ..search.least_peak import LeastPeak
 
 POINTS = 12  # memory limits; the peaks of named schedules are added
 NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
@@ -70,14 +72,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
     )
-    parser.add_argument("--json", action="store_true", help="the certificate, table or frontier as JSON on standard output")
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        help="schedule.json, or - for standard output; of several methods also x.html, .svg, .pdf or .png; of a frontier "
-        "these, or x.json, or folder/ for the schedules of all points; may be given more than once",
+    add_outputs(
+        parser,
+        "the certificate, table or frontier",
+        "schedule.json, or - for standard output; x.html, .svg, .pdf or .png: a picture, of several methods of all; of a "
+        "frontier these, or x.json, or folder/ for the schedules of all points",
     )
 
 
@@ -112,7 +111,7 @@ def command(options: argparse.Namespace) -> int:
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None)
-    with saving(*[partial(schedule.save, path) for path in options.output]):
+    with saving(*[partial(save_found, schedule, path) for path in options.output]):
         if options.json:
             print_json(found.to_json())
         elif "-" not in options.output:
@@ -173,7 +172,7 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     from ..profile.doubtful import doubts
     from ..search.solver import check_options
     from ..show.schedule_comparison import compare_schedules
-    from ..show.schedule_comparison_text import schedules_as_text
+    from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
     for method in methods:
         check_options(*method_of(method), None)
@@ -188,7 +187,8 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
                 absent.append((method, str(error).removeprefix(f"{method}: ")))
     result = compare_schedules(named, absent)
     doubted = doubts(given[0]) if isinstance(given, tuple) else []
-    with saving(*[partial(_save, result, path, doubted) for path in options.output]):
+    drawn, best = partial(save_comparison, result, doubts=doubted), result.best.schedule.save
+    with saving(*[partial(drawn if path.endswith(PICTURES) else best, path) for path in options.output]):
         if options.json:
             print_json(result.to_json())
         elif "-" not in options.output:
@@ -229,16 +229,6 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
     return solve(given, **how, **rest, progress=lambda state: limits["progress"](method, state))
 
 
-def _save(result: ScheduleComparison, path: str, doubted: Sequence[str]) -> None:
-    """A page or a picture of all, or the best schedule, by the ending."""
-    from ..show.schedule_comparison_text import PICTURES, save_comparison
-
-    if path.endswith(PICTURES):
-        save_comparison(result, path, doubted)
-    else:
-        result.best.schedule.save(path)
-
-
 def solve_frontier(options: argparse.Namespace) -> int:
     """Value and bound over memory, as a table, JSON, pictures, and schedules in a folder."""
     from ..show.frontier_report import check_frontier_path
@@ -261,7 +251,7 @@ def solve_frontier(options: argparse.Namespace) -> int:
         _make_folder(folder)
     with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
-        found = _curves(profile, step, limits) if step.auto else _frontier(profile, step, limits)
+        found = _searched(profile, step, limits)
     saves = [partial(found.save, path) for path in files]
     for folder in folders:
         saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
@@ -282,26 +272,20 @@ class _Found(NamedTuple):
     points: list[tuple[str, Point]]
 
 
-def _frontier(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
-    """One frontier."""
-    from ..search.pareto import frontier
-    from ..show.frontier_report import frontier_as_text, save_frontier
-
-    found = frontier(profile, step, **limits)
-    points = [(f"{point.memory}", point) for point in found.points]
-    return _Found(frontier_as_text(found), found.to_json(), partial(save_frontier, found), points)
-
-
-def _curves(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
-    """One frontier for each way to keep activations."""
+def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
+    """One frontier, or one for each way to keep activations."""
     from ..search.keeping import curves
-    from ..show.frontier_report import curves_as_text, save_curves
+    from ..search.pareto import frontier
+    from ..show.frontier_report import curves_as_text, frontier_as_text, save_curves, save_frontier
 
-    found = curves(profile, step, **limits)
-    points = [
-        (f"{name.replace(' ', '-')}-{point.memory}", point) for name, one in found.frontiers.items() for point in one.points
-    ]
-    return _Found(curves_as_text(found), found.to_json(), partial(save_curves, found), points)
+    if not step.auto:
+        one = frontier(profile, step, **limits)
+        points = [(f"{point.memory}", point) for point in one.points]
+        return _Found(frontier_as_text(one), one.to_json(), partial(save_frontier, one), points)
+    several = curves(profile, step, **limits)
+    named = ((name.replace(" ", "-"), one) for name, one in several.frontiers.items())
+    points = [(f"{name}-{point.memory}", point) for name, one in named for point in one.points]
+    return _Found(curves_as_text(several), several.to_json(), partial(save_curves, several), points)
 
 
 def _make_folder(name: str) -> None:

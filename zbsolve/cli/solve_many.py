@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..util.text import times_note
-from .tools import print_json, progress_line, saving, search_limits
+from .tools import print_json, progress_line, save_found, saving, search_limits
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -47,7 +47,7 @@ def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
 
 def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int) -> int:
     """Find a schedule of so many microbatches, write it, say how good it is."""
-    from ..long_steps.files import as_json, save
+    from ..long_steps.files import as_json
     from ..search.many import solve_many
     from ..show.sentences import placed
     from ..show.solved_text import repeated_as_text
@@ -56,7 +56,7 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     limits = search_limits(options)
     found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
     show("")
-    with saving(*[partial(save, found, path) for path in options.output]):
+    with saving(*[partial(save_found, found, path) for path in options.output]):
         if options.json:
             print_json(as_json(found) | {"source": one.source} | placed(one))
         elif "-" not in options.output:

@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..util.errors import BadInput
+from ..util.errors import BadInput, ZbsolveError
 
 if TYPE_CHECKING:
+    from ..long_steps.repeated import RepeatedSchedule
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..search.state import State
     from ..trace import Trace
     from ..workers.workers import Workers
+
+PICTURES = (".html", ".svg", ".pdf", ".png")  # endings
 
 
 def print_json(body: Any) -> None:
@@ -62,6 +65,12 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_outputs(parser: argparse.ArgumentParser, json: str, files: str) -> None:
+    """Where results go: what is printed as JSON, and what files may be written."""
+    parser.add_argument("--json", action="store_true", help=f"{json} as JSON on standard output")
+    parser.add_argument("-o", "--output", action="append", default=[], help=f"{files}; may be given more than once")
+
+
 def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
     """The workers that the command line asks for; a line on standard error tells where one dies. threads: that one search
     takes where seconds are the limit. Starting processes takes a second or two, so a short search has none where nobody
@@ -79,14 +88,12 @@ def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> Abst
 @contextmanager
 def saving(*saves: Callable[[], None]) -> Iterator[None]:
     """Write results by these calls, then do what is inside, which prints them: where a file cannot be written too. The other
-    files are written then as well. Raises CannotWrite at the end."""
-    from ..util.files import CannotWrite
-
-    failed: list[CannotWrite] = []
+    files are written then as well. Raises the first error at the end."""
+    failed: list[ZbsolveError] = []
     for save in saves:
         try:
             save()
-        except CannotWrite as error:
+        except ZbsolveError as error:
             failed.append(error)
     try:
         yield
@@ -94,6 +101,19 @@ def saving(*saves: Callable[[], None]) -> Iterator[None]:
         if failed:
             failed[0].others = tuple(failed[1:])
             raise failed[0]
+
+
+def save_found(found: Schedule | RepeatedSchedule, path: str) -> None:
+    """A schedule's file, or its picture, by the ending."""
+    from ..long_steps.files import save
+    from ..long_steps.shown import schedule_to_show
+    from ..schedule import Schedule
+    from ..show.pictures.files import save_schedule_picture
+
+    if path.endswith(PICTURES):
+        save_schedule_picture(found if isinstance(found, Schedule) else schedule_to_show(found, path), path)
+    else:
+        found.save(path) if isinstance(found, Schedule) else save(found, path)
 
 
 def method_of(said: str) -> tuple[str, str]:

@@ -14,11 +14,4 @@ if TYPE_CHECKING:
     from .server import serve as serve
     from .state import State as State
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "answers": "Answer Row answer compared",
-        "server": "serve",
-        "state": "State",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__, {"answers": "Answer Row answer compared", "server": "serve", "state": "State"})

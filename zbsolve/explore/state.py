@@ -91,12 +91,21 @@ class State:
 
 
 @dataclass(frozen=True)
-class Slider:
+class _Control:
+    name: str
+    label: str
+
+    @property
+    def usual(self) -> Any:
+        """The default of the state's field."""
+        return _USUAL[self.name]
+
+
+@dataclass(frozen=True)
+class Slider(_Control):
     """A number. least, most: allowed; upto: where the slider ends, which a typed number may pass; unit: behind it;
     zero: what 0 means, where it is no number like others."""
 
-    name: str
-    label: str
     unit: str
     least: float
     most: float
@@ -104,11 +113,6 @@ class Slider:
     step: float
     group: str
     zero: str = ""
-
-    @property
-    def usual(self) -> Any:
-        """The default of the state's field."""
-        return _USUAL[self.name]
 
     @property
     def whole(self) -> bool:
@@ -135,20 +139,13 @@ class Slider:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(_Control):
     """One of several texts. options: (text, what the page calls it); free: whether others may be typed, for others to
     check."""
 
-    name: str
-    label: str
     options: tuple[tuple[str, str], ...]
     group: str
     free: bool = False
-
-    @property
-    def usual(self) -> Any:
-        """The default of the state's field."""
-        return _USUAL[self.name]
 
     def parse(self, text: str) -> str:
         """The text as it is."""

@@ -70,10 +70,7 @@ def posted(order: Order, local: bool = False) -> Rows:
     behind: list[list[list[Event]]] = [[[] for _ in range(len(row) + 1)] for row in order.rows]
     for turn, (time, _, message) in enumerate(line):
         end = order.spans[message.sender][at[message.sender][message.before]][1]
-        for word, rank, cell in (
-            ("send", message.sender, message.before),
-            ("receive", message.receiver, message.after),
-        ):
+        for word, rank, cell in (("send", message.sender, message.before), ("receive", message.receiver, message.after)):
             behind[rank][bisect_right(ends[rank], time)].append(Event(word, cell, end, end, message, turn))
     rows: Rows = []
     for row, spans, (first, *others) in zip(order.rows, order.spans, behind, strict=True):

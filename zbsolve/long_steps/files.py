@@ -56,12 +56,7 @@ def save(long: RepeatedSchedule, path: str | os.PathLike[str]) -> None:
     body = {
         "microbatches": long.microbatches,
         "few": long.few,
-        "round": {
-            "microbatches": round.every,
-            "period": round.period,
-            "begin": packed(round.begin),
-            "copies": round.copies,
-        },
+        "round": {"microbatches": round.every, "period": round.period, "begin": packed(round.begin), "copies": round.copies},
         "certificate": None if long.certificate is None else long.certificate.to_json(),
         "order": {stream: as_text(own, words) for stream, own in zip(long.streams, long.order, strict=True)},
         "step": long.one.to_json(),

@@ -72,9 +72,12 @@ def report_page(headline: str, sentence: str, drawing: Drawing, rows: Sequence[t
 
 def frontier_as_text(frontier: Frontier) -> str:
     """The table as text, and what it says."""
-    rows = _rows(frontier)
-    note = [one for one in (printable(times_note(frontier.source)),) if one]
-    return "\n".join([*note, *aligned(rows, left=(-1,)), _sentence(frontier)]) + "\n"
+    return _as_text(frontier, _rows(frontier), _sentence(frontier))
+
+
+def _as_text(frontier: Frontier, rows: Sequence[tuple[str, ...]], sentence: str) -> str:
+    note = printable(times_note(frontier.source))
+    return "\n".join([*filter(None, [note]), *aligned(rows, left=(-1,)), sentence]) + "\n"
 
 
 def frontier_headline(frontier: Frontier) -> str:
@@ -130,8 +133,7 @@ def curves_as_page(curves: Curves) -> str:
 
 def curves_as_text(curves: Curves) -> str:
     """The table as text, and what it says."""
-    note = [one for one in (printable(times_note(curves.first.source)),) if one]
-    return "\n".join([*note, *aligned(_curve_rows(curves), left=(-1,)), _curves_sentence(curves)]) + "\n"
+    return _as_text(curves.first, _curve_rows(curves), _curves_sentence(curves))
 
 
 def _curves_drawing(curves: Curves, style: Style) -> Drawing:

@@ -11,18 +11,8 @@ from ..profile.doubtful import doubts
 from ..profile.profile import Profile
 from ..util.text import aligned, counted, printable, times_note
 from .pages import render
-from .profile_meaning import meaning
-from .profile_rows import (
-    copy_rows,
-    layer_rows,
-    link_rows,
-    overheads_line,
-    pair_rows,
-    ratio_line,
-    slice_rows,
-    stage_rows,
-    vocabulary_rows,
-)
+from .profile_meaning import meaning, stages
+from .profile_rows import further_rows, layer_rows, link_rows, overheads_line, picture, ratio_line, stage_rows, units_of
 from .sentences import host_lines
 
 
@@ -41,36 +31,37 @@ def banner(profile: Profile) -> list[str]:
 
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
-    stages = (
-        [] if ranks is None else [*aligned(stage_rows(profile, ranks)), *meaning(profile, ranks, microbatches or 4 * ranks)]
-    )
-    lines = [*banner(profile), *aligned(layer_rows(profile)), ratio_line(profile), *host_lines(profile, ranks)]
+    found = () if ranks is None else stages(profile, ranks)
+    units, below = units_of(profile, found), list[str]()
+    if ranks is not None:
+        below = [*aligned(stage_rows(profile, found, units)), *meaning(profile, ranks, microbatches or 4 * ranks)]
+    lines = [*banner(profile), *aligned(layer_rows(profile, units)), ratio_line(profile), *host_lines(profile, ranks)]
     lines += _warnings(profile)
     lines += [line] if (line := overheads_line(profile)) else []
-    for rows in (slice_rows(profile), pair_rows(profile), copy_rows(profile), vocabulary_rows(profile)):
-        lines += ["", *aligned(rows)] if len(rows) > 1 else []
-    return "\n".join([*lines, "", *stages] if stages else lines) + "\n"
+    for rows in further_rows(profile, units):
+        lines += ["", *aligned(rows)]
+    return "\n".join([*lines, "", *below] if below else lines) + "\n"
 
 
 def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
+    found = stages(profile, ranks)
+    units = units_of(profile, found)
     return render(
         "profile.html",
         title=printable(f"Profile: {profile.title}"),
         banner=banner(profile),
         facts=printable(_facts(profile)),
         warnings=[*_warnings(profile), *filter(None, [overheads_line(profile)])],
+        units=units,
+        **picture(profile, units),
         ranks=ranks,
         meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
-        stages=stage_rows(profile, ranks),
-        layers=layer_rows(profile),
+        stages=stage_rows(profile, found, units),
+        layers=layer_rows(profile, units),
         ratio=ratio_line(profile),
-        links=link_rows(profile),
-        others=[
-            rows
-            for rows in (slice_rows(profile), pair_rows(profile), copy_rows(profile), vocabulary_rows(profile))
-            if len(rows) > 1
-        ],
+        links=link_rows(profile, units),
+        others=further_rows(profile, units),
     )
 
 

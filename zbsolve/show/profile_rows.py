@@ -1,115 +1,190 @@
-"""A profile as rows of tables: layers with times and their spread, stages, links, copies, shards of a vocabulary.
+"""A profile as rows of tables and bars: layers with times and their spread, stages, links, copies, shards of a vocabulary.
 
-The first row is the header.
+The first row of a table is the header. Times and bytes of layers, stages and shards have one unit each.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..features.cuts import cuts_of
 from ..features.slices import overheads, slice_times
+from ..kinds import TABLE
 from ..layer import NO_LINK, Layer
+from ..profile.doubtful import LONG_SPLIT, SHORT_SPLIT
 from ..profile.profile import Profile
 from ..util.statistics import median_error
-from ..util.text import format_bytes, printable
-from .profile_meaning import stages
+from ..util.text import BINARY, format_bytes, printable, time_unit
+from .profile_meaning import PlainStage
 
 # Columns where there is any.
-MORE = {"message µs": "message", "all-to-all µs": "all_to_all", "frozen": "frozen_bytes", "buffers": "buffer_bytes"}
+MORE = {"message": "message", "all-to-all": "all_to_all", "frozen": "frozen_bytes", "buffers": "buffer_bytes"}
 DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
 AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
 TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
+SIZED = {"until B": "held_until_B", "until W": "held_until_W", "from B": "held_from_B"}
+SIZED |= {"transient": "transient", "parameters": "parameter_bytes", "output": "output_bytes"}
+UNSURE = 0.05  # of a median: where half of its 95 % interval is wider, the time is marked
+COLOURS = {"until B": TABLE["B"].colour, "until W": TABLE["W"].colour, "parameters": "#888"}
 
 
-def layer_rows(profile: Profile) -> list[tuple[str, ...]]:
+class Units(NamedTuple):
+    """The unit of all times, and of all bytes."""
+
+    time: str
+    size: str
+
+    def of_time(self, us: float) -> str:
+        """µs in the unit, without its name."""
+        return f"{us:,.1f}" if self.time == "µs" else _digits(us / 1e3)
+
+    def of_bytes(self, size: float) -> str:
+        """Bytes in the unit, without its name."""
+        return f"{size:,.0f}" if self.size == "B" else _digits(size / BINARY[self.size])
+
+
+def _digits(value: float) -> str:
+    """Three digits behind the point; of less than 0.1 three digits that count."""
+    if not value:
+        return "0"
+    return f"{value:,.{2 - math.floor(math.log10(value)) if value < 0.1 else 3}f}"
+
+
+def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
+    """The units of the largest time and the largest bytes of any layer, and of any of the stages."""
+    times = [getattr(layer, kind) for layer in profile.layers for kind in TIMED]
+    sizes = [getattr(layer, size) for layer in profile.layers for size in SIZED.values()]
+    for one in stages:
+        times, sizes = [*times, one.F, one.BW, one.split - one.F], [*sizes, one.held, one.fixed, one.moving]
+    return Units(time_unit(max(times))[0], format_bytes(max(sizes)).split()[1])
+
+
+def layer_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
-    head = (
-        "layer",
-        *(f"{kind} µs" for kind in TIMED),
-        "F host µs",
-        "until B",
-        "until W",
-        "from B",
-        "transient",
-        "parameters",
-        "output",
-    )
     more = {title: field for title, field in MORE.items() if any(getattr(layer, field) for layer in profile.layers)}
-    rows: list[tuple[str, ...]] = [(*head, *more)]
-    for first, last in _runs(profile):
-        layer = profile.layers[first]
-        name = printable(layer.name if first == last else f"{layer.name} … {profile.layers[last].name}")
-        sizes = ("held_until_B", "held_until_W", "held_from_B", "transient", "parameter_bytes", "output_bytes")
-        rows.append(
-            (
-                name,
-                *(_time(profile, layer, kind) for kind in TIMED),
-                _host(profile, layer),
-                *(format_bytes(getattr(layer, size)) for size in sizes),
-                *(_further(layer, field) for field in more.values()),
-            )
-        )
+    heads = (f"{title} {units.size if _is_size(field) else units.time}" for title, field in (SIZED | more).items())
+    rows: list[tuple[str, ...]] = [("layer", *(f"{kind} {units.time}" for kind in TIMED), f"F host {units.time}", *heads)]
+    for name, layer in _runs(profile):
+        found = ((field, getattr(layer, field)) for field in (SIZED | more).values())
+        sizes = (units.of_bytes(value) if _is_size(field) else units.of_time(value) for field, value in found)
+        rows.append((name, *(_time(profile, layer, kind, units) for kind in TIMED), _host(profile, layer, units), *sizes))
     return rows
 
 
-def _further(layer: Layer, field: str) -> str:
-    value = getattr(layer, field)
-    return format_bytes(value) if field.endswith("_bytes") else f"{value:,.1f}"
+def _is_size(field: str) -> bool:
+    return field in SIZED.values() or field.endswith("_bytes")
 
 
-def _host(profile: Profile, layer: Layer) -> str:
-    """µs of the host in F: on a GPU measured, on a CPU the least it can be."""
+def _host(profile: Profile, layer: Layer, units: Units) -> str:
+    """Time of the host in F: on a GPU measured, on a CPU the least it can be."""
     hosts = profile.facts.get("host_us")
     time = hosts.get(f"{layer.name}/F") if isinstance(hosts, dict) else None
-    return f"{time:,.0f}" if isinstance(time, float) else "–"
+    return units.of_time(time) if isinstance(time, float) else "–"
 
 
-def _time(profile: Profile, layer: Layer, kind: str) -> str:
+def _time(profile: Profile, layer: Layer, kind: str, units: Units) -> str:
     time = getattr(layer, kind)
     if kind == "X" and not time:
         return AS_FORWARD
+    return units.of_time(time) + (f" ±{error:.0%}" if time and (error := _error(profile, layer, kind)) is not None else "")
+
+
+def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
+    """Half of the 95 % interval of a layer's time as a part of it; None where there are no samples."""
     samples = profile.samples.get(f"{layer.name}/{kind}", [])
-    return f"{time:,.1f}" + (f" ±{median_error(samples):.0%}" if time and len(samples) > 1 else "")
+    return median_error(samples) if len(samples) > 1 else None
 
 
-def stage_rows(profile: Profile, ranks: int) -> list[tuple[str, ...]]:
+class Bar(NamedTuple):
+    """A part of a row of the picture: what it is, its colour, its number in words, where it begins and how long it is as
+    parts of the row, and whether its number is not known well."""
+
+    what: str
+    colour: str
+    said: str
+    left: float
+    width: float
+    unsure: bool = False
+
+
+class BarRow(NamedTuple):
+    """A layer in the picture, equal neighbours in one: bars of F, B, W and below them of BW, which begins where F ends;
+    (B + W) / BW, "" where one is not known, and whether it is far from 1; bars of what F keeps, and below of parameters."""
+
+    name: str
+    times: tuple[list[Bar], list[Bar]]
+    ratio: str
+    odd: bool
+    sizes: tuple[list[Bar], list[Bar]]
+
+
+def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
+    """The picture: all times on one scale, and all bytes."""
+    found = []
+    longest = max(one.F + max(one.B + one.W, one.BW) for one in profile.layers) or 1.0
+    largest = max(max(one.held_until_B + one.held_until_W, one.parameter_bytes) for one in profile.layers) or 1
+
+    def time(layer: Layer, kind: str, begin: float) -> list[Bar]:
+        said, us = _time(profile, layer, kind, units), getattr(layer, kind)
+        unsure = (_error(profile, layer, kind) or 0.0) > UNSURE
+        return [Bar(kind, TABLE[kind].colour, said, begin / longest, us / longest, unsure)] if us else []
+
+    def size(layer: Layer, what: str, begin: int = 0) -> list[Bar]:
+        held = getattr(layer, SIZED[what])
+        return [Bar(what, COLOURS[what], units.of_bytes(held), begin / largest, held / largest)] if held else []
+
+    for name, one in _runs(profile):
+        apart = time(one, "F", 0.0) + time(one, "B", one.F) + time(one, "W", one.F + one.B)
+        kept = size(one, "until B") + size(one, "until W", one.held_until_B)
+        ratio = (one.B + one.W) / one.BW if one.BW else 0.0
+        odd = bool(ratio) and not SHORT_SPLIT <= ratio <= LONG_SPLIT
+        times, sizes = (apart, time(one, "BW", one.F)), (kept, size(one, "parameters"))
+        found.append(BarRow(name, times, f"{ratio:.3f}" if ratio else "", odd, sizes))
+    return found
+
+
+def picture(profile: Profile, units: Units) -> dict[str, Any]:
+    """What the page needs of the picture: its rows, what its colours mean, and what is hatched where something is."""
+    rows = bar_rows(profile, units)
+    unsure = any(bar.unsure for row in rows for line in row.times for bar in line)
+    keys = [(TABLE[kind].colour, f"{kind} {TABLE[kind].words}") for kind in TIMED[:4]]
+    kept = [(colour, what) for what, colour in COLOURS.items()]
+    return {"bars": rows, "keys": keys, "kept": kept, "unsure": f"{UNSURE:.0%}" if unsure else ""}
+
+
+def further_rows(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
+    """The tables of what not every profile has."""
+    found = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
+    return [rows for rows in found if len(rows) > 1]
+
+
+def stage_rows(profile: Profile, found: Sequence[PlainStage], units: Units) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
-    rows: list[tuple[str, ...]] = [
-        (
-            "stage",
-            "layers",
-            "F µs",
-            "B µs",
-            "W µs",
-            "BW µs",
-            "message µs",
-            "one microbatch",
-            "parameters, states",
-            "messages, inside passes",
-        )
-    ]
-    found = stages(profile, ranks)
-    apart = any(row.all_to_all for row in found)
-    rows[0] += ("all-to-all µs",) * apart
+    timed = ("F", "B", "W", "BW", "message", *(("all_to_all",) if any(row.all_to_all for row in found) else ()))
+    sized = {"one microbatch": "held", "parameters, states": "fixed", "messages, inside passes": "moving"}
+    heads = (f"{field.replace('_', '-')} {units.time}" for field in timed)
+    rows: list[tuple[str, ...]] = [("stage", "layers", *heads, *(f"{title} {units.size}" for title in sized))]
     for i, row in enumerate(found):
-        names = f"{profile.layers[row.first].name} … {profile.layers[row.end - 1].name}"
-        times = (f"{time:,.0f}" for time in (row.F, row.B, row.W, row.BW, row.message))
-        sizes = (format_bytes(n) for n in (row.held, row.fixed, row.moving))
-        rows.append((str(i), printable(names), *times, *sizes, *([f"{row.all_to_all:,.0f}"] if apart else [])))
+        names = _names(profile.layers[row.first], profile.layers[row.end - 1])
+        times = (units.of_time(getattr(row, field)) for field in timed)
+        rows.append((str(i), names, *times, *(units.of_bytes(getattr(row, field)) for field in sized.values())))
     return rows
 
 
-def link_rows(profile: Profile) -> list[tuple[str, ...]]:
+def link_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     """A header and a row a message size that was measured."""
     sizes = sorted(int(key[5:]) for key in profile.samples if key.startswith("link/") and key[5:].isdecimal())
-    rows: list[tuple[str, ...]] = [("message", "µs", "fit µs", "GB/s")]
+    rows: list[tuple[str, ...]] = [("message", units.time, f"fit {units.time}", "GB/s")]
     for size in sizes:
         time = float(np.median(profile.samples[f"link/{size}"]))
-        measured = f"{time:,.1f} ±{median_error(profile.samples[f'link/{size}']):.0%}"
-        rows.append((format_bytes(size), measured, f"{profile.link.time(size):,.1f}", f"{size / time / 1e3:.2f}"))
+        measured = f"{units.of_time(time)} ±{median_error(profile.samples[f'link/{size}']):.0%}"
+        rows.append((format_bytes(size), measured, units.of_time(profile.link.time(size)), f"{size / time / 1e3:.2f}"))
     return rows
 
 
@@ -124,58 +199,59 @@ def ratio_line(profile: Profile) -> str:
     return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s{blocking}"
 
 
-def pair_rows(profile: Profile) -> list[tuple[str, ...]]:
+def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     """A header and a row a pair of neighbours: how much longer the largest message takes while one goes the other way, and
     a fixed piece of work beside both."""
-    rows: list[tuple[str, ...]] = [("ranks", "latency µs", "GB/s", "both ways at once", "work beside messages")]
+    rows: list[tuple[str, ...]] = [("ranks", f"latency {units.time}", "GB/s", "both ways at once", "work beside messages")]
     pairs = profile.facts.get("links")
     known = {"ranks", "latency", "bytes_per_us", "both_ways", "work_beside"}
     for one in [one for one in pairs if isinstance(one, dict) and known <= one.keys()] if isinstance(pairs, list) else []:
         ranks = "–".join(map(str, one["ranks"]))
-        speed = (f"{one['latency']:,.0f}", f"{one['bytes_per_us'] / 1e3:.2f}")
+        speed = (units.of_time(one["latency"]), f"{one['bytes_per_us'] / 1e3:.2f}")
         rows.append((ranks, *speed, *(f"{one[what]:.2f} times" for what in ("both_ways", "work_beside"))))
     return rows
 
 
-def copy_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A header and a row a size of host↔device copies that was measured: µs to the device and back, alone and beside
+def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
+    """A header and a row a size of host↔device copies that was measured: time to the device and back, alone and beside
     compute."""
-    rows: list[tuple[str, ...]] = [("copy", "to device µs", "beside compute", "to host µs", "beside compute")]
+    rows: list[tuple[str, ...]] = [
+        ("copy", f"to device {units.time}", "beside compute", f"to host {units.time}", "beside compute")
+    ]
     sizes = sorted(int(key[4:]) for key in profile.samples if key.startswith("h2d/") and key[4:].isdecimal())
     for size in sizes:
         keys = (f"{way}/{size}{how}" for way in ("h2d", "d2h") for how in ("", " beside"))
-        rows.append((format_bytes(size), *(f"{np.median(profile.samples[key]):,.1f}" for key in keys)))
+        rows.append((format_bytes(size), *(units.of_time(float(np.median(profile.samples[key]))) for key in keys)))
     return rows
 
 
-def vocabulary_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A header and a row a number of ranks over which the vocabulary may be sharded: µs of S and T with one barrier
+def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
+    """A header and a row a number of ranks over which the vocabulary may be sharded: times of S and T with one barrier
     and with two, what S keeps for T, parameters of a shard."""
-    rows: list[tuple[str, ...]] = [
-        ("vocabulary over", "S µs", "T µs", "two barriers: S µs", "T µs", "until T", "parameters")
-    ]
+    heads = (f"{what} {units.time}" for what in ("S", "T", "two barriers: S", "T"))
+    rows: list[tuple[str, ...]] = [("vocabulary over", *heads, f"until T {units.size}", f"parameters {units.size}")]
     for row in () if profile.vocabulary is None else profile.vocabulary.shards:
-        times = (f"{time:,.1f}" for time in (row.one.S, row.one.T, row.two.S, row.two.T))
-        rows.append((f"{row.ranks} ranks", *times, format_bytes(row.one.held), format_bytes(row.parameter_bytes)))
+        times = map(units.of_time, (row.one.S, row.one.T, row.two.S, row.two.T))
+        rows.append((f"{row.ranks} ranks", *times, *map(units.of_bytes, (row.one.held, row.parameter_bytes))))
     return rows
 
 
-def slice_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A header and a row a kind of layer whose slices were timed: µs of the first and the last, by the line through those
+def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
+    """A header and a row a kind of layer whose slices were timed: times of the first and the last, by the line through those
     that were, and how far these lie from it at the most; attention of a whole sequence, and its keys and values."""
     said = profile.facts.get("slices")
     lengths = said.get("lengths") if isinstance(said, dict) else None
     if not isinstance(said, dict) or not lengths:
         return [()]
     cuts = cuts_of([float(one) for one in lengths], profile.layers)
-    head = (f"in {len(lengths)} slices", *(f"{kind} µs" for kind in TIMED[:4]), "attention F µs", "B µs", "keys and values")
-    rows: list[tuple[str, ...]] = [head]
+    heads = (f"{what} {units.time}" for what in (*TIMED[:4], "attention F", "B"))
+    rows: list[tuple[str, ...]] = [(f"in {len(lengths)} slices", *heads, f"keys and values {units.size}")]
     for layer in profile.layers:
         if layer.name in (errors := said.get("line_errors", {})):
             times = ((slice_times([layer], kind, cuts), errors[layer.name][kind]) for kind in TIMED[:4])
-            cells = (f"{row[0]:,} … {row[-1]:,} ±{error:.0%}" for row, error in times)
-            attention = (f"{time:,.1f}" for time in (layer.attention_F, layer.attention_B))
-            rows.append((printable(layer.name), *cells, *attention, format_bytes(layer.kv_bytes)))
+            cells = (f"{units.of_time(row[0])} … {units.of_time(row[-1])} ±{error:.0%}" for row, error in times)
+            attention = map(units.of_time, (layer.attention_F, layer.attention_B))
+            rows.append((printable(layer.name), *cells, *attention, units.of_bytes(layer.kv_bytes)))
     return rows
 
 
@@ -196,16 +272,12 @@ def overheads_line(profile: Profile) -> str:
     )
 
 
-def _runs(profile: Profile) -> list[tuple[int, int]]:
-    """First and last of neighbours that differ in nothing but their names."""
-    runs: list[tuple[int, int]] = []
-    for i, layer in enumerate(profile.layers):
-        before = profile.layers[i - 1] if i else None
-        same = before is not None and all(
-            getattr(layer, name) == getattr(before, name) for name in layer.__dataclass_fields__ if name != "name"
-        )
-        if same:
-            runs[-1] = runs[-1][0], i
-        else:
-            runs.append((i, i))
-    return runs
+def _runs(profile: Profile) -> list[tuple[str, Layer]]:
+    """Neighbours that differ in nothing but their names as one: their names, and the first of them."""
+    groups = groupby(profile.layers, key=lambda layer: replace(layer, name=""))
+    found = [(first, [first, *rest][-1]) for _, (first, *rest) in groups]
+    return [(_names(a, b), a) for a, b in found]
+
+
+def _names(first: Layer, last: Layer) -> str:
+    return printable(first.name if first is last else f"{first.name} … {last.name}")

@@ -117,11 +117,7 @@ def certificate_lines(schedule: Schedule) -> list[str]:
     c = schedule.certificate
     if c is None:
         return ["no certificate comes with this (a trace keeps none): nothing is proven here"]
-    return [
-        verdict(c),
-        proof_line(c),
-        f"{_origin(c)}; problem {printable(c.digest)}",
-    ]
+    return [verdict(c), proof_line(c), f"{_origin(c)}; problem {printable(c.digest)}"]
 
 
 def _origin(c: Certificate) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 class ZbsolveError(Exception):
     """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of where it
-    arose, where the error's own does not have that: in another process, or below a pipeline's step."""
+    arose, where the error's own does not have that: in another process, or below a pipeline's step. others: those of the
+    same command that came after it."""
 
     exit_code = 2
     details = ""
+    others: tuple[ZbsolveError, ...] = ()
 
 
 class BadInput(ZbsolveError):

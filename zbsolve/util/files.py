@@ -29,10 +29,7 @@ COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class CannotWrite(BadInput):
-    """A file that cannot be written now. path: of the file; text: what was to be in it; others: files of the same command
-    that cannot be written either."""
-
-    others: tuple[CannotWrite, ...] = ()
+    """A file that cannot be written now. path: of the file; text: what was to be in it."""
 
     def __init__(self, path: str | os.PathLike[str], why: str, text: str | bytes) -> None:
         super().__init__(f"{path}: cannot write: {why}")

@@ -1,4 +1,4 @@
-"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. `svg.py` and `figure.py`
+"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. `svg.py` and `files.py`
 write it."""
 
 from __future__ import annotations

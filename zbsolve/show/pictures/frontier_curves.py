@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from ...search.keeping import BOTH, KEPT, OFFLOADED, RECOMPUTED, Curves
@@ -37,7 +38,7 @@ LOOKS = {
 def curves_drawing(curves: Curves, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
     """The picture in this style, with its headline above and its sentence below."""
     every = sorted((point for one in curves.frontiers.values() for point in one.points), key=lambda point: point.memory)
-    entries: list[Entry] = [(name, _Sample(LOOKS[name])) for name in curves.frontiers]
+    entries: list[Entry] = [(name, partial(_sample, LOOKS[name])) for name in curves.frontiers]
     entries.append(("filled: proven optimal", lambda x, y: [*_mark(x + 7, y, LOOKS[KEPT], True)]))
     entries.append(("proven: no choice is shorter", lambda x, y: [Line(((x, y), (x + 14, y)), TICK, 1.6, (1.5, 2.5))]))
 
@@ -52,15 +53,9 @@ def curves_drawing(curves: Curves, headline: str, sentence: str, style: Style = 
     return chart_drawing(replace(curves.first, points=tuple(every), named=()), entries, inside, (headline, sentence), style)
 
 
-@dataclass(frozen=True)
-class _Sample:
+def _sample(look: Look, x: float, y: float) -> list[Mark]:
     """A piece of a curve for the legend."""
-
-    look: Look
-
-    def __call__(self, x: float, y: float) -> list[Mark]:
-        line = Line(((x, y), (x + 14, y)), self.look.colour, self.look.thickness, self.look.dashes)
-        return [line, *_mark(x + 7, y, self.look, True)]
+    return [Line(((x, y), (x + 14, y)), look.colour, look.thickness, look.dashes), *_mark(x + 7, y, look, True)]
 
 
 def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> Iterator[Mark]:

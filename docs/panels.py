@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .drawing import GRID, INK, SOFT, Dot, Line, Mark, Words
+from zbsolve.show.pictures.drawing import GRID, INK, SOFT, Dot, Line, Mark, Words
 
 
 @dataclass(frozen=True)
