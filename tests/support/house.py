@@ -40,6 +40,9 @@ def _named(module: str) -> Iterator[str]:
             home = ".".join([*base, *([node.module] if node.module else [])])
             names = [f"{home}.{alias.name}" for alias in node.names]
             yield from (one if one in MODULES else home for one in names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+            yield from (f"{inside}{name}" if name.startswith(".") else name for name in names)
 
 
 def importing(mine: str, others: Sequence[str]) -> list[str]:

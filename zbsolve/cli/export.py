@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .tools import print_json
 
 if TYPE_CHECKING:
-    from ..interchange.exports import Export, Options
+    from ..interchange.exported import Export, Options
     from ..planner.candidate import Choice
     from ..schedule import Schedule
 
@@ -44,7 +44,8 @@ def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
     if options.list:
         return _list(options)
-    from ..interchange.exports import Options, export
+    from ..interchange.exported import Options
+    from ..interchange.exports import export
     from ..planner.engines import target
     from ..util.errors import BadInput
     from ..util.files import write_text

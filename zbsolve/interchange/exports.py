@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..planner.engines import ENDINGS, Target, ending_of, target
+from ..planner.engines import Target, target
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from .exported import Export, LongExport, Options
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -22,52 +22,15 @@ GROUP_NOTES = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
-    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan,
-    what each layer of the profile is. plan: the plan whose schedule it is, for targets that take a whole layout."""
-
-    path: str = "FILE"
-    or_best: bool = False
-    defer_recv: bool = False
-    layers: str | None = None
-    plan: Choice | None = None
-
-    @property
-    def json(self) -> bool:
-        """Whether the file is to be JSON where an engine has both."""
-        return ending_of(self.path) == ENDINGS["JSON"]
-
-
-@dataclass(frozen=True)
-class Export:
-    """A file for another engine. text: what is in it. notes: what whoever loads it must know, a line each. facts: the same
-    for programs; rows: each rank's line in the engine's words, for `--json` without a file."""
-
-    text: str
-    notes: tuple[str, ...]
-    facts: dict[str, Any]
-    rows: list[Any] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class LongExport:
-    """A file of a repeated schedule. made: what is known of it, without its text; lines: its text, a rank a line, made as it
-    is read."""
-
-    made: Export
-    lines: Iterator[str]
-
-
 def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport | None:
     """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
     `export`, but Refused for an order that the target cannot express: no other one is sought."""
     one = target(to)
     if not one.by_rank:
         return None
-    made: LongExport = import_module(".long_torch_csv", __package__).write_long(long, one, options, _module(one).described)
-    return made
+    from .long_torch_csv import write_long
+
+    return write_long(long, one, options, _module(one).described)
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:

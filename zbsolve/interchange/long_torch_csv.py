@@ -16,7 +16,7 @@ from ..long_steps.repeated import RepeatedSchedule, counted
 from ..planner.engines import Target
 from ..tables import Ints
 from ..util.errors import BadInput
-from .exports import Export, LongExport, Options
+from .exported import Export, LongExport, Options
 from .order import Order, Refused, backwards, needs, order_for
 from .torch_csv import LETTERS, TorchOrder, csv_line
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..planner.engines import Target, target
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .exports import Export, Options
+from .exported import Export, Options
 from .order import Cell, Order, backwards, needs, order_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}

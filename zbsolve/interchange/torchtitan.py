@@ -14,8 +14,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .alternatives import cost_of_step
-from .exports import Export, Options
-from .layer_kinds import layer_letters, stage_letters
+from .exported import Export, Options, layer_letters, stage_letters
 from .order import Order, Refused
 from .torch_csv import TorchOrder, torch_order
 

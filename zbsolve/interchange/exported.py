@@ -1,15 +1,59 @@
-"""What each layer of a profile is, for engines that know their model's layers by kind."""
+"""What one asks of an export, and what it gives; what each layer is, for engines that know their model's layers by kind."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
+from ..planner.engines import ENDINGS, ending_of
 from ..problem import Problem
 from ..util.errors import BadInput
 
+if TYPE_CHECKING:
+    from ..planner.candidate import Choice
+
 LETTERS = "EtmL-"  # embedding, transformer layer, multi-token prediction, loss; "-": belongs to the layer beside it
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
+    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan,
+    what each layer of the profile is. plan: the plan whose schedule it is, for targets that take a whole layout."""
+
+    path: str = "FILE"
+    or_best: bool = False
+    defer_recv: bool = False
+    layers: str | None = None
+    plan: Choice | None = None
+
+    @property
+    def json(self) -> bool:
+        """Whether the file is to be JSON where an engine has both."""
+        return ending_of(self.path) == ENDINGS["JSON"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file for another engine. text: what is in it. notes: what whoever loads it must know, a line each. facts: the same
+    for programs; rows: each rank's line in the engine's words, for `--json` without a file."""
+
+    text: str
+    notes: tuple[str, ...]
+    facts: dict[str, Any]
+    rows: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LongExport:
+    """A file of a repeated schedule. made: what is known of it, without its text; lines: its text, a rank a line, made as it
+    is read."""
+
+    made: Export
+    lines: Iterator[str]
 
 
 def layer_letters(problem: Problem, given: str | None, engine: str) -> str:
