@@ -1,6 +1,8 @@
 .PHONY: kernels demo test quick lint bench gpu gpus clean
 PYTHON ?= python3
 BIN := .venv/bin
+# Sources are compiled once, whatever is set outside: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The stamp is new when what it installs changes. editable_mode=compat: a path, not an import hook, so that the package is
 # found from a folder beside this one too, where a folder of the same name lies.

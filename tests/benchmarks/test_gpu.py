@@ -161,7 +161,8 @@ def test_the_profile_has_all_numbers() -> None:
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of `gpu_ranks` are forked with their imports done."""
+    """Ranks of `gpu_ranks` are forked with their imports done, and none is waited for as long as on a GPU."""
+    monkeypatch.setattr(gpu_ranks, "AFTER_FIRST", 6.0)
     monkeypatch.setattr(gpu_ranks, "subprocess", SimpleNamespace(Popen=ForkedModule))
 
 
