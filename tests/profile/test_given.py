@@ -216,6 +216,8 @@ def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureF
         told[more] = capsys.readouterr().err
     assert "4 layers on 2 stages: neighbours are joined, 2 a stage; --placement vee or loop gives" in told.pop(())
     assert not any("joined" in text for text in told.values())
+    assert main([*step[:3], "3", *step[4:]]) == 0
+    assert "4 layers on 3 stages: neighbours are joined, 1×2 2 a stage\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,7 @@ def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureF
             "8 layers on 4 stages: neighbours are joined, 2 a stage; --placement loop4 gives each layer its own stage\n",
         ),
         ("interleaved", 4, ""),
+        ("1f1b", 6, "6 layers on 2 stages: neighbours are joined, 3 a stage\n"),
     ],
 )
 def test_named_methods_tell_what_is_joined(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..util.errors import BadInput, ZbsolveError
+from ..util.text import counted
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
 from .tools import (
@@ -148,12 +149,14 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
     profile, step = given
     layers, stages = len(profile.layers), len(step.routes[0])
     chunks, rest = divmod(layers, step.ranks)
-    if not profile.source.startswith("given") or layers == stages or layers % stages or rest:
+    if not profile.source.startswith("given") or layers == stages:
         return ""
+    counts = step.counts(profile) or ()
+    each = counts[0] if len(set(counts)) == 1 else counted(counts)
     shapes = ("vee", "loop") if not is_named(options.method) else ("loop",) if step.placement == "loop" else ()
     own = " or ".join(f"{one}{'' if chunks == 2 else chunks}" for one in shapes)
-    advice = f"; --placement {own} gives each layer its own stage" if own else ""
-    return f"{layers} layers on {stages} stages: neighbours are joined, {layers // stages} a stage{advice}"
+    advice = f"; --placement {own} gives each layer its own stage" if own and not rest else ""
+    return f"{layers} layers on {stages} stages: neighbours are joined, {each} a stage{advice}"
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:

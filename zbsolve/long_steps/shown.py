@@ -22,8 +22,7 @@ def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
     if long.passes <= MAX_UNROLLED:
         return long.unrolled()
     start = checked_starts(long)
-    few = (_with_copies(long, copies, start) for copies in range(1, long.round.copies + 1))
-    part = next(one for one in few if one is not None)
+    part = next(filter(None, (_with_copies(long, copies, start) for copies in range(1, long.round.copies + 1))))
     check_unrolled(part, where)
     return part.sample()
 

@@ -9,7 +9,7 @@ from ..search.keeping import Curves
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
 from ..util.files import write_text
-from ..util.text import aligned, format_bytes, format_gap, format_time, printable, times_note
+from ..util.text import aligned, format_bytes, format_gap, format_time, printable, time_unit, times_note
 from .pages import picture, render
 from .pictures.drawing import Drawing
 from .pictures.files import PICTURES, save_drawing
@@ -107,15 +107,16 @@ def _sentence(frontier: Frontier) -> str:
 def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """The table: a header, then points and named schedules by rising memory."""
     found: list[tuple[int, tuple[str, ...]]] = []
+    unit, show = time_unit(max(*(one.value for one in frontier.points), *(one.value for one in frontier.named), 0))
     for point in frontier.points:
-        numbers = (format_bytes(point.peak), format_time(point.value), format_time(point.bound), format_gap(point.gap))
+        numbers = (format_bytes(point.peak), show(point.value), show(point.bound), format_gap(point.gap))
         bubble = f"{bubble_rate(frontier, point.value):.2%}"
         found.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
     for one in frontier.named:
-        value = (format_time(one.value), "", excess(frontier, one), f"{1 - one.work / one.value:.2%}")
+        value = (show(one.value), "", excess(frontier, one), f"{1 - one.work / one.value:.2%}")
         found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
-    found.sort(key=lambda row: row[0])
-    return [("memory", "needed", frontier.objective, "bound", "gap", "bubble", "by"), *(row for _, row in found)]
+    head = ("memory", "needed", f"{frontier.objective}, {unit}", f"bound, {unit}", "gap", "bubble", "by")
+    return [head, *(row for _, row in sorted(found, key=lambda row: row[0]))]
 
 
 def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:

@@ -275,8 +275,7 @@ def overheads_line(profile: Profile) -> str:
 def _runs(profile: Profile) -> list[tuple[str, Layer]]:
     """Neighbours that differ in nothing but their names as one: their names, and the first of them."""
     groups = groupby(profile.layers, key=lambda layer: replace(layer, name=""))
-    found = [(first, [first, *rest][-1]) for _, (first, *rest) in groups]
-    return [(_names(a, b), a) for a, b in found]
+    return [(_names(first, [first, *rest][-1]), first) for _, (first, *rest) in groups]
 
 
 def _names(first: Layer, last: Layer) -> str:

@@ -10,7 +10,7 @@ from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
 from ..util.files import write_text
-from ..util.text import aligned, counted, format_bytes, format_gap, printable, time_unit, times_note
+from ..util.text import aligned, counted, format_bytes, format_gap, in_one_unit, printable, time_unit, times_note
 from .pages import picture, render
 from .pictures.files import PICTURES as STILL
 from .pictures.files import checked_ending, save_drawing
@@ -115,7 +115,8 @@ def _peaks(c: ScheduleComparison) -> Rows:
 def _peaks_of(peaks: Sequence[int]) -> str:
     """All ranks' peaks; of many ranks the largest and the smallest."""
     if len(peaks) <= MAX_PEAKS:
-        return counted([format_bytes(peak) for peak in peaks])
+        unit, shown = in_one_unit(peaks)
+        return f"{counted(shown)} {unit}"
     ends = (f"{format_bytes(peak)} on rank {peaks.index(peak)}" for peak in (max(peaks), min(peaks)))
     return " to ".join(ends)
 

@@ -162,7 +162,8 @@ class Chart:
         if size is not None and self.low <= size <= self.high:
             x = self.x(size)
             yield Line(((x, self.top), (x, self.floor)), TICK, dashes=(4, 4))
-            yield Words(x + 6, self.top + 6, f"device: {format_bytes(size)}", 11, SOFT)
+            side, anchor = (-6, "end") if x > (LEFT + self.right) / 2 else (6, "start")
+            yield Words(x + side, self.top + 6, f"device: {format_bytes(size)}", 11, SOFT, anchor)
 
     def named(self) -> Iterator[Mark]:
         """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
@@ -190,10 +191,11 @@ class Chart:
 
     def _place(self, x: float, y: float, wide: float, taken: Boxes, lines: Boxes) -> tuple[float, float]:
         """Where a text `wide` pixels wide begins, near (x, y), within the chart and over nothing that is `taken`, nor
-        over `lines` where the nearest places are clear of them; the nearest of many, or the first where all are taken."""
+        over `lines` where near places are clear of them; the nearest of many, or the first where all are taken."""
         sides = [left for left in (x + 10, x - 10 - wide) if left >= LEFT and left + wide <= self.right]
         sides = sides or [max(4.0, self.right - wide)]
-        for step, others in ((0, [*taken, *lines]), *((step, taken) for step in range(24))):
+        near = range(2 if self.right > 700 else 1)  # in a narrow chart texts would leave their diamonds' order
+        for step, others in (*((step, [*taken, *lines]) for step in near), *((step, taken) for step in range(24))):
             for left, at in product(sides, (y - 12 - 15 * step, y + 12 + 15 * step)):
                 clear = all(b < left or a > left + wide or abs(at - middle) >= gap for a, b, middle, gap in others)
                 if clear and self.top - 4 <= at <= self.floor - 8:

@@ -82,8 +82,8 @@ class Gantt:
         return max(text_width(_label(track), self.size) for track in self.tracks)
 
     def peak_texts(self) -> list[str]:
-        """What each rank holds at most, in words; nothing where no edge holds memory."""
-        return [f"peak {format_bytes(peak)}" for peak in self.timeline.peak_bytes] if self.holds else []
+        """What each rank holds at most, in words; nothing where no edge holds memory, and without notes."""
+        return [f"peak {format_bytes(peak)}" for peak in self.timeline.peak_bytes] if self.holds and self.style.notes else []
 
     def marks(self, axis: Axis, y: float, row: float, peaks: bool) -> Iterator[Mark]:
         """Everything, from `y` down, where a compute stream's row has `row` pixels; `peaks`: with the peaks at the right."""

@@ -22,8 +22,8 @@ class Style:
     width: pixels, 96 an inch; rows are as high as they read well. unit: px, pt, mm, cm or in, in which an SVG says the
     size; a PNG has 300 dots an inch where it is not px. title: None for what the picture says of
     itself, "" for none. window: µs from the step's start. memory: also what ranks hold
-    over time. notes: the lines about value and certificate. longest: µs that the width stands for (default: what is drawn).
-    hover: marks say what they are.
+    over time. notes: the lines about value and certificate, and peaks. longest: µs that the width stands for (default: what
+    is drawn). hover: marks say what they are.
     """
 
     width: float = 1200.0

@@ -122,12 +122,13 @@ function draw() {
 }
 function axis(g, one) {
   const taken = [], wanted = [1, ...TICKS.filter((r) => r !== 1)];
+  g.font = `11px ${FONT}`;
   for (const r of wanted) {
-    const x = Math.round(toX(r)) + 0.5, half = narrow ? 16 : 30;
-    if (x < LEFT || x > plotEnd() || taken.some((other) => Math.abs(other - x) < 2 * half)) continue;
-    taken.push(x);
+    const x = Math.round(toX(r)) + 0.5, half = narrow ? 16 : g.measureText(time(r * D.step)).width / 2 + 5;
+    if (x < LEFT || x > plotEnd() || taken.some(([other, its]) => Math.abs(other - x) < its + half)) continue;
+    taken.push([x, half]);
     g.strokeStyle = css.grid; g.lineWidth = 1; g.beginPath(); g.moveTo(x, AXIS - 4); g.lineTo(x, height - GAP); g.stroke();
-    g.font = `11px ${FONT}`; g.textAlign = "center"; g.fillStyle = r === 1 ? css.found : css.soft;
+    g.textAlign = "center"; g.fillStyle = r === 1 ? css.found : css.soft;
     const mid = Math.min(Math.max(x, half), width - half);
     g.fillText(`${r}×`, mid, AXIS - 12);
     if (!narrow) g.fillText(time(r * D.step), mid, AXIS - 26);
