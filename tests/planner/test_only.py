@@ -103,5 +103,7 @@ def test_bad_words_are_named(engine: str | None, fixed: str | None, said: str) -
 def test_a_layout_that_is_not_there_says_which_are() -> None:
     with pytest.raises(BadInput, match="no layout has tp 8: with all before tp there are 1, 2, 4"):
         layouts(SMALL, 4, 8, A100, Only("", (("tp", 8),)))
-    with pytest.raises(BadInput, match="placement vee"):
+    with pytest.raises(BadInput, match=r"no layout has pp 2, tp 2, dp 2: .* dp there are 1 \(dp × tp × pp is 4 devices\)"):
+        layouts(SMALL, 4, 8, A100, Only("", (("pp", 2), ("tp", 2), ("dp", 2))))
+    with pytest.raises(BadInput, match="no layout for megatron has placement vee: with all before placement"):
         layouts(SMALL, 4, 8, A100, Only("megatron", (("placement", VEE),)))

@@ -576,7 +576,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["plan"], "model: name one"),
         (["plan", "gpt-3.6b", "--batch", "8"], "--devices is needed"),
-        (["plan", "gpt-3.6", "--devices", "4", "--batch", "8"], "model 'gpt-3.6': unknown; did you mean gpt-3.6b?"),
+        (["plan", "gpt-3.6", "--devices", "4", "--batch", "8"], "model 'gpt-3.6': unknown; did you mean gpt-3.6b or "),
         (["plan", "gpt-3.6b@depth=3", "--devices", "4", "--batch", "8"], "'depth=3' is none of layers=N"),
         (["plan", "gpt-3.6b@", "--devices", "4", "--batch", "8"], "'' is none of layers=N"),
         (["plan", "gpt-3.6b@sequence=abc", "--devices", "4", "--batch", "8"], "sequence is 'abc', no whole number"),

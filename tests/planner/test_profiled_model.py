@@ -134,7 +134,7 @@ def test_a_model_that_only_the_profiler_knows_is_planned_by_its_estimates(capsys
     assert "sequence parallel, zero 0" in said
     assert planned(model, capsys, "--fix", "tp=8") == (
         2,
-        "zbsolve plan: no layout has tp 8: with all before tp there are 1, 2, 4\n",
+        "zbsolve plan: no layout has tp 8: with all before tp there are 1, 2, 4 (dp × tp × pp is 8 devices)\n",
     )
 
 

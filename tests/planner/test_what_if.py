@@ -13,13 +13,13 @@ import zbsolve
 from zbsolve import BadInput, Link
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Plan, PlanFront, Shape, plan_front, what_if
-from zbsolve.planner.answers import Answer
+from zbsolve.planner.answers import LINK_CHANGES, Answer
 from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, changed, no_harder
 from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.space import layouts
-from zbsolve.show.plan_text import front_as_text, what_if_as_text
+from zbsolve.show.plan_text import front_as_text, what_if_as_json, what_if_as_text
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -163,6 +163,24 @@ def test_answers_as_text_say_what_is_proven() -> None:
         assert low <= high
         (line,) = (line for line in said.splitlines() if line.startswith(one.change))
         assert f"{low:+.1%} to {high:+.1%}" in line
+
+
+def test_no_share_is_proven_that_the_change_excludes() -> None:
+    """More memory, or faster links, make no step longer, and less memory none shorter: whatever the gap is."""
+    plan, answers = answered()
+    fields = {one["change"]: one for one in what_if_as_json(plan, answers) if "step" in one}
+    assert {change: one["proven"][1] <= 0 for change, one in fields.items()} == {
+        "memory=3GiB": False,
+        **dict.fromkeys(("memory+20%", *LINK_CHANGES), True),
+    }
+    assert fields["memory=3GiB"]["proven"][0] >= 0
+    for one in fields.values():
+        assert one["proven"][0] <= one["against"] + 1e-12
+        assert one["against"] <= one["proven"][1] + 1e-12
+        assert one["bound"] <= one["step"]
+    most = max(LINK_CHANGES, key=lambda change: -fields[change]["against"])
+    line = what_if_as_text(plan, answers).splitlines()[-1]
+    assert line.startswith("no link limits") or line.endswith(f"{-fields[most]['proven'][0]:.1%} at most in any plan")
 
 
 def test_what_ends_early_keeps_its_answers() -> None:

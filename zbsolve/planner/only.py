@@ -29,8 +29,11 @@ class Only(NamedTuple):
     @property
     def title(self) -> str:
         """`for megatron, tp 8, pp 8`; "" for all layouts."""
-        parts = [f"for {self.engine}"] if self.engine else []
-        return ", ".join([*parts, *(f"{name} {named(name, value)}" for name, value in self.fixed)])
+        return ", ".join([*([f"for {self.engine}"] if self.engine else []), *self._said])
+
+    @property
+    def _said(self) -> list[str]:
+        return [f"{name} {named(name, value)}" for name, value in self.fixed]
 
     def of(self, table: Layout) -> Layout:
         """The layouts of a table that are looked at. Raises BadInput where there is none."""
@@ -40,7 +43,9 @@ class Only(NamedTuple):
             keep = keep & (getattr(table, name) == value)
             if not keep.any():
                 others = ", ".join(named(name, one) for one in np.unique(column).tolist()) or "none"
-                raise BadInput(f"no layout has {self.title}: with all before {name} there are {others}")
+                all_of = f" (dp × tp × pp is {int(table.devices[0])} devices)" if name in NUMBERS[:3] else ""
+                own = f"no layout{' for ' * bool(self.engine)}{self.engine} has {', '.join(self._said)}"
+                raise BadInput(f"{own}: with all before {name} there are {others}{all_of}")
         if not keep.any():
             raise BadInput(f"{self.engine} can run no layout of this space")
         return table.rows(keep)

@@ -10,6 +10,7 @@ import numpy as np
 from ..planner.answers import LINK_CHANGES, Answer, PlanFront
 from ..planner.bounds.space_bounds import RULES
 from ..planner.candidate import Candidate
+from ..planner.case import case_of, no_harder
 from ..planner.cluster import CONTENTION, Cluster
 from ..planner.costs.layer_costs import Model
 from ..planner.layout import FIELDS
@@ -171,9 +172,11 @@ def _answer_row(before: Plan, one: Answer) -> tuple[str, ...]:
 
 
 def _proven(before: Plan, one: Answer) -> tuple[float, float]:
-    """Between which shares the best step with the change differs from the best without it."""
+    """Between which shares the best step with the change differs from the best without it. What makes nothing harder makes
+    no step longer, and what makes nothing easier none shorter."""
     assert one.plan is not None
-    return one.bound / before.best.value - 1, one.plan.best.value / before.bound - 1
+    low, high, base = one.bound / before.best.value - 1, one.plan.best.value / before.bound - 1, case_of(before)
+    return max(low, 0.0) if no_harder(base, one.case) else low, min(high, 0.0) if no_harder(one.case, base) else high
 
 
 def _fields(before: Plan, one: Answer) -> dict[str, Any]:
@@ -187,12 +190,16 @@ def _fields(before: Plan, one: Answer) -> dict[str, Any]:
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
     """Which link limits, of those that were asked about twice as fast."""
-    links = [(one.change, one.plan) for one in answers if one.plan and one.change in LINK_CHANGES]
-    saved = {change: 1 - plan.best.value / before.best.value for change, plan in links}
+    links = {one.change: (one.plan, one) for one in answers if one.plan and one.change in LINK_CHANGES}
+    saved = {change: 1 - plan.best.value / before.best.value for change, (plan, _) in links.items()}
     if len(saved) < 2:
         return
     most = max(saved, key=lambda one: saved[one])
     if saved[most] < LEAST_SHARE:
         yield f"no link limits: none that is twice as fast saves {LEAST_SHARE:.1%} here"
     else:
-        yield f"the link that limits most is {most.partition('=')[0]}: twice as fast it saves {saved[most]:.1%} here"
+        least = -_proven(before, links[most][1])[0]
+        yield (
+            f"the link that limits most is {most.partition('=')[0]}: twice as fast it saves {saved[most]:.1%} here, and "
+            f"{least:.1%} at most in any plan"
+        )
