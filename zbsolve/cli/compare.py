@@ -12,6 +12,7 @@ from ..util.text import parse_share
 from .tools import print_json, profile_from, run_of, tell_other_model
 
 if TYPE_CHECKING:
+    from ..noise import Noise
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..trace import Trace
@@ -28,6 +29,11 @@ def options(parser: argparse.ArgumentParser) -> None:
         "profile --from-trace), which alone is held against its own medians. Or two profiles",
     )
     parser.add_argument("--profile", help="profile.json: times for the orders of all schedules (default: each file's own)")
+    parser.add_argument(
+        "--noise",
+        help="of schedules: what their steps take where times vary: rank=1%%,microbatch=20%%,pass=3%%,stall=0.1%%x8, or a "
+        "trace, which says how they did",
+    )
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="of a run: a baseline's schedule and run")
     parser.add_argument(
         "--within", metavar="SHARE", help="of two profiles: exit 1 where anything changed by more, such as 5%%"
@@ -45,7 +51,7 @@ def command(options: argparse.Namespace) -> int:
         return _profiles(options)
     if options.within is not None:
         raise BadInput("--within is for two profiles")
-    run = _run(options.what)
+    run = None if options.noise else _run(options.what)
     if run is not None:
         return _against_run(options, *run)
     if options.baseline:
@@ -96,7 +102,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     from ..profile.doubtful import doubts
     from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison import compare_schedules
-    from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
+    from ..show.schedule_comparison_text import PICTURES, noise_as_text, save_comparison, schedules_as_text
 
     if options.output:
         checked_ending(options.output, PICTURES)
@@ -110,11 +116,28 @@ def _side_by_side(options: argparse.Namespace) -> int:
     result = compare_schedules(named, absent)
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
+    if options.noise:
+        from ..noise import under_noise
+
+        noisy = under_noise(dict(named), _noise(options.noise))
+        result_and_noise = {**result.to_json(), "under_noise": noisy.to_json()}
     if options.json:
-        print_json(result.to_json())
+        print_json(result_and_noise if options.noise else result.to_json())
     else:
         print(schedules_as_text(result), end="")
+        print("\n" + noise_as_text(noisy) if options.noise else "", end="")
     return 0
+
+
+def _noise(said: str) -> Noise:
+    """How times vary, in words, or as in the run of a trace's file."""
+    from ..interchange.traces.reading import others_trace
+    from ..noise import Noise
+    from ..trace import Trace
+
+    if not Path(said).exists():
+        return Noise.read(said)
+    return Noise.of(others_trace(said) or Trace.load(said), said)
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:

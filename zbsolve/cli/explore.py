@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import webbrowser
 
 from ..util.errors import BadInput
 from .tools import compiling
@@ -22,7 +20,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         "?, or another page's whole address",
     )
     parser.add_argument("--port", type=int, default=0, help="to serve on; 0: any that is free")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--seconds", type=float, help="end after so long (default: at Ctrl-C)")
 
 
@@ -46,8 +43,6 @@ def command(options: argparse.Namespace) -> int:
 
     def started(address: str) -> None:
         print(f"{address}\nOnly this machine reaches the page, and only under this address. Ctrl-C ends it.", flush=True)
-        if options.open and not webbrowser.open(address):
-            print("zbsolve explore: no browser was found: open the address yourself", file=sys.stderr)
 
     try:
         serve(playground, state, options.port, options.seconds, started)

@@ -28,6 +28,7 @@ OPTIONS = (
     ("solve", "--solver", "--method milp:highs says it"),
     ("bench", STEP, "say it behind the file: profile.json@ranks=4,microbatches=8,placement=vee"),
     ("explore", STEP, "say it in --state 'ranks=4&microbatches=8&placement=vee', or on the page"),
+    ("explore", "--open", "open the address that it prints"),
     ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
     ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
     ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from ..build.vocabulary import model_routes
+from ..noise import SHARES, UnderNoise
 from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
@@ -146,6 +147,23 @@ def _change(first: ComparedSchedule, row: ComparedSchedule) -> str:
 def absent_lines(c: ScheduleComparison) -> list[str]:
     """What cannot be, with the reasons."""
     return [f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent]
+
+
+def noise_as_text(found: UnderNoise) -> str:
+    """A table of what schedules take under noise, each with its bound and the rank that critical paths are on most."""
+    first = next(iter(found.spreads.values()))
+    unit, show = time_unit(max(one.at(SHARES[-1])[0] for one in found.spreads.values()))
+    quantiles = [f"p{100 * share:.0f}" for share in SHARES]
+    rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, "bound", "shorter in", "most critical")]
+    for name, one in found.spreads.items():
+        middle, off = (show(us) for us in one.mean)
+        ranked = [show(one.at(share)[0]) for share in SHARES]
+        often = "" if one is first else f"{one.shorter(first):.1%}"
+        critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}"
+        rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
+    title = f"{found.draws:,} steps where times vary: {found.noise}"
+    note = "bound: no order of these passes has a shorter mean, even one made for each step's own times"
+    return "\n".join([title, *aligned(rows), note]) + "\n"
 
 
 def _difference(found: OrderDifference) -> str:

@@ -1,0 +1,164 @@
+"""Steps whose times vary: each drawn step is the longest path, and no order undercuts its bound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zbsolve import BadInput, Problem, Schedule, Timeline, Trace, pipeline, preset, solve, under_noise
+from zbsolve.cli import main
+from zbsolve.interchange.traces import read_trace
+from zbsolve.noise import Noise
+from zbsolve.timeline import Floats
+
+from .support.exhaustive import optimum
+from .support.recorded import SAMPLES
+
+NOISE = Noise(rank=0.02, microbatch=0.2, single=0.05, stall=0.02, times=8)
+
+
+def step(ranks: int = 3, microbatches: int = 4, comm: int = 700) -> Problem:
+    times = [1000 * (3 + i % 2) for i in range(ranks)]
+    return pipeline(times, times, times, microbatches=microbatches, comm=comm)
+
+
+def timed(problem: Problem, took: Floats) -> Problem:
+    """The same step with these times, as whole µs."""
+    return replace(problem, passes=replace(problem.passes, duration=np.rint(took).astype(np.int64)))
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_each_drawn_step_is_the_longest_path_of_its_times(blocking: bool) -> None:
+    """Another simulation of the same times, rounded: at most half a µs a pass on the path. Sending is not stretched."""
+    problem = pipeline([3000, 4000, 5000], [3000] * 3, [2000] * 3, microbatches=4, comm=700, blocking=blocking)
+    schedule = preset("1f1b", problem)
+    found = under_noise({"one": schedule}, NOISE, draws=20).spreads["one"]
+    (took,) = NOISE.steps(problem, 20)
+    assert (took > problem.sending).all()
+    for value, row in zip(found.values, took, strict=True):
+        again = Schedule(timed(problem, row), schedule.order, schedule.syncs).timeline().makespan
+        assert abs(again - value) <= len(problem.passes) / 2
+    assert found.values.std() > 0
+
+
+def test_without_noise_every_step_is_as_given() -> None:
+    schedule = preset("zb-h1", step())
+    found = under_noise({"one": schedule}, Noise(), draws=3).spreads["one"]
+    assert found.values.tolist() == [schedule.timeline().makespan] * 3
+    assert found.critical.sum() == pytest.approx(1)
+
+
+def test_a_rank_alone_by_hand() -> None:
+    """30 µs times one factor a step: its median is 1, its mean exp(σ²/2), and its 95th percentile exp(1.645 σ)."""
+    schedule = preset("1f1b", pipeline([10], [10], [10], microbatches=1))
+    found = under_noise({"one": schedule}, Noise(rank=0.2)).spreads["one"]
+    middle, off = found.mean
+    assert abs(middle - 30 * exp(0.02)) < 2 * off < 0.5
+    for share, deviations in ((0.5, 0.0), (0.95, 1.6449)):
+        value, low, high = found.at(share)
+        assert low < value < high
+        assert low - 0.2 < 30 * exp(0.2 * deviations) < high + 0.2
+    assert found.bounds == pytest.approx(found.values)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_undercuts_a_bound(seed: int) -> None:
+    """Against the exhaustive optimum of each drawn step, with its times rounded."""
+    problem = step(2, 2, comm=500 * seed)
+    found = under_noise({"one": preset("1f1b", problem)}, NOISE, draws=4, seed=seed).spreads["one"]
+    (took,) = NOISE.steps(problem, 4, seed)
+    for bound, value, row in zip(found.bounds, found.values, took, strict=True):
+        best = optimum(timed(problem, row))
+        assert best is not None
+        assert bound <= best + len(problem.passes) / 2
+        assert bound <= value + 1e-6
+
+
+def test_schedules_see_the_same_draws() -> None:
+    """Of one problem all of them; of another placement those of ranks and of microbatches."""
+    problem = step()
+    one, same = (next(NOISE.steps(problem, 5, seed=1)) for _ in range(2))
+    assert (one == same).all()
+    lean = replace(NOISE, single=0.0, stall=0.0)
+    first, other = (next(lean.steps(replace_times(6, placement), 5)) for placement in ("loop", "vee"))
+    ranks = [pipeline([1] * 6, [1] * 6, microbatches=2, placement=p).passes.rank for p in ("loop", "vee")]
+    assert (first[:, ranks[0] == ranks[1]] == other[:, ranks[0] == ranks[1]]).all()
+    spreads = under_noise({"a": preset("1f1b", problem), "b": solve(problem, effort=0.1)}, NOISE, draws=500).spreads
+    assert spreads["b"].shorter(spreads["a"]) > 0.9
+    assert spreads["a"].bounds == pytest.approx(spreads["b"].bounds)
+
+
+def replace_times(stages: int, placement: str) -> Problem:
+    return pipeline([1000] * stages, [2000] * stages, microbatches=2, placement=placement)
+
+
+def test_a_trace_says_how_times_vary() -> None:
+    """Of steps that were drawn: deviations of ranks and microbatches within a tenth, stalls among what passes do alone."""
+    problem, noise = step(4, 8), Noise(0.1, rank=0.05, microbatch=0.2, single=0.02, stall=0.01, times=6)
+    schedule = preset("1f1b", problem)
+    (took,) = noise.steps(problem, 200)
+    steps = []
+    for row in took:
+        ran = Schedule(timed(problem, row), schedule.order, schedule.syncs).timeline()
+        steps.append(Timeline(problem, ran.start, ran.end))
+    ready = tuple(one.start for one in steps)
+    trace = Trace(problem, dict(schedule.order), tuple(steps), ready, (0.0,) * 200, ((0,) * 4,) * 200, {})
+    found = Noise.of(trace)
+    assert np.std(found.measured_steps) == pytest.approx(0.1, rel=0.2)
+    assert found.rank == pytest.approx(0.05, rel=0.1)
+    assert found.microbatch == pytest.approx(0.2, rel=0.1)
+    assert max(found.measured) == pytest.approx(np.log(6), rel=0.1)
+    drawn = under_noise({"own": schedule}, found).spreads["own"]
+    told = under_noise({"own": schedule}, noise).spreads["own"]
+    for share in (0.5, 0.95):
+        assert drawn.at(share)[0] == pytest.approx(told.at(share)[0], rel=0.02)
+    with pytest.raises(BadInput, match="run: 2 steps do not say how times vary: at least 3"):
+        Noise.of(replace(trace, steps=trace.steps[:2]), "run")
+
+
+@pytest.mark.parametrize("file", ["primus-pp8", "bytedance-ST.parquet"])
+def test_real_steps_are_drawn_as_they_were(file: str) -> None:
+    """The median and the 95th percentile of measured steps, within 2 % (docs/noise.md has how close)."""
+    trace = read_trace(SAMPLES / file)
+    found = under_noise({"own": trace.planned()}, Noise.of(trace)).spreads["own"]
+    measured = [one.value for one in trace.steps]
+    for share in (0.5, 0.95):
+        assert found.at(share)[0] == pytest.approx(float(np.quantile(measured, share)), rel=0.02)
+
+
+def test_words_say_it() -> None:
+    assert Noise.read("rank=1%, microbatch=0.2,pass=3%,stall=0.1%x8") == Noise(0.0, 0.01, 0.2, 0.03, 0.001, 8.0)
+    for text, why in (
+        ("rank=1%,rank=2%", "noise 'rank=2%'"),
+        ("speed=1%", "noise 'speed=1%'"),
+        ("rank=-1%", "noise: rank '-1%': a share"),
+        ("stall=1%", "a chance, and how many times as long"),
+        ("stall=1%x0.5", "a stall is 1 to 1,000,000 times as long"),
+        ("rank=300%", "deviations are 200% at most"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            Noise.read(text)
+    with pytest.raises(BadInput, match="span: schedules whose objective is the makespan"):
+        under_noise({"span": preset("1f1b", replace(step(), objective="span"))}, NOISE)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, paths = step(), [str(tmp_path / name) for name in ("a.json", "b.json")]
+    preset("1f1b", problem).save(paths[0])
+    solve(problem, effort=0.1).save(paths[1])
+    assert main(["compare", *paths, "--noise", "microbatch=10%,pass=2%"]) == 0
+    said = capsys.readouterr().out
+    assert "10,000 steps where times vary: steps 0.0%, ranks 0.0%, microbatches 10.0%, passes 2.0%" in said
+    assert main(["compare", *paths, "--noise", str(SAMPLES / "primus-pp8"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["under_noise"]["schedules"]
+    for path in paths:
+        row = rows[path]
+        assert row["bound"][0] <= row["mean"][0]
+        assert row["p50"][0] <= row["p95"][0] <= row["p99"][0]
+    assert main(["compare", *paths, "--noise", "nothing"]) == 2
+    assert "noise 'nothing': rank=1%" in capsys.readouterr().err
