@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from tests.support.exec_ranks import on_ranks
 from tests.support.recorded import SAMPLES
-from zbsolve import Problem, Schedule, Timeline, Trace, pipeline
+from zbsolve import Noise, Problem, Schedule, Timeline, Trace, pipeline, under_noise
 from zbsolve.bench import timed_solve
 from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
 from zbsolve.cli import main
@@ -154,6 +154,44 @@ def traced_table(sample: Results) -> list[str]:
         shown = (f"{one['value'] / 1e3:,.1f}", f"{one['gap']:.2%}", f"{change:+.1%}")
         rows.append((one["backward"], one["stages"], one["placement"], *shown))
     return aligned(rows, (0, 1, 2))
+
+
+@table()
+def noise(effort: float = 4.0) -> Results:
+    """Whether the best order for medians stays the best where times vary as they did. For each sample: the mean, p50 and p95
+    of measured steps; the same of 10,000 drawn steps in today's order; and those of the best order of the same passes, and
+    of a vee and a loop (each stage cut in two alike ones), in the same memory. µs; a share of draws."""
+    compiled()
+    found = {}
+    for name, file in NAMES.items():
+        trace = read_trace(SAMPLES / file)
+        problem = replace(with_units_in_flight(trace.problem, UNITS), capacity=today_of(trace, seconds=0).room)
+        steps = {
+            "best order": problem,
+            "vee": restaged(problem, vee(problem.ranks)),
+            "loop": restaged(problem, loop(problem.ranks)),
+        }
+        schedules = {"today's": trace.planned()} | {
+            what: timed_solve(one, effort=effort).schedule for what, one in steps.items()
+        }
+        drawn = under_noise(schedules, Noise.of(trace))
+        values = [one.value for one in trace.steps]
+        measured = [float(np.mean(values)), *(float(np.quantile(values, share)) for share in (0.5, 0.95))]
+        first = drawn.spreads["today's"]
+        rows = {what: one.to_json() | {"shorter": one.shorter(first)} for what, one in drawn.spreads.items()}
+        found[name] = {"noise": str(drawn.noise), "steps": len(values), "measured": measured, "rows": rows}
+        print(f"{name}: {drawn.noise}\n" + "\n".join(noise_table(found[name])), flush=True)
+    return found
+
+
+def noise_table(sample: Results) -> list[str]:
+    """Measured steps, and those that were drawn, ms."""
+    rows = [("steps", "as given", "mean", "p50", "p95", "p99", "bound", "shorter in")]
+    rows.append((f"measured ({sample['steps']})", "", *(f"{us / 1e3:,.1f}" for us in sample["measured"]), "", "", ""))
+    for what, row in sample["rows"].items():
+        times = (row["given"], *(row[name][0] for name in ("mean", "p50", "p95", "p99", "bound")))
+        rows.append((what, *(f"{us / 1e3:,.1f}" for us in times), f"{row['shorter']:.1%}"))
+    return aligned(rows)
 
 
 # --- Through torch's runtime ---

@@ -12,7 +12,7 @@ from benchmarks.emulation import slices_run_table
 from benchmarks.offload import LAYERS, memory_table
 from benchmarks.sharded import MODELS, vocabulary_table
 from benchmarks.slices import contexts_table, slices_table
-from benchmarks.traces import MESSAGES, ranks_table, replays_table, traced_table
+from benchmarks.traces import MESSAGES, noise_table, ranks_table, replays_table, traced_table
 from profiler.devices import ATTENTION_SHARE
 from zbsolve.bench.suites import suite
 
@@ -237,6 +237,21 @@ def test_traced_steps() -> None:
     stalled = [one["measured"] - one["without"] for one in kept("traced")["primus-pp8"]["stalls"]]
     assert [f"{us / 1e3:,.1f}" for us in stalled if us] == ["241.1", "206.2"]
     assert "by 241.1 and 206.2 ms" in page
+
+
+def test_steps_whose_times_vary() -> None:
+    page = sentences("docs/noise.md")
+    off = []
+    for name, sample in kept("noise").items():
+        assert shown("docs/noise.md", f"noise-{name}") == [line.split() for line in noise_table(sample)]
+        rows, measured = sample["rows"], sample["measured"]
+        drawn = [rows["today's"][what][0] for what in ("mean", "p50", "p95")]
+        off.append([abs(one / real - 1) for one, real in zip(drawn, measured, strict=True)])
+        assert all(row["bound"][0] <= row["mean"][0] for row in rows.values())
+        assert all(rows["vee"][what][0] < rows["today's"][what][0] for what in ("mean", "p50", "p95", "p99"))
+        assert rows["vee"]["shorter"] > 0.999
+    mean, middle, high = (max(one) for one in zip(*off, strict=True))
+    assert f"the mean is within {mean:.1%}, p50 within {middle:.1%}, p95 within {high:.1%}".replace("%", " %") in page
 
 
 def test_splits_of_the_backward() -> None:
