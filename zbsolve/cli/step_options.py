@@ -117,7 +117,7 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 
 def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
-    from ..build.recompute import recomputed_layers
+    from ..build.recompute import recompute_in_words, recomputed_layers
     from ..build.vocabulary import model_stages
     from ..placement import describe, routes_of
 
@@ -128,6 +128,6 @@ def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
         )
     if name == "recompute":
         layers = problem.layers or (1,) * model_stages(problem)
-        same = recomputed_layers(has, layers) == recomputed_layers(said, layers)
-        return has, has if same else said
+        held, asked = (recompute_in_words(recomputed_layers(one, layers), layers) or "none" for one in (has, said))
+        return held, asked
     return (bool(has) if FIELDS[name].kind is bool else has), getattr(wanted, "layers", wanted)
