@@ -167,7 +167,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         return [Run(step, name, failed=why, place=place)]
     named: dict[tuple[int, ...], list[str]] = {}
     failed = []
-    for one in SEARCHED if step.partition == AUTO else (step.partition,):
+    for one in SEARCHED if step.partition == AUTO else (step.partition, "equal") if _either(step) else (step.partition,):
         split = one if isinstance(one, str) else "given"
         try:
             named.setdefault(replace(step, partition=one).counts(profile) or (), []).append(split)
@@ -176,6 +176,19 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
     return [built(profile, Run(one, name, names, place=place)) for one, names in steps] + failed
+
+
+def _either(step: Step) -> bool:
+    """Whether people's own split counts beside the balanced one: no estimate says which of them is shorter where ranks hold
+    several stages."""
+    return step.partition == FIRST_PARTITION and len(set(step.routes[0])) < step.stages
+
+
+def splits_differ(profile: Profile, step: Step) -> bool:
+    """Whether there are two such splits to try."""
+    if step.auto or not _either(step) or step.too_few_layers(profile):
+        return False
+    return step.counts(profile) != replace(step, partition="equal").counts(profile)
 
 
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
