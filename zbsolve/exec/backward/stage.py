@@ -147,8 +147,7 @@ class Stage:
         return y
 
     def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
-        """The forward of what recomputes. The same operations as in X (without a graph, layers may choose others), but
-        nothing is saved for a backward."""
+        """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
         versions = _versions(x)
         with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten):
             y, _ = self._run(self.parts[: self.dropping], x, target, split, seed)
@@ -160,7 +159,6 @@ class Stage:
         return Replay(self.layers)
 
     def _run(self, parts: Sequence[Split], x: Any, target: Any, split: bool, seed: int) -> tuple[Any, list[Any]]:
-        """Some of the parts in turn: what the last makes, and what each keeps."""
         kept = []
         for part in parts:
             x, one = part.forward(x, target, split=split, seed=seed)
