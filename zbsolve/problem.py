@@ -16,7 +16,15 @@ import numpy as np
 
 from .alike import microbatches_alike
 from .kinds import KINDS
-from .problem_check import check_capacity, check_edges, check_passes, check_pools, check_slice_lengths, check_sums
+from .problem_check import (
+    check_capacity,
+    check_edges,
+    check_passes,
+    check_pools,
+    check_recomputed,
+    check_slice_lengths,
+    check_sums,
+)
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
 from .tables import (
     CARGO,
@@ -67,6 +75,7 @@ class Problem:
     Notes for readers and the executor, which no solver looks at:
 
     layers: how many each stage holds; () where nobody said.
+    recomputed: how many of each stage's layers, its first ones, a pass X makes again; (): all of them.
     source: where the times come from: "measured: …", "estimated: …", or "" for given numbers.
     messages: how large they are and what is kept free for them, where a profile says so; how many wait at once is the
         schedule's matter (see `handover`). No part of the digest, as what edges carry, and how much of a pass is its
@@ -86,6 +95,7 @@ class Problem:
     pools: tuple[Pool, ...] = ()
     messages: MessageRoom | None = None
     slice_lengths: tuple[float, ...] = ()
+    recomputed: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -132,6 +142,7 @@ class Problem:
         check_pools(self.pools)
         check_edges(self.edges, self.passes, len(self.pools))
         check_slice_lengths(self.slice_lengths, self.slices)
+        check_recomputed(self.recomputed, self.layers)
         check_sums(self.passes, self.edges)
         check_capacity(self.capacity, self.ranks)
 
@@ -419,6 +430,8 @@ class Problem:
             head.append([[one.name, one.capacity] for one in self.pools])
         if self.slice_lengths:
             head.append(self.slice_lengths)
+        if self.recomputed:
+            head.append({"recomputed": self.recomputed})
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -442,6 +455,7 @@ class Problem:
             **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
             **({"messages": self.messages._asdict()} if self.messages else {}),
             **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
+            **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -469,7 +483,8 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
         notes = tuple(form.layers), form.source, pools
-        found = cls(passes, edges, capacity, form.objective, *notes, slice_lengths=tuple(form.slice_lengths))
+        lengths, again = tuple(form.slice_lengths), tuple(form.recomputed)
+        found = cls(passes, edges, capacity, form.objective, *notes, slice_lengths=lengths, recomputed=again)
         return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
 
 

@@ -97,6 +97,12 @@ def check_slice_lengths(lengths: Sequence[float], slices: int) -> None:
         raise BadInput(f"problem: slice_lengths {list(lengths)}: {slices} numbers above 0 are needed")
 
 
+def check_recomputed(counts: Sequence[int], layers: Sequence[int]) -> None:
+    """Raises BadInput for counts that are not of every stage's layers."""
+    if counts and (len(counts) != len(layers) or not all(0 <= n <= of for n, of in zip(counts, layers, strict=True))):
+        raise BadInput(f"problem: recomputed {list(counts)} are not from 0 to the layers of each stage, {list(layers)}")
+
+
 def _all_differ(*columns: Ints) -> bool:
     """Whether no two rows are alike; columns of whole numbers from 0 up, shape (rows,) each."""
     widths = [int(column.max()) + 1 for column in columns]

@@ -70,6 +70,7 @@ class ProblemForm(msgspec.Struct):
     pools: list[PoolForm] = []
     messages: MessagesForm | None = None
     slice_lengths: list[float] = []
+    recomputed: list[int] = []
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

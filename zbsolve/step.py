@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .build.offload import NothingKept
-from .build.recompute import recomputed_stages
+from .build.recompute import recomputed_layers
 from .build.vocabulary import model_routes
 from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, Field, is_auto
@@ -225,7 +225,7 @@ class PlainStep:
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         costs, layers = self.costs(profile), schedule.problem.layers
-        again = recomputed_stages(self.recompute, costs.stages).tolist()
+        again = recomputed_layers(self.recompute, layers)
         parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
         return tuple(ceil(sum(one)) for one in parts)
 

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,20 @@ from torch import nn
 
 from profiler.memory import held as held_by
 from profiler.stage_rounds import stages_of
-from zbsolve import BadInput, Infeasible, Profile, Schedule, pipeline, solve, verify
+from zbsolve import BadInput, Infeasible, Problem, Profile, Schedule, pipeline, solve, verify
 from zbsolve.build import with_recompute
+from zbsolve.build.recompute import recompute_in_words, recomputed_layers
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.cp import solve_cp
+from zbsolve.known_steps import step_again
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
 from zbsolve.models.presets import mlp
 from zbsolve.profile.profile import Layer, Link
+from zbsolve.step import Step
 from zbsolve.systems.entry import System
 from zbsolve.systems.problems import problem_for
 from zbsolve.systems.table import SYSTEMS, preset
@@ -57,6 +61,50 @@ def test_bytes_after_each_pass(held_b: int, held_w: int, held_input: int, right:
     assert fused.passes[fused.index["0X0"]].duration == 3
 
 
+def three(**changed: Any) -> Profile:
+    """Three layers of 100 bytes until B and 50 until W; the second keeps its output, the third counts that as its input."""
+    layer = Layer("one", 10, 20, 30, 50, 100, 50, 0, 10, X=7)
+    layers = (layer, replace(layer, name="two", output_kept=8, X=9), replace(layer, name="three", input_unneeded=4))
+    return Profile("given", "by hand", layers, Link(1.0, 10.0), 1.0, None, {}, {}, **changed)
+
+
+def test_part_of_a_stage_recomputes() -> None:
+    """By hand. Of all three layers 450 bytes less the 8 that two of them count. The first two again: F keeps the third's
+    150, X takes 7 + 9 µs, and the tensor between is there twice. Of the second stage with its input."""
+    problem = Step(1, 1, recompute="0:2").problem(three())
+    assert problem.recomputed == (2,)
+    assert problem.passes.duration[problem.rows("X")].tolist() == [16]
+    assert curve(problem, ["0F0", "0X0", "0B0", "0W0"]) == [150, 450, 150, 0]
+    assert curve(Step(1, 1, recompute="all").problem(three()), ["0F0", "0X0", "0B0", "0W0"]) == [0, 442, 150, 0]
+    second = Step(2, 1, partition=(1, 2), recompute={1: 1}).problem(three())
+    assert second.recomputed == (0, 1)
+    assert curve(second, ["0F0", "1F0"]) == [150, 150 + 10 + 150]
+    assert curve(second, ["1F0", "1X0", "1B0", "1W0"]) == [160, 300, 100, 0]
+
+
+def test_parts_are_in_the_file_and_in_words(tmp_path: Path) -> None:
+    problem, whole = (Step(2, 1, partition=(1, 2), recompute=said).problem(three()) for said in ("0,1:1", "all"))
+    problem.save(tmp_path / "p.json")
+    loaded = Problem.load(tmp_path / "p.json")
+    assert (loaded, loaded.recomputed) == (problem, (1, 1))
+    assert loaded != replace(loaded, recomputed=())
+    assert whole.recomputed == ()
+    assert "recomputed" not in whole.to_json()
+    assert step_again(loaded, three()).recomputed == (1, 1)
+    layers = (3, 3, 3, 2, 4)
+    for said, counts in {
+        "all": layers,
+        "": (0,) * 5,
+        "0-2:2,3,4:3": (2, 2, 2, 2, 3),
+        "1": (0, 3, 0, 0, 0),
+    }.items():
+        assert recomputed_layers(said, layers) == counts
+        assert recompute_in_words(counts, layers) == said
+    assert recomputed_layers("all:3", layers) == (3, 3, 3, 2, 3)
+    with pytest.raises(BadInput, match=r"recomputed \[9\]"):
+        Problem.from_json({**problem.to_json(), "recomputed": [9]})
+
+
 def test_X_lies_between_F_and_B_and_nothing_else_waits_for_it() -> None:
     problem = pipeline([1, 1], [1, 1], [1, 1], microbatches=2, recompute="1", comm=3)
     names, e = problem.names, problem.edges
@@ -76,7 +124,15 @@ def test_without_stages_it_is_the_plain_problem() -> None:
 
 @pytest.mark.parametrize(
     ("recompute", "text"),
-    [("2", "no stage 2"), ([-1], "no stage -1"), ("some", "'some' is neither"), ("0,,1", "'' is neither")],
+    [
+        ("2", "no stage 2"),
+        ([-1], "no stage -1"),
+        ("some", "'some' is neither"),
+        ("0,,1", "'' is neither"),
+        ("0:1.5", "'1.5' is no number of layers"),
+        ({1: 0}, "'0' is no number of layers"),
+        ("1:1", "part of stage 1 needs its time X"),
+    ],
 )
 def test_what_is_no_stage_is_refused(recompute: str | list[int], text: str) -> None:
     with pytest.raises(BadInput, match=f"recompute: .*{text}"):
@@ -215,7 +271,8 @@ def test_recompute_pays_where_memory_is_short() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
-    ("placement", "recompute"), [((0, 1), "all"), ((0, 1, 1, 0), "all"), ((0, 2, 1, 1, 0), [1, 4]), ((0,), "all")]
+    ("placement", "recompute"),
+    [((0, 1), "all"), ((0, 1, 1, 0), "all:1"), ((0, 2, 1, 1, 0), [1, 4]), ((0,), "all"), ((0, 1), "0:3,1:1")],
 )
 def test_gradients_equal_the_unsplit_model(placement: tuple[int, ...], recompute: str | list[int], fused: bool) -> None:
     problem = a_problem(placement, microbatches=3, fused=fused, recompute=recompute)
@@ -254,16 +311,17 @@ def profile_of(name: str) -> Profile:
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_run_whose_memory_is_as_predicted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recompute", "memory"), [("all", 19e6), ("0:2,1:3", 27e6)])
+def test_a_run_whose_memory_is_as_predicted(tmp_path: Path, recompute: str, memory: float) -> None:
     """From a profile by the command line: solved, run on two ranks, right, with the bytes that were predicted."""
     profile_of("gpt-tiny").save(tmp_path / "p.json")
     given = ["solve", str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--seconds", "3"]
-    assert main([*given, "--recompute", "all", "--memory", "19MB", "-o", str(tmp_path / "s.json")]) == 0
+    assert main([*given, "--recompute", recompute, "--memory", f"{memory:.0f}", "-o", str(tmp_path / "s.json")]) == 0
     schedule = Schedule.load(tmp_path / "s.json")
     assert {name.strip("0123456789") for name in schedule.problem.names} == {"F", "B", "W", "X"}
     trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, check=True, timeout=60)
     assert trace.facts["check"]["passed"], trace.facts["check"]
-    assert max(trace.facts["transient_peaks"]) <= 19e6
+    assert max(trace.facts["transient_peaks"]) <= memory
     for measured, peak in zip(trace.peaks[0], trace.facts["predicted_peaks"], strict=True):
         assert measured == pytest.approx(peak, rel=0.03)
     need = schedule.problem.taken[schedule.problem.passes.microbatch == 0].sum()

@@ -40,7 +40,7 @@ def test_its_problem_is_solved_anew(solved: str, tmp_path: Path) -> None:
         (["--partition", "balanced"], "--partition balanced: {} holds a schedule with partition (1, 1, 1, 1)"),
         (["--objective", "span"], "--objective span: {} holds a schedule with objective makespan"),
         (["--fused"], "--fused: {} holds a schedule with fused False"),
-        (["--recompute", "all"], "--recompute all: {} holds a schedule with recompute [1]"),
+        (["--recompute", "all"], "--recompute all: {} holds a schedule with recompute 1: leave"),
         (["--memory", "3GiB"], "--memory 3GiB: {} holds a schedule, and its problem says what ranks have for activations"),
     ],
 )

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from zbsolve import BadInput
+from zbsolve.exec.backward.layer_split import LayerSplit
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.check import reference
 from zbsolve.exec.handlers import Data
@@ -140,9 +141,15 @@ RECOMPUTED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def run(layers: list[nn.Module], recompute: bool, split: bool, orders: str) -> tuple[list[Tensor], list[Tensor]]:
-    """Three microbatches in the order of `orders` (F, X, B each of the next): outputs and gradients; state of layers."""
+def run(
+    layers: list[nn.Module], recompute: bool, split: bool, orders: str, dropping: int = 0
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Three microbatches in the order of `orders` (F, X, B each of the next): outputs and gradients; state of layers.
+    dropping: so many of the layers recompute, of which each is a part; 0: all, as one part."""
     stage = Stage(layers, first=1)
+    if dropping:
+        stage = Stage(layers, first=1, parts=[LayerSplit([one], i) for i, one in enumerate(layers, 1)])
+        stage.dropping = dropping
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -176,6 +183,20 @@ def test_recomputed_is_bitwise_what_was_dropped(name: str, orders: str, split: b
     for recompute in (True, False):
         torch.manual_seed(0)
         results.append(run([RECOMPUTED[name]().double()], recompute, split, orders))
+    (found, state), (right, expected) = results
+    for a, b in zip([*found, *state], [*right, *expected], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("dropping", [1, 2])
+def test_so_is_what_the_first_layers_dropped(dropping: int, split: bool) -> None:
+    """Every kind of layer in one stage, of which some recompute: as if none did."""
+    results = []
+    for recompute in (True, False):
+        torch.manual_seed(0)
+        layers = [make().double() for make in RECOMPUTED.values()]
+        results.append(run(layers, recompute, split, "FFXXBBFXB", dropping))
     (found, state), (right, expected) = results
     for a, b in zip([*found, *state], [*right, *expected], strict=True):
         assert torch.equal(a, b)

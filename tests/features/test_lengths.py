@@ -40,6 +40,14 @@ def test_attention_goes_with_the_square_of_the_length() -> None:
     assert lag.tolist() == [2 + 8, 2 + 16, 2 + 4]
 
 
+def test_so_does_that_of_the_layers_that_recompute() -> None:
+    """One of a stage's two layers: as long as one F."""
+    part, whole = (Step(1, 3, lengths=(64, 128, 32), recompute=said).problem(PROFILE) for said in ("0:1", "all"))
+    assert [duration(part, f"0X{i}") for i in range(3)] == [160, 448, 64]
+    assert [duration(whole, f"0X{i}") for i in range(3)] == [320, 896, 128]
+    assert [duration(part, f"0F{i}") for i in range(3)] == [320, 896, 128]
+
+
 def test_all_of_the_profiles_length_are_the_plain_step() -> None:
     plain = Step(2, 3).problem(PROFILE)
     assert (

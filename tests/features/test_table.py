@@ -40,6 +40,7 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload": ({"offload": "half"}, {}),
     "all-to-all": ({}, {"layers": (BLOCK,) * 4 + (replace(BLOCK, all_to_all=5.0),) * 4}),
     "slices": ({"slices": 2}, {}),
+    "recompute of part of a stage": ({"recompute": "0:1"}, {}),
     "lengths": ({"lengths": (32, 64, 128, 16)}, {}),
     "whole sequences": ({"slices": 1}, {}),
     "uneven slices": ({"slices": (1, 2)}, {}),

@@ -17,7 +17,15 @@ from zbsolve.build import Vocabulary, with_vocabulary
 from zbsolve.cli import main
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.interchange.megatron import layout_of
-from zbsolve.partition.by_name import NAMES, greedy_step, named_partitions, neighbours, partition_by_name, partitioned
+from zbsolve.partition.by_name import (
+    NAMES,
+    greedy_step,
+    moves_between,
+    named_partitions,
+    neighbours,
+    partition_by_name,
+    partitioned,
+)
 from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans, submeshes
 from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.partition.lower_bound import least_step
@@ -283,6 +291,13 @@ def test_stages_that_share_a_rank_are_balanced_together():
 def test_shifts_move_one_layer():
     assert neighbours((2, 1)) == [(1, 2)]
     assert set(neighbours((2, 2, 1))) == {(1, 3, 1), (1, 2, 2), (3, 1, 1), (2, 1, 2)}
+
+
+def test_layers_moved_between_two_partitions() -> None:
+    assert moves_between((3, 2, 2, 1), (2, 2, 3, 1)) == [(0, 2, 1)]
+    assert moves_between((5, 1, 1, 1), (2, 2, 2, 2)) == [(0, 1, 1), (0, 2, 1), (0, 3, 1)]
+    assert moves_between((1, 3, 1, 3), (3, 1, 2, 2)) == [(1, 0, 2), (3, 2, 1)]
+    assert moves_between((2, 2), (2, 2)) == []
 
 
 @pytest.mark.slow

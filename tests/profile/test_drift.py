@@ -17,6 +17,7 @@ from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
 from zbsolve.show.run_text import drift_as_text
+from zbsolve.systems import preset
 from zbsolve.timeline import Timeline, simulate
 from zbsolve.trace import Trace
 
@@ -74,6 +75,20 @@ def test_a_run_with_a_slow_rank_becomes_a_profile_that_predicts_it(placement, fu
     assert better.timeline().makespan < 0.95 * predicted.makespan
     if placement == "single":  # with ten layers on eight stages there is little to move
         assert better.problem.layers[2] < schedule.problem.layers[2]
+
+
+def test_what_part_of_a_stage_recomputed_is_told_of_that_part():
+    """A run that takes what the profile says gives the profile back: X of two of a stage's layers is theirs alone."""
+    old = replace(base(), layers=tuple(replace(layer, X=layer.F + i) for i, layer in enumerate(base().layers)))
+    schedule = preset("1f1b-split", old.problem(2, 3, recompute="0:2,1"))
+    line = schedule.timeline()
+    times = Timeline(schedule.problem, line.start.astype(float), line.end.astype(float))
+    ready = (line.start.astype(float),)
+    trace = Trace(schedule.problem, dict(schedule.order), (times,), ready, (1.0,), ((0, 0),), {})
+    new = from_trace(trace, old)
+    known = [*range(2), *range(schedule.problem.layers[0], len(old.layers))]
+    assert [new.layers[i].X for i in known] == pytest.approx([old.layers[i].X for i in known], rel=1e-3)
+    assert new.rank_factors == ()
 
 
 @pytest.mark.parametrize("embedding", [None, 0])

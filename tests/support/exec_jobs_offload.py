@@ -105,6 +105,7 @@ CASES: dict[str, tuple[str, Problem]] = {
     "some": ("layers", offloaded([1.0, 0.3], [[True, False, True, True], [False, True, True, False]])),
     "fused": ("layers", offloaded(fused=True)),
     "recomputed": ("layers", offloaded(recompute=(1,))),
+    "recomputed in part": ("layers", offloaded(recompute="all:1")),
     "graph, half, recomputed": ("graph", offloaded(0.5, recompute=(1,), placement=(0, 1, 1, 0))),
 }
 

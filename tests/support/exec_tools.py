@@ -72,8 +72,8 @@ def a_problem(
     stages = len(placement)
     times = {"BW": [20] * stages} if fused else {"B": [10] * stages, "W": [10] * stages}
     counts = split_layers(layers, stages)
-    how = {"placement": placement, "microbatches": microbatches, "recompute": recompute}
-    return pipeline([10] * stages, **times, **how, comm=3, layers=counts, **options)
+    how = {"placement": placement, "microbatches": microbatches, "recompute": recompute, "X": 10}
+    return pipeline([10] * stages, **times, **how | {"comm": 3, "layers": counts} | options)
 
 
 def refusal(call: Callable[[], Any]) -> str:

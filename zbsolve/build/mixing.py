@@ -96,6 +96,7 @@ def _same(one: Problem, other: Problem) -> dict[str, bool]:
         "edges": columns(one.edges, other.edges, SAME_EDGES),
         "layers a stage": one.layers == other.layers,
         "pools of memory": [pool.name for pool in one.pools] == [pool.name for pool in other.pools],
+        "layers that recompute": one.recomputed == other.recomputed,
         "slices": one.slice_lengths == other.slice_lengths,
         "objective": one.objective == other.objective,
     }

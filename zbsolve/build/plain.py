@@ -114,14 +114,13 @@ def pipeline(
     again = whole_table(F if X is None else X, "X", stages, microbatches)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
     inputs = whole_table(held_input, "held_input", stages, microbatches)
-    dropping = recomputed_stages(recompute, stages)
-    dropping = dropping[dropping >= untrained]
+    dropping = {stage: count for stage, count in recomputed_stages(recompute, stages).items() if stage >= untrained}
     bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
     held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
     held = Held(*(np.where(np.arange(stages)[:, None] < untrained, 0, one) for one in held))
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
-    _check_room(routes, held, dropping, inputs.min(axis=1), limits)
+    _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
     _check_time([*times.values(), again, *messages], around, microbatches)
     if blocking and any(one.any() for one in around):
@@ -131,7 +130,7 @@ def pipeline(
     passes = _passes(_with_messages(times, sent), np.array(routes).T[:, _turns(routes, microbatches)])
     edges = _edges(tuple(times), lags, sent, held)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
-    step = with_recompute(step, dropping.tolist(), X=again, held_input=inputs)
+    step = with_recompute(step, dropping, X=None if X is None else again, held_input=inputs)
     step = without_backward(with_all_to_all(step, *around), untrained)
     step = step if exchange is None else with_exchange(step, exchange)
     step = step if slices == 1 else with_slices(step, slices, held_keys=held_keys, held_gradients=held_gradients)

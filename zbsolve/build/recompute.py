@@ -5,8 +5,10 @@ Here is written what X waits for and what it holds; to everybody else it is one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import inf, nan
 
 import numpy as np
 
@@ -14,39 +16,74 @@ from ..kinds import RECOMPUTE, SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from ..util.text import numbers_in
+from ..util.text import numbers_in, rows_of_numbers
 from .numbers import Table, check_before, whole_table
 
-Recompute = Sequence[int] | str
+# Stages that recompute, their numbers or as `recomputed_stages` reads them; or how many layers each of them does.
+Recompute = Sequence[int] | Mapping[int, float] | str
+ALL = "all"
 
 
-def recomputed_stages(recompute: Recompute, stages: int) -> Ints:
-    """The stages named by "all", by "0,2" or "0,4-7", or by their numbers; sorted, each once. Raises BadInput."""
-    if isinstance(recompute, str):
-        if recompute == "all":
-            return np.arange(stages)
-        parts: Sequence[int | str] = [part.strip() for part in recompute.split(",")] if recompute.strip() else []
+def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
+    """Stage → how many of its first layers are made again (infinite: all), stages ascending. Text: "all", "all:2" (two
+    layers of each stage), "0,2", "0:3,4-7:1". A stage that has fewer layers recomputes whole. Raises BadInput."""
+    if isinstance(recompute, Mapping):
+        parts = [(int(stage), str(count)) for stage, count in recompute.items()]
+    elif isinstance(recompute, str):
+        said = [part.strip().partition(":") for part in recompute.split(",")] if recompute.strip() else []
+        parts = [(one, count) for name, _, count in said for one in _numbers(name, stages)]
     else:
-        parts = list(recompute)
-    found: set[int] = set()
-    for part in parts:
+        parts = [(one, "") for part in recompute for one in _numbers(part, stages)]
+    found: dict[int, float] = {}
+    for stage, count in parts:
+        if not 0 <= stage < stages:
+            raise BadInput(f"recompute: there is no stage {stage} (they are 0 to {stages - 1})")
         try:
-            numbers = numbers_in(part) if isinstance(part, str) else [int(part)]
-        except (TypeError, ValueError):
-            raise BadInput(f"recompute: '{part}' is neither 'all' nor a stage") from None
-        for number in numbers:
-            if not 0 <= number < stages:
-                raise BadInput(f"recompute: there is no stage {number} (they are 0 to {stages - 1})")
-        found.update(numbers)
-    return np.array(sorted(found), np.int64)
+            found[stage] = float(count or inf)
+        except ValueError:
+            found[stage] = nan
+        if not found[stage] >= 1 or not (found[stage].is_integer() or found[stage] == inf):
+            raise BadInput(f"recompute: stage {stage}: '{count}' is no number of layers, at least 1 and whole")
+    return dict(sorted(found.items()))
+
+
+def _numbers(part: int | str, stages: int) -> Sequence[int]:
+    try:
+        if not isinstance(part, str):
+            return [int(part)]
+        return range(stages) if part.strip() == ALL else numbers_in(part)
+    except (TypeError, ValueError):
+        raise BadInput(f"recompute: '{part}' is neither 'all' nor a stage") from None
+
+
+def recomputed_layers(recompute: Recompute, layers: Sequence[int]) -> tuple[int, ...]:
+    """How many of each stage's layers, its first ones, are made again. layers: of each stage. Raises BadInput."""
+    said = recomputed_stages(recompute, len(layers))
+    return tuple(int(min(said.get(stage, 0), count)) for stage, count in enumerate(layers))
+
+
+def recompute_in_words(again: Sequence[int], layers: Sequence[int]) -> str:
+    """Such counts as `recomputed_stages` reads them: "all", "0-3:2,4", "" for none."""
+    whole = [count == of for count, of in zip(again, layers, strict=True)]
+    if all(whole):
+        return ALL
+    rows = groupby(range(len(again)), key=lambda stage: ALL if whole[stage] else again[stage])
+    return ",".join(
+        part if count == ALL else f"{part}:{count}"
+        for count, stages in rows
+        if count
+        for part in rows_of_numbers(list(stages))
+    )
 
 
 def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Table = 0) -> Problem:
     """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
 
-    stages: "all", "0,2", or numbers.
-    X: µs a stage, one number, or rows of one a microbatch; None: each as long as its F computes.
-    held_input: bytes a stage that F keeps for X, its input, in the forms of X. They are part of what B and W free.
+    stages: "all", "0,2", or numbers; of part of their layers "0:3,2:1" or {0: 3, 2: 1} (see `recomputed_stages`).
+    X: µs a stage, one number, or rows of one a microbatch; None: each as long as its F computes. Of part of a stage's
+        layers, of that part: then it is needed.
+    held_input: bytes a stage that F keeps for X, its input, in the forms of X. They are part of what B and W free. Where
+        part of its layers recompute, with what the others keep.
 
     After F only the input is held; from X's start what B and W free, in all as much as without recompute. What of the input
     is more than that goes when X ends. X may run as soon as F has ended, and must before B.
@@ -55,7 +92,12 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     """
     passes, edges = problem.passes, problem.edges
     check_before(problem, RECOMPUTE, UPDATES, SHARDING)
-    chosen = recomputed_stages(stages, problem.stages)
+    said = recomputed_stages(stages, problem.stages)
+    again = recomputed_layers(said, problem.layers) if problem.layers else ()
+    part = [stage for stage, count in said.items() if count < (problem.layers[stage] if problem.layers else inf)]
+    if part and (X is None or not again):
+        raise BadInput(f"recompute: part of stage {part[0]} needs its time X, and layers: how many each stage has")
+    chosen = np.array(list(said), np.int64)
     inputs = whole_table(held_input, "held_input", problem.stages, problem.microbatches)
     for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():
         raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
@@ -82,7 +124,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     rest = edges.bytes.copy()
     rest[own] = kept
     waits = Edges.of(fs, place[fs], bytes=left[fs]) + Edges.of(place[before], after, bytes=held - kept)
-    return replace(problem, passes=table, edges=replace(edges, bytes=rest) + waits)
+    return replace(problem, passes=table, edges=replace(edges, bytes=rest) + waits, recomputed=again if part else ())
 
 
 def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:

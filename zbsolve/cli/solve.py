@@ -84,6 +84,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..problem import Problem
+    from ..search.auto import solve_auto, splits_differ
     from ..show.solved_step import solved
     from ..show.solved_text import solved_as_text
 
@@ -100,9 +101,7 @@ def command(options: argparse.Namespace) -> int:
     peaks: list[LeastPeak] = []
     with searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
-        if not isinstance(given, Problem) and given[1].auto:
-            from ..search.auto import solve_auto
-
+        if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
             with workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
                 schedule, tried = solve_auto(*given, **arguments)
@@ -125,6 +124,7 @@ def command(options: argparse.Namespace) -> int:
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
     from ..problem import Problem
+    from ..search.auto import splits_differ
     from ..systems.steps import check_backward, step_for
     from ..systems.table import is_named, system
 
@@ -137,7 +137,8 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     if isinstance(given, Problem):
         check_backward(named.name, given, options.profile)
         return given
-    return given[0], step_for(named.name, *given)
+    step = step_for(named.name, *given)
+    return given[0], replace(step, partition=given[1].partition) if splits_differ(*given) else step
 
 
 def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) -> str:
@@ -211,7 +212,7 @@ def _held(path: str) -> list[tuple[str, Schedule]]:
 def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
     """The schedule of a method: a named one on its own placement, with its own backward and layers balanced. Raises
     BadInput, Infeasible, NotFound."""
-    from ..search.auto import solve_auto
+    from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
     from ..systems.steps import check_backward, step_for
     from ..systems.table import is_named, system
@@ -223,7 +224,7 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
         if is_named(method):
             partition = "balanced" if step.partition == "auto" else step.partition
             step = step_for(method, profile, replace(step.closed, placement=system(method).placement, partition=partition))
-        elif step.auto:
+        elif step.auto or splits_differ(profile, step):
             return solve_auto(profile, step, **how, **limits)[0]
         given = step.problem(profile)
     elif is_named(method):

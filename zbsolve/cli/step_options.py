@@ -117,7 +117,7 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 
 def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
-    from ..build.recompute import recomputed_stages
+    from ..build.recompute import recompute_in_words, recomputed_layers
     from ..build.vocabulary import model_stages
     from ..placement import describe, routes_of
 
@@ -127,5 +127,7 @@ def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
             map(describe, routes_of(said, problem.ranks))
         )
     if name == "recompute":
-        return list(has), recomputed_stages(said, model_stages(problem)).tolist()
+        layers = problem.layers or (1,) * model_stages(problem)
+        held, asked = (recompute_in_words(recomputed_layers(one, layers), layers) or "none" for one in (has, said))
+        return held, asked
     return (bool(has) if FIELDS[name].kind is bool else has), getattr(wanted, "layers", wanted)

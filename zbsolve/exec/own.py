@@ -107,22 +107,26 @@ def own_stages(own: Own, given: Given) -> dict[int, Stage]:
     problem, alone = own.view.step, given.parallelize is None and not own.made.get(ShardedParameters)
     loss = None if Shard in own.made else sliced_loss(problem, given.loss)
     parts = parts_by_name(given.split, tight=problem.capacity is not None, alone=alone)
-    return stages_of(own.counts, own.program.stages, own.layers, loss, problem.round or own.view.microbatches, parts)
+    again, microbatches = problem.recomputed, problem.round or own.view.microbatches
+    return stages_of(own.layers, own.program.stages, own.counts, again, loss, microbatches, parts)
 
 
 def stages_of(
-    counts: Sequence[int],
-    stages: Sequence[int],
     layers: Mapping[int, nn.Module],
+    stages: Sequence[int],
+    counts: Sequence[int],
+    again: Sequence[int],
     loss: Loss | None,
     microbatches: int,
     parts: Parts,
 ) -> dict[int, Stage]:
-    """One rank's stages of these layers; the last of all stages gets the loss. microbatches: whose mean gradient is made.
-    parts: how layers are split."""
+    """One rank's stages of these layers; the last of all stages gets the loss. counts: layers of each stage; again: how many
+    of them a recompute makes again, () or 0: all. microbatches: whose mean gradient is made. parts: how layers are split."""
     found = {}
     for s in stages:
         mine, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
-        behind = loss if last else None
-        found[s] = Stage(mine, first, behind, 1 / microbatches, parts=parts(mine, first, behind))
+        behind, n = loss if last else None, again[s] % counts[s] if again else 0
+        dropped = parts(mine[:n], first, None) if n else ()
+        found[s] = Stage(mine, first, behind, 1 / microbatches, parts=[*dropped, *parts(mine[n:], first + n, behind)])
+        found[s].dropping = len(dropped) or len(found[s].parts)
     return found

@@ -91,16 +91,16 @@ def _build(problem: Problem, staged: Any) -> Problem:
     if not staged.step.lengths:
         return problem
     layers, p = staged.model.layers, problem.passes
-    attention = np.zeros((2, problem.stages))
-    for stage, here in enumerate(layer_ranges(staged.counts)):
-        attention[:, stage] = [sum(getattr(layers[i], f"attention_{kind}") for i in here) for kind in ("F", "B")]
+    again, whole = problem.recomputed or staged.counts, staged.counts
     slow = np.asarray(staged.profile.rank_factors or (1.0,) * problem.ranks)
     factor = np.asarray(staged.profile.microbatch_factors)
     duration = p.duration.astype(np.float64)
-    for row, kinds in enumerate((("F", "X"), ("B", "BW"))):
+    for name, kinds, counts in (("F", ("F",), whole), ("F", ("X",), again), ("B", ("B", "BW"), whole)):
+        runs = [here[:count] for here, count in zip(layer_ranges(whole), counts, strict=True)]
+        attention = np.array([sum(getattr(layers[i], f"attention_{name}") for i in run) for run in runs])
         rows = problem.rows(*kinds)
         more = factor[p.microbatch[rows]] ** 2 - factor[p.microbatch[rows]]
-        duration[rows] += attention[row, p.stage[rows]] * slow[p.rank[rows]] * more
+        duration[rows] += attention[p.stage[rows]] * slow[p.rank[rows]] * more
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 
 

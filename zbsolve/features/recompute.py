@@ -1,15 +1,17 @@
-"""Recompute: stages that drop their activations after F and make them again before B, in passes X.
+"""Recompute: stages that drop their activations after F and make them again before B, in passes X; of all their layers, or
+of the first so many, as Megatron's `--recompute-method block` has it.
 
 Its builder (`with_recompute`) is part of the plain step: only that knows what fits without the activations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..build.recompute import recomputed_stages
+from ..build.recompute import Recompute, recompute_in_words, recomputed_stages
 from ..kinds import RECOMPUTE as NAME
 from ..problem import Problem
 from .feature import Feature, Field, is_auto
@@ -20,7 +22,14 @@ def _check(step: Any) -> None:
         recomputed_stages(step.recompute, step.stages)
 
 
-def _told(problem: Problem) -> tuple[int, ...]:
+def in_part(recompute: Recompute) -> bool:
+    """Whether it is said of part of a stage's layers."""
+    return ":" in recompute if isinstance(recompute, str) else isinstance(recompute, Mapping)
+
+
+def _told(problem: Problem) -> tuple[int, ...] | str:
+    if problem.recomputed:
+        return recompute_in_words(problem.recomputed, problem.layers)
     return tuple(np.unique(problem.passes.stage[problem.rows("X")]).tolist())
 
 
@@ -30,7 +39,8 @@ RECOMPUTE = Feature(
         Field(
             "recompute",
             (),
-            "all, or 0,4-7: stages that drop activations after F, for a pass X; auto: as the search decides",
+            "all, or 0,4-7: stages that drop activations after F, for a pass X; 0:3,4-7:1 or all:2: of so many of their "
+            "layers, the first ones; auto: as the search decides",
             "STAGES",
             closed=(),
             told=_told,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..build.plain import pipeline
-from ..build.recompute import recomputed_stages
+from ..build.recompute import recomputed_layers
 from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.by_name import balanced_or_equal, partition_by_name
 from ..partition.stage_costs import Layered, StageCosts
@@ -94,8 +94,8 @@ def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, .
     if costs.limit is None:
         return None
     left, said = [], step.memory
-    recomputing = recomputed_stages(step.recompute, costs.stages).tolist()
-    parts = zip(costs.limit, *costs.memory.of_ranks(counts, costs.routes, recomputing), strict=True)
+    again = recomputed_layers(step.recompute, counts)
+    parts = zip(costs.limit, *costs.memory.of_ranks(counts, costs.routes, again), strict=True)
     for rank, (limit, fixed, moving) in enumerate(parts):
         if fixed + moving > limit:
             own = said.split(",")[rank] if isinstance(said, str) and "," in said else said
@@ -125,6 +125,10 @@ def plain_step(staged: Staged) -> Problem:
     step, profile, costs, cuts, counts = staged.step, staged.model, staged.costs, staged.cuts, staged.counts
     stages = [[profile.layers[i] for i in here] for here in layer_ranges(counts)]
     parts = [[costs.layers[i] for i in here] for here in layer_ranges(counts)]
+    again = recomputed_layers(step.recompute, counts)
+    # What the layers behind them keep is no part of slices: these recompute whole stages.
+    beside = [costs.memory.kept_beside(here, n) if n else 0 for here, n in zip(layer_ranges(counts), again, strict=True)]
+    inputs = [0, *(stage[-1].output_bytes for stage in stages[:-1])]
 
     def total(kind: str) -> Any:
         return [_row(stage, kind, cuts, costs.microbatches) for stage in stages]
@@ -135,11 +139,11 @@ def plain_step(staged: Staged) -> Problem:
         microbatches=costs.microbatches,
         comm=[_messages(stage[-1], profile.link, cuts, costs.microbatches) for stage in stages[:-1]],
         blocking=profile.link.blocking,
-        **_held(profile, costs, cuts, counts),
+        **_held(profile, costs, cuts, counts, again),
         AF=[round(sum(one.all_to_all for one in part)) for part in parts],
         recompute=step.recompute,
-        X=total("X"),
-        held_input=[0, *(_input(stage[-1].output_bytes, cuts, costs.microbatches) for stage in stages[:-1])],
+        X=[_row(stage[: n or None], "X", cuts, costs.microbatches) for stage, n in zip(stages, again, strict=True)],
+        held_input=[_input(a + b, cuts, costs.microbatches) for a, b in zip(inputs, beside, strict=True)],
         capacity=staged.room if is_none(step.offload) else None,
         objective=step.objective,
         layers=counts,
@@ -165,10 +169,10 @@ def _messages(layer: Layer, link: Link, cuts: Cuts, microbatches: int) -> Any:
     return _repeated([round(link.message(part_of_layer(layer, b - a, link))) for a, b in pairwise(cuts)], microbatches)
 
 
-def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int]) -> dict[str, Any]:
+def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
     """Bytes that stages keep, by the names that `pipeline` has for them."""
     if cuts == WHOLE:
-        return dict(costs.memory.held(counts))
+        return dict(costs.memory.held(counts, again))
     bare = replace(costs, layers=tuple(map(without_keys, profile.layers))).memory.held(counts)
     return {name: [_repeated(split_by(cuts, one), costs.microbatches) for one in row] for name, row in bare.items()}
 

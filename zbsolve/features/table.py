@@ -12,7 +12,7 @@ from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
 from .feature import Feature, Field, is_auto
 from .lengths import LENGTHS
 from .offload import OFFLOAD, is_none
-from .recompute import RECOMPUTE
+from .recompute import RECOMPUTE, in_part
 from .replicas import REPLICAS
 from .sharded_vocabulary import BARRIERS, VOCABULARY
 from .sharding import SHARDING
@@ -53,6 +53,7 @@ CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "all-to-all": lambda seen: seen.profile is not None and any(layer.all_to_all for layer in seen.profile.layers),
     "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
     "lengths": lambda seen: bool(seen.step.lengths),
+    "recompute of part of a stage": lambda seen: in_part(seen.step.recompute),
     "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
     "uneven slices": lambda seen: not is_even(seen.cuts),
     "attention exchange": lambda seen: seen.step.attention_exchange,
@@ -84,6 +85,7 @@ APART = (
     Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
     Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
     Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),
+    Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", NotSliced),
     Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
     Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),
     Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", NotSliced),

@@ -11,6 +11,7 @@ own are both tried on a greedy step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -124,6 +125,15 @@ def neighbours(counts: Sequence[int]) -> list[tuple[int, ...]]:
                 moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
                 found.append(tuple(moved))
     return found
+
+
+def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(from, to, how many layers): whole layers moved between stages make one partition of the other; those between move
+    along. As many stages, as many layers."""
+    more = [b - a for a, b in zip(before, after, strict=True)]
+    given = [stage for stage, one in enumerate(more) for _ in range(-one)]
+    taken = [stage for stage, one in enumerate(more) for _ in range(one)]
+    return [(*pair, count) for pair, count in Counter(zip(given, taken, strict=True)).items()]
 
 
 def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[int, ...]]:

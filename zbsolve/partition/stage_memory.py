@@ -105,16 +105,23 @@ class StageMemory:
         """The most bytes that one microbatch keeps, the largest."""
         return self.largest * np.maximum(self.after_f(a, b), self.after_b(a, b))
 
-    def held(self, counts: Sequence[int]) -> dict[str, list[int]]:
+    def held(self, counts: Sequence[int], again: Sequence[int] = ()) -> dict[str, list[int]]:
         """`held_until_B`, `held_until_W`, `held_from_B` of stages with so many layers, for `pipeline`: what one layer's B
-        frees makes room for what another's makes."""
+        frees makes room for what another's makes. again: how many layers of each stage, the first ones, recompute: a tensor
+        between these and the others is there twice, since it is made twice."""
         found: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
-        for here in layer_ranges(counts):
+        for here, count in zip(layer_ranges(counts), again or [0] * len(counts), strict=True):
             after_f, after_b = (int(kept(here.start, here.stop)) for kept in (self.after_f, self.after_b))
+            if 0 < count < len(here):
+                after_f = int(self.after_f(here.start, here.start + count)) + self.kept_beside(here, count)
             found["held_until_B"].append(max(0, after_f - after_b))
             found["held_until_W"].append(min(after_f, after_b))
             found["held_from_B"].append(max(0, after_b - after_f))
         return found
+
+    def kept_beside(self, here: range, again: int) -> int:
+        """Bytes that F keeps of the layers of a stage behind those that recompute, its first so many."""
+        return int(self.after_f(here.start + again, here.stop)) if again < len(here) else 0
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of parameters, gradients and optimizer state of one rank with stages (a, b), which has what its layers share
@@ -191,18 +198,18 @@ class StageMemory:
         return self._transient[a, b]
 
     def of_ranks(
-        self, counts: Sequence[int], routes: Sequence[Sequence[int]], recomputing: Sequence[int] = ()
+        self, counts: Sequence[int], routes: Sequence[Sequence[int]], again: Sequence[int] = ()
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Bytes that each rank needs beside activations, in two parts: parameters with gradients and optimizer state;
         messages at the ends of its stages and the most that one pass takes while it runs.
 
-        counts: layers of each stage; routes: stage → rank, each. recomputing: stages whose F keeps its input alone, so
-        while a layer runs, what it would keep is there on top.
+        counts: layers of each stage; routes: stage → rank, each. again: how many layers of each stage, the first ones,
+        recompute: while such a layer runs, what it would keep is there on top.
         """
         fixed, moving, ranges = [], [], layer_ranges(counts)
         for mine, messages in zip(_stages_of(routes), self.message_room(counts, routes).reserved, strict=True):
             fixed.append(float(self.fixed(*((ranges[stage].start, ranges[stage].stop) for stage in mine))))
-            most = max(self._inside(ranges[stage], stage in recomputing) for stage in mine)
+            most = max(self._inside(ranges[stage], again[stage] if again else 0) for stage in mine)
             moving.append(most + messages)
         return tuple(fixed), tuple(moving)
 
@@ -213,11 +220,10 @@ class StageMemory:
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
         return MessageRoom(sizes, tuple(sum(int(self.messages(*end)) for end in one) for one in ends))
 
-    def _inside(self, here: range, recomputing: bool) -> int:
-        if not recomputing:
-            return int(self.transient(here.start, here.stop))
-        inside = max(c.transient + c.held_until_B + c.held_until_W for c in (self.layers[i] for i in here))
-        return ceil(self.largest * max(inside, self.vocabulary.transient))
+    def _inside(self, here: range, again: int) -> int:
+        dropping = (self.layers[i] for i in here[:again])
+        inside = max((c.transient + c.held_until_B + c.held_until_W for c in dropping), default=0)
+        return max(ceil(self.largest * inside), int(self.transient(here.start, here.stop)))
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..build.vocabulary import barriers_of, model_stages
 from ..features.uneven import MESSAGES_ALIKE
-from ..layer import Layer, Link, layer_cuts
+from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..timeline import Floats
 from ..trace import Trace
@@ -59,20 +59,21 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
     times, lengths = trace.computed(), lengths_of(trace)
     lasting = () if problem.alike else factors_of(trace, lengths)
     factor = (lengths.each if lasting else np.ones_like(lengths.each))[:, problem.passes.microbatch * problem.in_microbatch]
-    kinds, cuts = tuple(dict.fromkeys(one.kind for one in groups)), layer_cuts(problem.layers)
-    ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual, cuts)
+    kinds = tuple(dict.fromkeys(one.kind for one in groups))
+    ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual)
     middle = median_low(ratio)
     factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
     samples, weights = Samples(), Samples()
-    for stage, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for stage in range(len(problem.layers)):
         for kind in kinds:
             rows = [one for one in groups if (one.stage, one.kind) == (stage, kind)]
             if not rows:
                 continue
             own = np.concatenate([(times / factor)[:, one.rows].ravel() / factors[one.rank] for one in rows])
             weight = np.concatenate([factor[:, one.rows].ravel() for one in rows]).tolist()
-            shares = _shares([getattr(layer, kind) for layer in layers[a:b]])
-            for i, share in zip(range(a, b), shares, strict=True):
+            here = _layers_run(problem, stage, kind)
+            shares = _shares([getattr(layers[i], kind) for i in here])
+            for i, share in zip(here, shares, strict=True):
                 samples[i, kind], weights[i, kind] = (own * share).tolist(), weight
     scale, heard = _link_scale(trace)
     new = tuple(replace(_retimed(i, c, samples, weights), message=c.message * scale) for i, c in enumerate(layers))
@@ -190,19 +191,25 @@ def _messages(problem: Problem, stages: int) -> list[float]:
     return found
 
 
-def _rank_ratios(
-    problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats, cuts: list[int]
-) -> list[float]:
+def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats) -> list[float]:
     """Measured over what the layers say, of all passes of each rank. usual: µs of each pass as its kind and stage usually
     take there, shape (passes,)."""
     measured, said = np.zeros(problem.ranks), np.zeros(problem.ranks)
     for one in groups:
         measured[one.rank] += float(usual[one.rows].sum())
-        said[one.rank] += len(one.rows) * sum(getattr(c, one.kind) for c in layers[cuts[one.stage] : cuts[one.stage + 1]])
+        said[one.rank] += len(one.rows) * sum(
+            getattr(layers[i], one.kind) for i in _layers_run(problem, one.stage, one.kind)
+        )
     for rank in np.flatnonzero((measured <= 0) | (said <= 0)):
         raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {said[rank]:.0f}: no ratio")
     ratios: list[float] = (measured / said).tolist()
     return ratios
+
+
+def _layers_run(problem: Problem, stage: int, kind: str) -> range:
+    """The layers that a stage's passes of a kind run: of X those that recompute."""
+    here = layer_ranges(problem.layers)[stage]
+    return here[: problem.recomputed[stage]] if kind == "X" and problem.recomputed else here
 
 
 def _shares(times: list[float]) -> list[float]:

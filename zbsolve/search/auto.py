@@ -13,10 +13,11 @@ and so on; what nobody needs goes to moves again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..build.recompute import ALL
 from ..features.cuts import NotSliced, check_attention
 from ..features.feature import AUTO, is_auto
 from ..features.lengths import moves as moves_of_microbatches
@@ -28,7 +29,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, copy_moves, stage_moves
+from .choices import closed_steps, copy_moves, stage_moves, with_fewest
 from .climb import Moves, built, by_slices, move, try_more
 from .least_peak import PREFER_TIME, memory_clock, value_clock
 from .race import Job, Race, Run
@@ -145,7 +146,18 @@ def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
         first = choice is closed[0][2]
         if kept and choice.partition == AUTO:
             choice = replace(choice, partition=FIRST_PARTITION)
-        yield from _runs(profile, choice, place, kept, first)
+        runs = _runs(profile, choice, place, kept, first)
+        yield from runs
+        if is_auto(step.recompute) and choice.recompute == ALL:
+            yield from _of_parts(profile, runs)
+
+
+def _of_parts(profile: Profile, runs: Sequence[Run]) -> Iterator[Run]:
+    """Of runs that recompute all: the same where as few layers do as may fit."""
+    for run in runs:
+        for name, one in with_fewest(run.step, run.step.costs(profile), run.layers) if run.layers else ():
+            name = run.name.replace(f" recompute={ALL}", name)
+            yield built(profile, Run(one, name, run.partition, place=run.place))
 
 
 def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = False) -> list[Run]:
@@ -155,7 +167,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         return [Run(step, name, failed=why, place=place)]
     named: dict[tuple[int, ...], list[str]] = {}
     failed = []
-    for one in SEARCHED if step.partition == AUTO else (step.partition,):
+    for one in SEARCHED if step.partition == AUTO else (step.partition, "equal") if _either(step) else (step.partition,):
         split = one if isinstance(one, str) else "given"
         try:
             named.setdefault(replace(step, partition=one).counts(profile) or (), []).append(split)
@@ -164,6 +176,19 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
     return [built(profile, Run(one, name, names, place=place)) for one, names in steps] + failed
+
+
+def _either(step: Step) -> bool:
+    """Whether people's own split counts beside the balanced one: no estimate says which of them is shorter where ranks hold
+    several stages."""
+    return step.partition == FIRST_PARTITION and len(set(step.routes[0])) < step.stages
+
+
+def splits_differ(profile: Profile, step: Step) -> bool:
+    """Whether there are two such splits to try."""
+    if step.auto or not _either(step) or step.too_few_layers(profile):
+        return False
+    return step.counts(profile) != replace(step, partition="equal").counts(profile)
 
 
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
@@ -181,9 +206,7 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
     """How steps are changed one by one."""
 
     def stages(run: Run) -> Iterator[Run]:
-        held = run.step.costs(profile).memory.held(run.layers)
-        keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
-        for kept, one in stage_moves(run.step, step, keeps):
+        for kept, one in stage_moves(run.step, step, run.step.costs(profile), run.layers):
             yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="stages")
 
     def layers(run: Run) -> Iterator[Run]:

@@ -14,13 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ..build.offload import time_away
-from ..build.recompute import Recompute, recomputed_stages
+from ..build.recompute import Recompute, recompute_in_words, recomputed_layers
 from ..features.cuts import EVEN_WORK, MAX_SLICES, Slices
 from ..features.feature import AUTO, is_auto
 from ..features.lengths import choices as orders_of_microbatches
 from ..features.offload import FULL, HALF, NO_OFFLOAD, Offload, fractions_by_name, half_fractions
 from ..features.sharded_vocabulary import BARRIERS, LAST, LAST_PARTITION, REDISTRIBUTE, VOCABULARIES
+from ..layer import layer_ranges
 from ..partition.file import Partition
+from ..partition.stage_costs import StageCosts
 from ..placement import parse
 from ..schedule import Schedule
 from ..step import Step
@@ -38,14 +40,15 @@ Named = tuple[str, Step]
 
 
 class Stage(NamedTuple):
-    """What becomes of a stage's activations: whether a pass makes them again, and which part lies in host memory."""
+    """What becomes of a stage's activations: of how many of its layers, the first ones, a pass makes them again, and which
+    part lies in host memory."""
 
-    again: bool = False
+    again: int = 0
     away: float = 0.0
 
 
 AWAY = (0.0, 1.0, 0.5)
-WAYS = (*(Stage(away=one) for one in AWAY), Stage(again=True))
+IN_FLIGHT = (1.25, 2.0)  # times as many microbatches as a stage holds where nothing waits (see `fewest_again`)
 
 
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
@@ -144,25 +147,24 @@ def _kept(step: Step, said: Step) -> list[Named]:
     return found
 
 
-def stages_of(step: Step) -> tuple[Stage, ...]:
-    """What becomes of each stage's activations; of microbatches that differ the most."""
+def stages_of(step: Step, layers: Sequence[int]) -> tuple[Stage, ...]:
+    """What becomes of each stage's activations; of microbatches that differ the most. layers: of each stage."""
     count, offload = len(step.routes[0]), step.offload
-    again = set(recomputed_stages(step.recompute, count).tolist())
+    again = recomputed_layers(step.recompute, layers)
     if isinstance(offload, str) and offload.strip() == HALF:
         away = half_fractions([sorted(set(ranks)) for ranks in zip(*step.routes, strict=True)])
     else:
         away = fractions_by_name(offload, count) if isinstance(offload, str) else np.asarray(offload, np.float64)
     away = np.asarray(away).reshape(count, -1).max(axis=1)
-    return tuple(Stage(one in again, float(away[one])) for one in range(count))
+    return tuple(Stage(again[one], float(away[one])) for one in range(count))
 
 
-def with_stages(step: Step, stages: Sequence[Stage]) -> Named:
-    """The step with this of its stages, and its name. Of a first stage that recomputes nothing is offloaded: its input is
-    the batch."""
-    again = tuple(i for i, one in enumerate(stages) if one.again)
-    away = tuple(one.away if i or not one.again else 0.0 for i, one in enumerate(stages))
+def with_stages(step: Step, stages: Sequence[Stage], layers: Sequence[int]) -> Named:
+    """The step with this of its stages, and its name. Of a first stage that recomputes whole nothing is offloaded: its input
+    is the batch."""
+    away = tuple(one.away if i or one.again < layers[0] else 0.0 for i, one in enumerate(stages))
     offload: Offload = NO_OFFLOAD if not any(away) else FULL if set(away) == {1.0} else away
-    recompute: Recompute = "all" if len(again) == len(stages) else again
+    recompute = recompute_in_words([one.again for one in stages], layers)
     return _name(recompute, offload), replace(step, recompute=recompute, offload=offload)
 
 
@@ -177,12 +179,15 @@ def _name(recompute: Recompute, offload: Offload) -> str:
     return f"{name} offload={','.join(f'{row}:{share:g}' for share, row_parts in parts for row in row_parts)}"
 
 
-def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named]:
-    """Steps where the first stages are offloaded, the next recompute and the last keep all, where both are open; where the
-    first so many stages, or the others, or a single one changes; then, where there are few, all others. A microbatch's
-    activations live longest on the first stages. keeps: which stages keep anything."""
-    now, count = stages_of(step), len(keeps)
-    ways = [[one for one in _ways(now[i], said) if keeps[i] or not one.away] for i in range(count)]
+def stage_moves(step: Step, said: Step, costs: StageCosts, layers: Sequence[int]) -> Iterator[Named]:
+    """Steps where the first stages are offloaded, the next recompute and the last keep all, where both are open; where one
+    layer more or less of a stage recomputes; where the first so many stages, or the others, or a single one changes; then,
+    where there are few, all others. A microbatch's activations live longest on the first stages. layers: of each stage."""
+    held = costs.memory.held(layers)
+    keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
+    now, count = stages_of(step, layers), len(keeps)
+    ways = [[one for one in _ways(now[i], said, layers[i]) if keeps[i] or not one.away] for i in range(count)]
+    in_parts = is_auto(said.recompute) and step.slices == 1
     found: dict[tuple[Stage, ...], None] = {}
 
     def change(first: int, last: int, way: int) -> None:
@@ -191,23 +196,76 @@ def stage_moves(step: Step, said: Step, keeps: Sequence[bool]) -> Iterator[Named
 
     if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: out, made again, kept
         for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
-            graded = [Stage(away=1.0)] * away + [Stage(again=True)] * (again - away) + [Stage()] * (count - again)
+            graded = [Stage(away=1.0)] * away + [Stage(n) for n in layers[away:again]] + [Stage()] * (count - again)
             found[tuple(one if keeps[i] or not one.away else now[i] for i, one in enumerate(graded))] = None
-    for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), range(len(WAYS))):
+    if in_parts:
+        for at, more in product(range(count), (-1, 1)):
+            if 0 <= now[at].again + more <= layers[at]:
+                found[(*now[:at], now[at]._replace(again=now[at].again + more), *now[at + 1 :])] = None
+    kinds = range(max(map(len, ways)))
+    for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), kinds):
         change(0, cut, way)
         change(cut, count, way)
-    for at, way in product(range(count), range(len(WAYS))):
+    for at, way in product(range(count), kinds):
         change(at, at + 1, way)
-    if prod(map(len, ways)) <= ALL_WAYS:
-        found |= dict.fromkeys(product(*ways))
+    every = [
+        dict.fromkeys([*some, *map(Stage, range(n + 1) if in_parts else ())]) for some, n in zip(ways, layers, strict=True)
+    ]
+    for each in (ways, every):
+        if prod(map(len, each)) <= ALL_WAYS:
+            found |= dict.fromkeys(product(*each))
     found.pop(now, None)
-    return (with_stages(step, one) for one in found)
+    return (with_stages(step, one, layers) for one in found)
+
+
+def with_fewest(step: Step, costs: StageCosts, layers: Sequence[int]) -> Iterator[Named]:
+    """The step where as few layers of each stage recompute as may fit the memory, where these are some and not all."""
+    if costs.limit and step.slices == 1:
+        for again in dict.fromkeys(fewest_again(costs, layers, flight) for flight in IN_FLIGHT):
+            if any(again) and again != tuple(layers):
+                yield with_stages(step, [Stage(n) for n in again], layers)
+
+
+def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tuple[int, ...]:
+    """How few layers of each stage, the first ones, may recompute for its rank's memory; all of them where no fewer do.
+    flight: a stage is taken to hold so many times the microbatches that begin while one goes from its F to the end and back,
+    where nothing waits. Of a rank's stages those come first whose next layer saves most bytes in its time."""
+    memory, ranges, room = costs.memory, layer_ranges(layers), np.array(costs.limit)
+    work = np.array([sum(costs.times[i] for i in here) for here in ranges]) * costs.factors
+    ahead = np.cumsum(work[::-1])[::-1] / (costs.shares @ work).max()
+    held = np.minimum(costs.microbatches, np.ceil(flight * ahead - 1e-9))
+    again = [0] * len(ranges)
+
+    def kept(stage: int, n: int) -> float:
+        here = ranges[stage]
+        given = costs.layers[here.start - 1].output_bytes if n and stage else 0
+        return float(held[stage] * min(given + memory.kept_beside(here, n), memory.kept_beside(here, 0)))
+
+    def worth(stage: int) -> float:
+        layer = costs.layers[ranges[stage][again[stage]]]
+        return (kept(stage, again[stage]) - kept(stage, again[stage] + 1)) / max(1.0, layer.X or layer.F)
+
+    while True:
+        made = [
+            float(memory.after_f(here.start, here.start + n)) if n else 0.0 for here, n in zip(ranges, again, strict=True)
+        ]
+        need = np.array(memory.of_ranks(layers, costs.routes, again)).sum(axis=0)
+        need = need + (costs.shares > 0) @ [kept(stage, n) for stage, n in enumerate(again)]
+        need = need + ((costs.shares > 0) * np.array(made)).max(axis=1)
+        more = False
+        for rank in np.flatnonzero(need > room):
+            able = [stage for stage in np.flatnonzero(costs.shares[rank]).tolist() if again[stage] < layers[stage]]
+            if able:
+                again[max(able, key=worth)] += 1
+                more = True
+        if not more:
+            return tuple(again)
 
 
 def copy_moves(step: Step, schedule: Schedule) -> Iterator[Named]:
     """Steps without the copies of some microbatches, those that are away for the shortest time: a half, a quarter or an
     eighth of all copies, or of one stage's."""
-    away, shares = time_away(schedule), np.array([one.away for one in stages_of(step)])
+    away, shares = time_away(schedule), np.array([one.away for one in stages_of(step, schedule.problem.layers)])
     for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
         distances = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
         order = np.argsort(distances, axis=None, kind="stable")[: int(np.isfinite(distances).sum())]
@@ -226,10 +284,10 @@ def _of(part: int, all_of_them: int) -> str:
     return "" if part == all_of_them else f"({part} of {all_of_them})"
 
 
-def _ways(now: Stage, said: Step) -> list[Stage]:
-    """What may become of a stage, where `said` leaves it open."""
+def _ways(now: Stage, said: Step, layers: int) -> list[Stage]:
+    """What may become of a stage of so many layers, where `said` leaves it open."""
     if is_auto(said.recompute) and is_auto(said.offload):
-        return list(WAYS)
+        return [*(Stage(away=one) for one in AWAY), Stage(layers)]
     if is_auto(said.recompute):
-        return [Stage(False, now.away), Stage(True, now.away)]
+        return [Stage(0, now.away), Stage(layers, now.away)]
     return [Stage(now.again, away) for away in AWAY]

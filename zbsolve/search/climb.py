@@ -89,7 +89,7 @@ def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) 
             known[tried.name, tried.layers] = built(profile, tried)
             if tried.problem is not None and tried.problem.work < run.value:
                 # By effort also where time is the limit: alike looks, however busy the machine is.
-                yield Job(tried, LOOK_EFFORT, run.schedule, {"method": "greedy", "effort": LOOK_EFFORT})
+                yield Job(tried, LOOK_EFFORT, run.schedule, race.look(LOOK_EFFORT))
 
     for one in race.solve_each(looks(), size=min(ROUND, moves.breadth)):
         best = one if one.beats(best) else best
@@ -98,6 +98,8 @@ def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) 
 
 def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
     """What is better than `run` after a longer look."""
+    if race.order:  # a longer look finds no other order
+        return None
     effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
     runs: list[Run] = []
 
@@ -261,7 +263,7 @@ class _Near:
                 if 1 < count <= self.most and count not in self._known(kind):
                     self.race.runs.append(one := built(self.profile, self._changed(count, kind)))
                     if one.problem is not None:
-                        yield Job(one, LOOK_EFFORT, None, {"method": "greedy", "effort": LOOK_EFFORT})
+                        yield Job(one, LOOK_EFFORT, None, self.race.look(LOOK_EFFORT))
 
         for _ in self.race.solve_each(looks()):
             pass

@@ -19,6 +19,7 @@ from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..step import Step
+from ..systems.table import is_named
 from ..timeline import Floats, Precedence, longest_path
 from ..util.clock import limit_of
 from ..util.errors import Deadlock
@@ -169,6 +170,7 @@ class Race:
 
     def __post_init__(self) -> None:
         self.ends = time.monotonic() + self.left
+        self.named = self.named or len({run.name for run in self.runs}) < len(self.runs)
         self.runner.rival = lambda: math.inf if (best := self.best()) is None else best.value
         self.runner.stop = lambda: self.stop() and self.best() is not None
 
@@ -180,6 +182,16 @@ class Race:
         """Time that went to building and to bounds is no longer left."""
         if not self.runner.counted:
             self.left = max(0.0, min(self.left, self.ends - time.monotonic()))
+
+    @property
+    def order(self) -> str:
+        """The name whose order every run has, or ""."""
+        method: str = self.options.get("method", "auto")
+        return method if is_named(method) else ""
+
+    def look(self, effort: float) -> dict[str, Any]:
+        """Options of a quick look: a greedy one, or the order that every run has."""
+        return {"method": self.order or "greedy", "effort": effort}
 
     def label(self, run: Run) -> str:
         """What a run is called where runs are told apart."""
@@ -210,7 +222,7 @@ class Race:
         self.left = max(0.0, self.left - job.amount)
         amount = job.amount if counted else min(job.amount * at_once, self.ends - time.monotonic())
         options = {**self.options, **limit_of(amount, counted), **job.options}
-        hint = run.schedule or job.hint or self._hint(run.problem)
+        hint = None if self.order else run.schedule or job.hint or self._hint(run.problem)
         if hint is not None:  # of other splits too: a stage that trains nothing there has no backward
             options["hint"] = hint_on(run.problem, hint) if self.choosing or hint is job.hint else hint
         return Task(job, run.problem, options, 0.0, self.label(run))

@@ -11,6 +11,7 @@ import numpy as np
 from ..handover import most_waiting
 from ..long_steps.repeated import RepeatedSchedule
 from ..long_steps.simulation import peaks
+from ..partition.by_name import moves_between
 from ..schedule import Schedule
 from ..util.text import aligned, counted, exact_time, format_bytes, format_time, in_one_unit, printable, times_note
 from .search_text import tried_as_text
@@ -51,6 +52,18 @@ class Solved:
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
+        """The default split that was tried in the winner's place, and the layers moved from there to the winner's (see
+        `moves_between`); None where that has it, or none was tried."""
+        rows = [one for one in self.tried if one.value is not None]
+        for best in (one for one in rows if not one.why):
+            for one in rows:
+                default = "balanced" in one.partition.split("=") and "," not in one.partition  # where layers moved is one
+                if default and one.placement.split()[0] == best.placement.split()[0] and one.layers != best.layers:
+                    return one, moves_between(one.layers, best.layers)
+        return None
+
     def to_json(self) -> dict[str, Any]:
         """The certificate; what was tried, and bounds over it; where stages are; lengths of uneven slices; what a fused
         backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and
@@ -62,6 +75,7 @@ class Solved:
             **certificate.to_json(),
             "source": problem.source,
             **({"tried": [one.to_json() for one in self.tried]} if self.tried else {}),
+            **({"moved": self.moved[1]} if self.moved else {}),
             **{what if what == LONGER else f"bound_of_every_{what}": every for what, every in self.bounds.items()},
             **placed(problem),
             **({"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {}),
@@ -122,6 +136,8 @@ def solved_as_text(solved: Solved) -> str:
         placement_line(schedule.problem),
     ]
     lines += _slices_in_words(schedule.problem)
+    if solved.moved is not None:
+        lines.append(_moved_in_words(schedule, *solved.moved))
     if any(timeline.peak_bytes):
         lines += _memory_lines(solved)
     if solved.copies is not None:
@@ -134,6 +150,15 @@ def solved_as_text(solved: Solved) -> str:
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
     return "\n".join([*lines, *_bound_lines(solved.bounds)]) + "\n"
+
+
+def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:
+    """Which layers lie elsewhere than in the default split, and what that saves."""
+    said = ", ".join(f"{count} from stage {giver} to stage {taker}" for giver, taker, count in moves)
+    value = default.value or 1
+    change = _change(schedule.timeline().value / value - 1, "time")
+    split = f"the balanced split ({counted(default.layers)})"
+    return f"layers moved from {split}: {said}; those between move along; {change} ({format_time(value)} there)"
 
 
 def _bound_lines(bounds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

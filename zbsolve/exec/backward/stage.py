@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Live:
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What a microbatch keeps whose activations are recomputed: what its F was given, and what it found (see `replay`).
-    versions: of the tensors of the input, where those are here."""
+    versions: of the tensors of the input, where those are here. rest: what parts keep that do not recompute."""
 
     input: Any
     versions: tuple[int, ...]
@@ -58,6 +58,7 @@ class Dropped:
     split: bool
     seed: int
     moment: Moment
+    rest: list[Any]
 
 
 class Stage:
@@ -68,6 +69,7 @@ class Stage:
     the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
     clears it. around: what a feature does around its passes. Where sequences are cut into slices, numbers of microbatches
     are those of parts (see `slices.cutting`). takes_batch: the first stage's input is the batch, which gets no gradient.
+    dropping: how many of the first parts a recompute makes again.
     """
 
     around: Around = Around()
@@ -90,6 +92,7 @@ class Stage:
         self.auxiliary: Tensor | None = None
         self.live: dict[int, Live | Dropped] = {}
         self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss, norms)])
+        self.dropping = len(self.parts)
 
     def forward(
         self,
@@ -128,41 +131,43 @@ class Stage:
             x = constant(x)
         if keeper is not None:
             keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
-        if not recompute:
-            with auxiliary_losses() as extra, nullcontext() if keeper is None else keeper.saving():
-                y, live = self._run(x, target, split, seed)
-            if keeper is not None:
-                for part, kept in zip(self.parts, live.kept, strict=True):
-                    part.give(kept, keeper)
-            self.live[microbatch], self.auxiliary = live, extra.total
-            return y
-        versions = _versions(x)
-        # The same operations as in X (without a graph, layers may choose others), but nothing is saved for a backward.
-        forgetting = torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten)
-        with auxiliary_losses() as extra, self.replay.remembered() as moment, forgetting:
-            y, _ = self._run(x, target, split, seed)
+        with auxiliary_losses() as extra:
+            y, dropped = self._dropped(x, target, split, seed) if recompute else (x, None)
+            parts = self.parts[self.dropping if recompute else 0 :]
+            with nullcontext() if keeper is None else keeper.saving():
+                y, kept = self._run(parts, y, target, split, seed)
         self.auxiliary = extra.total
-        self.live[microbatch] = Dropped(x, versions, target, split, seed, moment)
         if keeper is not None:
-            _check_unchanged(x, versions)  # what comes back is another tensor, with a version of its own
-            self.live[microbatch] = Dropped(keeper.keep_all(x), (), target, split, seed, moment)
+            for part, one in zip(parts, kept, strict=True):
+                part.give(one, keeper)
+        if dropped is not None and keeper is not None:
+            _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
+            dropped = replace(dropped, input=keeper.keep_all(x), versions=())
+        self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
         return y
+
+    def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
+        """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
+        versions = _versions(x)
+        with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten):
+            y, _ = self._run(self.parts[: self.dropping], x, target, split, seed)
+        return y, Dropped(x, versions, target, split, seed, moment, [])
 
     @cached_property
     def replay(self) -> Replay:
         """What lets a forward run twice; made where a stage recomputes."""
         return Replay(self.layers)
 
-    def _run(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Live]:
+    def _run(self, parts: Sequence[Split], x: Any, target: Any, split: bool, seed: int) -> tuple[Any, list[Any]]:
         kept = []
-        for part in self.parts:
+        for part in parts:
             x, one = part.forward(x, target, split=split, seed=seed)
             kept.append(one)
-        if self.loss is not None:
+        if self.loss is not None and parts and parts[-1] is self.parts[-1]:
             if (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
                 self.unit = torch.full_like(x, self.share, requires_grad=False)
             x = x.detach()
-        return x, Live(kept, split)
+        return x, kept
 
     def output(self, x: Any, target: Any, seed: int) -> Any:
         """What the layers make of `x`; on the last stage the loss. Raises BadInput."""
@@ -181,7 +186,8 @@ class Stage:
         if dropped.versions:
             _check_unchanged(x, dropped.versions)
         with self.replay.again(dropped.moment), self.around.again(microbatch):
-            _, self.live[microbatch] = self._run(x, dropped.target, dropped.split, dropped.seed)
+            _, kept = self._run(self.parts[: self.dropping], x, dropped.target, dropped.split, dropped.seed)
+        self.live[microbatch] = Live([*kept, *dropped.rest], dropped.split)
 
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor | None] | None, weight: float = 1.0

@@ -193,7 +193,7 @@ class OneDevice:
         for program in lower(self.view, training=not forwards_alone(problem)):
             mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
             check_untrained(problem, self.counts, program.stages, mine)
-            stages = stages_of(self.counts, program.stages, mine, loss, problem.microbatches, parts)
+            stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
             slices = Slices.of(problem, program.rank, stages, hook.compare)
             features = (slices, WorkBeside.of(program, model.work))
