@@ -22,10 +22,9 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.step_view import StepView
 from zbsolve.ilp.bounds.many import bound_of_many
 from zbsolve.long_steps import files
-from zbsolve.long_steps.check import violations
+from zbsolve.long_steps.check import earliest_starts, violations
 from zbsolve.long_steps.rank_part import CheckedRounds, RankPart, near_lanes
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
-from zbsolve.long_steps.simulation import earliest_starts
 from zbsolve.search.many import solve_many
 from zbsolve.search.solver import compiled
 from zbsolve.systems.long_steps import lane_order, long_systems_of

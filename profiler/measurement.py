@@ -36,16 +36,14 @@ from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import child_environment, cores, processor
 
-from .alike import chosen
 from .busy_process import FAILURE_PREFIX
 from .copies import free_host_memory, host_link, measure_copies
-from .dataflow import Flow, fake_mode, flow, microbatch_facts, quiet
+from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
 from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
-from .slice_lines import Fitted, fitted
-from .slices import SliceTimes, cutting_of, time_slices
+from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
 from .spread import Spread, bytes_here
 from .stage_rounds import of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers

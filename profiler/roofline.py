@@ -27,8 +27,7 @@ from zbsolve.planner.profiled_model import SEQUENCE_PARALLEL, TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput
 
-from .alike import chosen
-from .dataflow import Flow, batch_of, fake_mode, flow, load_fake, microbatch_facts, naming, place, quiet
+from .dataflow import Flow, batch_of, chosen, fake_mode, flow, load_fake, microbatch_facts, naming, place, quiet
 from .devices import (
     ATTENTION_SHARE,
     KERNEL_US,

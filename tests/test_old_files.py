@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Profile, Schedule, Trace, verify
-from zbsolve.bench.report import Report
+from zbsolve.bench.runs import Report
 from zbsolve.cli import main
 from zbsolve.partition.file import Partition
 

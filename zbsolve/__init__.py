@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
-    from .ilp.bounds.any_order import bound_over_orders as bound_over_orders
+    from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
@@ -59,8 +59,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "build.plain": "pipeline",
     "build.updates": "with_updates=updates",
-    "ilp.bounds.any_choice": "bound_over_choices",
-    "ilp.bounds.any_order": "bound_over_orders",
+    "ilp.bounds.any_choice": "bound_over_choices bound_over_orders",
     "layer": "HostLink Layer Link",
     "noise": "Noise under_noise",
     "planner": "",

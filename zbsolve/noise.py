@@ -219,8 +219,8 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     critical, values, bounds = np.zeros(problem.ranks), list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        values.append(_walked(*ordered, took, rank, critical))
-        bounds.append(_bounded(*free, took, rank, computing, problem.ranks))
+        values.append(_walked(ordered, took, rank, critical))
+        bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     share = critical / max(critical.sum(), 1.0)
     return Spread(float(schedule.timeline().value), np.concatenate(values), np.concatenate(bounds), share)
 
@@ -245,9 +245,9 @@ def _mean(values: Floats) -> tuple[float, float]:
 
 
 @kernel
-def _walked(order: Ints, first: Ints, before: Ints, lag: Ints, took: Floats, rank: Ints, critical: Floats) -> Floats:
+def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, critical: Floats) -> Floats:
     """µs of each step, shape (steps,): the longest path. critical: its time on each rank is added to it."""
-    steps, count = took.shape
+    (order, first, before, lag), (steps, count) = arcs, took.shape
     found = np.zeros(steps)
     end, source = np.zeros(count), np.zeros(count, np.int64)
     for d in range(steps):
@@ -268,12 +268,10 @@ def _walked(order: Ints, first: Ints, before: Ints, lag: Ints, took: Floats, ran
 
 
 @kernel
-def _bounded(
-    order: Ints, first: Ints, before: Ints, lag: Ints, took: Floats, rank: Ints, computing: Bools, ranks: int
-) -> Floats:
+def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, computing: Bools, ranks: int) -> Floats:
     """µs that no order takes less than in each step, shape (steps,): the longest path without any order, and each rank's
     work between the earliest begin of a pass there and the least that comes behind one."""
-    steps, count = took.shape
+    (order, first, before, lag), (steps, count) = arcs, took.shape
     found = np.zeros(steps)
     head, tail = np.zeros(count), np.zeros(count)
     work, soonest, least = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)

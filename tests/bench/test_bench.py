@@ -13,8 +13,7 @@ import pytest
 from zbsolve import BadInput, Step, pipeline, solve
 from zbsolve.bench import runs, suites
 from zbsolve.bench.regressions import compare_reports, regressions_as_markdown
-from zbsolve.bench.report import Report, Result
-from zbsolve.bench.runs import Settings, run_suite
+from zbsolve.bench.runs import Report, Result, Settings, run_suite
 from zbsolve.bench.suites import SUITES, suite
 from zbsolve.cli import main
 from zbsolve.util.machine import machine_facts

@@ -12,7 +12,7 @@ from zbsolve import BadInput, Profile, Step, pipeline, preset, solve, verify
 from zbsolve.build import with_exchange, without_backward
 from zbsolve.build.untrained import untrained_stages, with_backward
 from zbsolve.layer import Layer, Link
-from zbsolve.partition.lower_bound import least_step
+from zbsolve.partition.stage_costs import least_step
 from zbsolve.systems.table import presets_of
 
 from ..support.exhaustive import optimum

@@ -10,10 +10,9 @@ import pytest
 
 from zbsolve import Infeasible, Profile, Schedule, preset, problem_for, verify
 from zbsolve.cli.app import main
-from zbsolve.explore.answers import MAX_PASSES, Row, answer, compared
 from zbsolve.explore.page import table_part
-from zbsolve.explore.setting import commands, own_placement
-from zbsolve.explore.state import BEST, State
+from zbsolve.explore.playground import MAX_PASSES, Row, answer, compared
+from zbsolve.explore.state import BEST, State, commands, own_placement
 from zbsolve.util.errors import BadInput
 
 from ..support.profiles import equal_layers

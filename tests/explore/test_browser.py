@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zbsolve import Schedule, verify
-from zbsolve.explore.answers import answer
+from zbsolve.explore.playground import answer
 from zbsolve.explore.state import State
 from zbsolve.util.text import format_time
 

@@ -14,7 +14,7 @@ from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pip
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.features.lengths import LENGTHS, Multiples, choices, moves
-from zbsolve.ilp.bounds.any_order import bound_over_orders
+from zbsolve.ilp.bounds.any_choice import bound_over_orders
 from zbsolve.known_steps import step_again
 
 from ..support.exact_streams import optimum

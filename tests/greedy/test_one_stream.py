@@ -9,11 +9,10 @@ import pytest
 
 from zbsolve import Problem, Schedule, verify
 from zbsolve.build import with_exchange
-from zbsolve.greedy.collective_order import same_order, without_orders_beside
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.orders.critical_moves import decided_by_orders
 from zbsolve.greedy.orders.many_starts import OneStream, better_orders, on_one_stream
-from zbsolve.greedy.side_stream import with_side_streams
+from zbsolve.greedy.side_stream import same_order, with_side_streams, without_orders_beside
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import Deadlock, NotFound
 

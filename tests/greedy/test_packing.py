@@ -10,7 +10,7 @@ from zbsolve.greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, 
 from zbsolve.greedy.arrays.problem_arrays import NEVER
 from zbsolve.greedy.blocks.building_block import BuildingBlock, block_peaks, serial_block
 from zbsolve.greedy.blocks.packing import least_packed, packed_block
-from zbsolve.greedy.tournament import first_at_once, first_of, put
+from zbsolve.greedy.decoding import first_at_once, first_of, put
 
 CHUNKS = {"single": 1, "loop": 2, "loop4": 4, "vee": 2}
 

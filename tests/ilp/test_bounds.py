@@ -15,9 +15,9 @@ from zbsolve.greedy.arrays.problem_arrays import arrays_of
 from zbsolve.ilp.bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.ilp.ranks.lanes import lanes_of
-from zbsolve.ilp.ranks.refutation import Answer, refute
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum

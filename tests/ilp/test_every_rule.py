@@ -40,7 +40,7 @@ from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.groups import group_bound, group_of
-from zbsolve.search import prover
+from zbsolve.search import finder as prover
 from zbsolve.search.certify import certificate_of, work_bound
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock

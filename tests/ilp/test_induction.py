@@ -12,10 +12,10 @@ from zbsolve import Infeasible, pipeline
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks import induction
+from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.ilp.ranks.induction import UNMERGED, has_many_waves, refute_by_induction, waves_of
 from zbsolve.ilp.ranks.lanes import lanes_of
-from zbsolve.ilp.ranks.refutation import Answer, refute
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum

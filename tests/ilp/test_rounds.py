@@ -16,7 +16,7 @@ from zbsolve.ilp.steady.rounds import period, rounds_of, steady_peaks
 from zbsolve.placement import mirror
 from zbsolve.show.gallery import exhibits
 from zbsolve.systems import preset
-from zbsolve.systems.asynchronous import in_flight
+from zbsolve.systems.one_direction import in_flight
 from zbsolve.systems.problems import problem_for
 
 from ..support.exec_tools import random_schedule

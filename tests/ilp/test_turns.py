@@ -13,13 +13,13 @@ from zbsolve.ilp.ranks.end_losses import (
     OWN,
     STATES_FACTOR,
     WHOLE,
+    Answer,
     Share,
     next_kind,
 )
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.ilp.ranks.induction import WindowSearch
 from zbsolve.ilp.ranks.lanes import lanes_of
-from zbsolve.ilp.ranks.refutation import Answer
 from zbsolve.util.clock import Clock
 
 from ..support.problems import uniform

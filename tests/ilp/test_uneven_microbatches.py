@@ -20,9 +20,9 @@ from zbsolve.ilp.bounds.necessary_arcs import necessary_arcs_of
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
 from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.induction import refute_by_induction
 from zbsolve.ilp.ranks.lanes import lanes_of
-from zbsolve.ilp.ranks.refutation import Answer, refute
 from zbsolve.ilp.steady.rounds import rounds_of
 from zbsolve.search.certify import certificate_of
 from zbsolve.util.clock import Clock

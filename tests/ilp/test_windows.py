@@ -12,8 +12,8 @@ import pytest
 from zbsolve import Problem, pipeline
 from zbsolve.ilp.bounds.bound import GROUP_KINDS, OWN_WINDOWS, Bound
 from zbsolve.ilp.proof_check import recheck
+from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.lanes import Lanes, lanes_of, no_windows
-from zbsolve.ilp.ranks.refutation import Answer, refute
 
 from ..support.exact import optimum
 from ..support.late_starts import least_span

@@ -25,11 +25,10 @@ from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
 from zbsolve.interchange.exported import Options
 from zbsolve.interchange.exports import export, export_long
 from zbsolve.long_steps import files
-from zbsolve.long_steps.check import violations
+from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
 from zbsolve.long_steps.files import as_text, from_text
 from zbsolve.long_steps.repeated import RepeatedSchedule
 from zbsolve.long_steps.shown import schedule_to_show
-from zbsolve.long_steps.simulation import earliest_starts, peaks, value_of
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show.solved_text import repeated_as_text

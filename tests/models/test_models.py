@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from profiler import estimate
-from profiler.alike import chosen, fingerprint
-from profiler.dataflow import fake_mode, flow, load_fake
+from profiler.dataflow import chosen, fake_mode, fingerprint, flow, load_fake
 from zbsolve import BadInput, Profile, pipeline
 from zbsolve.cli import main
 from zbsolve.exec import auxiliary_losses

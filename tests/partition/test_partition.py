@@ -28,9 +28,8 @@ from zbsolve.partition.by_name import (
 )
 from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans, submeshes
 from zbsolve.partition.file import Partition, parse_partition
-from zbsolve.partition.lower_bound import least_step
 from zbsolve.partition.meshes import mesh_partitions, on_devices, spread_over
-from zbsolve.partition.stage_costs import StageCosts
+from zbsolve.partition.stage_costs import StageCosts, least_step
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.show.profile_report import partitions_as_text

@@ -14,8 +14,7 @@ from zbsolve import BadInput, Infeasible, Profile, Step, solve, verify
 from zbsolve.build.one_microbatch import checked_room
 from zbsolve.cli import main
 from zbsolve.layer import HostLink, Layer, Link
-from zbsolve.partition.lower_bound import least_step
-from zbsolve.partition.stage_costs import StageCosts
+from zbsolve.partition.stage_costs import StageCosts, least_step
 from zbsolve.problem import Problem
 
 from ..support.exhaustive import optimum

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from profiler.dataflow import flow
-from profiler.slice_lines import fitted
-from profiler.slices import KINDS, SliceTimes, time_slices
+from profiler.slices import KINDS, SliceTimes, fitted, time_slices
 from profiler.timing import Bench
 from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main

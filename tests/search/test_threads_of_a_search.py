@@ -13,7 +13,8 @@ import pytest
 from zbsolve import pipeline
 from zbsolve.ilp import cp
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.search import finder, prover
+from zbsolve.search import finder
+from zbsolve.search import finder as prover
 from zbsolve.search.finder import search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State

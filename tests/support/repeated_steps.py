@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from zbsolve import Problem, pipeline
+from zbsolve.long_steps.check import earliest_starts
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
-from zbsolve.long_steps.simulation import earliest_starts
 from zbsolve.systems.long_steps import lane_order, long_systems_of
 
 CHUNKS = {"single": 1, "loop": 2, "vee": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zbsolve.util.own_code import own_line, raised
+from zbsolve.util.errors import own_line, raised
 
 
 def test_the_innermost_own_line_is_named(tmp_path, monkeypatch) -> None:

@@ -25,7 +25,7 @@ from zbsolve.search import task
 from zbsolve.search.task_runner import TaskRunner, solvers_on
 from zbsolve.step import AUTO, Step
 from zbsolve.util.machine import machine_facts
-from zbsolve.workers.places import workers_on
+from zbsolve.workers.dask_workers import workers_on
 from zbsolve.workers.processes import Processes
 from zbsolve.workers.workers import MAX_DEATHS, Workers, WorkersLost
 

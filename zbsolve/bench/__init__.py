@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from .regressions import ReportComparison as ReportComparison
     from .regressions import compare_reports as compare_reports
     from .regressions import regressions_as_markdown as regressions_as_markdown
-    from .report import Report as Report
-    from .report import Result as Result
-    from .report import report_as_text as report_as_text
+    from .runs import Report as Report
+    from .runs import Result as Result
     from .runs import Settings as Settings
     from .runs import TimedSolve as TimedSolve
+    from .runs import report_as_text as report_as_text
     from .runs import run_suite as run_suite
     from .runs import timed_solve as timed_solve
     from .suites import SUITES as SUITES
@@ -25,8 +25,7 @@ __getattr__, __dir__ = handing_on(
     __name__,
     {
         "regressions": "ReportComparison compare_reports regressions_as_markdown",
-        "report": "Report Result report_as_text",
-        "runs": "Settings TimedSolve run_suite timed_solve",
+        "runs": "Report Result Settings TimedSolve report_as_text run_suite timed_solve",
         "suites": "SUITES problems_of suite",
     },
 )

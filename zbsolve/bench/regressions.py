@@ -8,7 +8,7 @@ from statistics import median
 
 from ..util.errors import BadInput
 from ..util.text import format_gap, format_time
-from .report import Report, Result
+from .runs import Report, Result
 
 MIN_REPEATS = 3  # fewer samples show no noise, so no time is judged
 NOTICEABLE_SECONDS = 0.05  # differences below are nothing to anyone

@@ -13,7 +13,7 @@ from .step_options import OPTIONS, add_some_step_options, step_words
 from .tools import add_search_limits, add_workers, print_json, search_limits, searching, workers_of
 
 if TYPE_CHECKING:
-    from ..bench.report import Report
+    from ..bench.runs import Report
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Solve a suite and write every sample; with a base, print what changed and exit 1 where something is worse."""
-    from ..bench.report import Report, report_as_text
+    from ..bench.runs import Report, report_as_text
 
     base = None if options.against is None else Report.load(options.against)
     if _is_result(options.what):
@@ -80,8 +80,7 @@ def _with_step(what: str) -> tuple[str, dict[str, Any]]:
 
 
 def _run(options: argparse.Namespace) -> Report:
-    from ..bench.report import Result
-    from ..bench.runs import Settings, run_suite
+    from ..bench.runs import Result, Settings, run_suite
     from ..bench.suites import problems_of
 
     options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask

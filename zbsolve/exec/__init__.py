@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from ..models.huggingface_attention import transformers_attention as transformers_attention
+    from ..models.huggingface_layers import transformers_attention as transformers_attention
     from ..models.losses import CrossEntropy as CrossEntropy
     from ..models.losses import auxiliary_loss as auxiliary_loss
     from ..models.losses import auxiliary_losses as auxiliary_losses
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        ".models.huggingface_attention": "transformers_attention",
+        ".models.huggingface_layers": "transformers_attention",
         ".models.losses": "CrossEntropy auxiliary_loss auxiliary_losses",
         ".models.slicing": "slice_offset sliced_attention",
         "pipeline": "Pipeline",

@@ -34,7 +34,7 @@ from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .slices.rank import Slices
 from .updates import Updates
-from .vocabulary import passes as vocabulary
+from .vocabulary import rank as vocabulary
 from .vocabulary.rank import VocabularyShard
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .answers import Answer as Answer
-    from .answers import Row as Row
-    from .answers import answer as answer
-    from .answers import compared as compared
+    from .playground import Answer as Answer
+    from .playground import Row as Row
+    from .playground import answer as answer
+    from .playground import compared as compared
     from .server import serve as serve
     from .state import State as State
 
-__getattr__, __dir__ = handing_on(__name__, {"answers": "Answer Row answer compared", "server": "serve", "state": "State"})
+__getattr__, __dir__ = handing_on(
+    __name__, {"playground": "Answer Row answer compared", "server": "serve", "state": "State"}
+)

@@ -11,10 +11,8 @@ from ..show.pages import picture, render
 from ..show.pictures.schedule import schedule_as_svg
 from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
-from .answers import Answer, Row
-from .playground import MORE_SECONDS
-from .setting import own_placement
-from .state import BEST, CONTROLS, EXAMPLES, GIVEN, GROUPS, SYSTEM_NAMES, Choice, Slider, State
+from .playground import MORE_SECONDS, Answer, Row
+from .state import BEST, CONTROLS, EXAMPLES, GIVEN, GROUPS, SYSTEM_NAMES, Choice, Slider, State, own_placement
 
 MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrolls it
 

@@ -1,19 +1,140 @@
-"""What a running page remembers: its profile, answers by state, and the one longer search at a time."""
+"""From a state to its schedule with value and bound; and what a running page remembers: its profile, answers by state, and
+the one longer search at a time."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
+from ..problem import Problem
 from ..profile.profile import Profile
+from ..schedule import Certificate, Schedule
+from ..search.race import better
+from ..search.solver import solve
 from ..search.state import State as Search
-from ..util.errors import BadInput
-from .answers import Answer, Row, answer, compared, searched_on
-from .setting import in_its_placement
-from .state import State
+from ..systems.steps import step_for
+from ..util.errors import BadInput, Infeasible, ZbsolveError
+from .state import BEST, SYSTEM_NAMES, State, in_its_placement, profile_of, step_of
+
+MAX_PASSES = 50_000  # of a step: two to three seconds; `zbsolve solve` takes any
+SEARCHED_PASSES, SEARCHED_WINDOWS = 2_000, 8  # passes, and ranks where the span counts: beyond, greedy answers
+EFFORT = 0.1
+COMPARE_SECONDS = 6.0  # for all systems together
+TOO_LONG = "not looked at: the others took too long; choose it to see it"
+BEST_PLACEMENTS = ("single", "loop", "vee")  # in which the comparison also searches
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The schedule of a state, with its certificate. capacity: bytes that each rank has for activations, or None. over: why
+    that does not hold the schedule ("" where it does: then it was verified within it); its certificate is of the step
+    without a limit then. options: of `zbsolve solve`, those that say how it was searched."""
+
+    state: State
+    schedule: Schedule
+    capacity: tuple[int, ...] | None
+    options: str
+    over: str = ""
+
+    @property
+    def certificate(self) -> Certificate:
+        """Value and bound."""
+        assert self.schedule.certificate is not None
+        return self.schedule.certificate
+
+    @property
+    def peaks(self) -> tuple[int, ...]:
+        """Bytes of activations that each rank holds at most."""
+        return tuple(self.schedule.timeline().peak_bytes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system on the same model, ranks and microbatches; why: one line where it has no answer."""
+
+    state: State
+    answer: Answer | None
+    why: str = ""
+
+
+def problem_of(state: State, profile: Profile | None) -> Problem:
+    """The step of a state. Raises BadInput, Infeasible."""
+    step = step_of(state)
+    passes = len(step.routes[0]) * state.microbatches * (2 if step.fused else 3)
+    if passes > MAX_PASSES:
+        raise BadInput(
+            f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); zbsolve solve takes them"
+        )
+    profile = profile or profile_of(state)
+    return (step if state.system == BEST else step_for(state.system, profile, step)).problem(profile)
+
+
+def answer(state: State, profile: Profile | None = None) -> Answer:
+    """The schedule of a state: verified, with value and bound; of a named system too large for the memory as well, with
+    the reason. Raises BadInput, Infeasible, NotFound."""
+    state = in_its_placement(state)
+    problem = problem_of(state, profile)
+    method = _searched_by(problem) if state.system == BEST else state.system
+    options = f"--method {method} --effort {EFFORT:g}"
+    try:
+        return Answer(state, solve(problem, method=method, effort=EFFORT), problem.capacity, options)
+    except Infeasible as error:
+        if state.system == BEST or problem.capacity is None:
+            raise
+        free = solve(replace(problem, capacity=None), method=method, effort=EFFORT)
+        return Answer(state, free, problem.capacity, options, str(error))
+
+
+def _searched_by(problem: Problem) -> str:
+    """The method that has an answer within a second: "auto" asks for bounds again and again, within less and less memory,
+    and a bound of the span looks at every rank in the window of every other."""
+    looks = problem.ranks if problem.objective == "span" else 1
+    return "auto" if len(problem.passes) <= SEARCHED_PASSES and looks <= SEARCHED_WINDOWS else "greedy"
+
+
+def searched_on(found: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
+    """The answer after a search of so many seconds more, from what is there; `progress` is called with the search's state
+    whenever value or bound got better. Never worse."""
+    problem = found.schedule.problem
+    more = solve(problem, seconds=seconds, hint=found.schedule, progress=progress)
+    return replace(found, schedule=better(found.schedule, more), options=f"--seconds {seconds:g}")
+
+
+def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
+    """The state's own row first, then searches in the usual placements and every named system, shortest first, those that
+    do not fit or are not defined last: all rows so far, after each. answered: gives the answer of a state, and may know it
+    already."""
+    began, rows = time.monotonic(), dict[State, Row]()
+    for wanted in _others(state):
+        late, placed = time.monotonic() - began > COMPARE_SECONDS, wanted
+        try:
+            placed = in_its_placement(wanted)
+            if placed not in rows:
+                rows[placed] = Row(placed, None, TOO_LONG) if late else Row(placed, answered(placed))
+        except ZbsolveError as error:
+            rows[placed] = Row(placed, None, str(error))
+        own, *others = rows.values()
+        yield (own, *sorted(others, key=_worth))
+
+
+def _others(state: State) -> Iterator[State]:
+    """The state itself, then all that it is compared with."""
+    yield state
+    for placement in (state.placement, *BEST_PLACEMENTS):
+        yield replace(state, system=BEST, placement=placement)
+    for name in SYSTEM_NAMES:
+        yield replace(state, system=name)
+
+
+def _worth(row: Row) -> tuple[int, int]:
+    if row.answer is None:
+        return 2, 0
+    return (1 if row.answer.over else 0), row.answer.certificate.value
+
 
 MAX_KEPT = 200  # answers
 MORE_SECONDS = 5.0  # of one longer search

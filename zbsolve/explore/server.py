@@ -28,11 +28,9 @@ from ..search.state import State as Search
 from ..show.pages import script
 from ..show.search_text import state_as_text
 from ..util.errors import BadInput, ZbsolveError
-from .answers import Row
 from .page import answer_part, controls_page, table_part, wrong_part
-from .playground import Playground
-from .setting import commands
-from .state import State
+from .playground import Playground, Row
+from .state import State, commands
 
 HOSTS = ["127.0.0.1", "localhost"]
 MAX_REQUEST = 16_384  # bytes of a request's head

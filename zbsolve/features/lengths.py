@@ -14,12 +14,29 @@ from typing import Any
 
 import numpy as np
 
+from ..build.one_microbatch import checked_room
 from ..layer import layer_ranges
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
 from .feature import AUTO, Feature, Field, is_auto
+
+MESSAGES_ALIKE = "messages_alike"  # the fact that messages take as long for microbatches that differ
+
+
+def _build_uneven(problem: Problem, staged: Any) -> Problem:
+    profile = staged.profile
+    problem = problem.slowed(profile.rank_factors) if profile.rank_factors else problem
+    if not profile.microbatch_factors:
+        return problem
+    problem = replace(problem, capacity=None if staged.left is None else tuple(staged.left))
+    latency = inf if profile.facts.get(MESSAGES_ALIKE) else profile.link.latency
+    return checked_room(problem.scaled(profile.microbatch_factors, latency))
+
+
+UNEVEN = Feature("unlike ranks and microbatches", build=_build_uneven)
+
 
 Lengths = tuple[float, ...]  # tokens of each microbatch
 FREE, GIVEN = "free", "given"

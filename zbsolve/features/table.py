@@ -10,14 +10,13 @@ from ..util.errors import BadInput
 from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
 from .feature import Feature, Field, is_auto
-from .lengths import LENGTHS
+from .lengths import LENGTHS, UNEVEN
 from .offload import OFFLOAD, is_none
 from .recompute import RECOMPUTE, in_part
 from .replicas import REPLICAS
 from .sharded_vocabulary import BARRIERS, VOCABULARY
 from .sharding import SHARDING
 from .slices import SLICES
-from .uneven import UNEVEN
 from .work import WORK
 
 # In the order in which they come into a problem.

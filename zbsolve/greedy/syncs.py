@@ -21,7 +21,7 @@ from ..schedule import Schedule
 from ..tables import Bools
 from ..timeline import Timeline
 from ..util.kernels import inner_kernel, kernel
-from .arrays.records import compressed_rows
+from .arrays.accounts import compressed_rows
 
 # --- Compiled ---
 

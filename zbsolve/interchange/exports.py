@@ -28,7 +28,7 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
     one = target(to)
     if not one.by_rank:
         return None
-    from .long_torch_csv import write_long
+    from .torch_csv import write_long
 
     return write_long(long, one, options, _module(one).described)
 

@@ -1,4 +1,5 @@
-"""torch-csv: an order for torch.distributed.pipelining. Pure: nothing here imports torch.
+"""torch-csv: an order for torch.distributed.pipelining. Pure: nothing here imports torch. A repeated schedule is written a
+line at a time, with two ranks' orders in memory at most.
 
 It is the compute-only CSV that torch.distributed.pipelining reads (`_PipelineScheduleRuntime._load_csv`, torch
 2.11 and newer): a line a rank, a cell a pass. Its words collide with ours, and this is where they are translated: our `B`
@@ -8,14 +9,19 @@ It is the compute-only CSV that torch.distributed.pipelining reads (`_PipelineSc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from ..long_steps.check import violations
+from ..long_steps.repeated import RepeatedSchedule, counted
 from ..planner.engines import Target, target
 from ..schedule import Schedule
+from ..tables import Ints
 from ..util.errors import BadInput
-from .exported import Export, Options
-from .order import Cell, Order, backwards, needs, order_for
+from .exported import Export, LongExport, Options
+from .order import Cell, Order, Refused, backwards, needs, order_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
 # What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.
@@ -135,3 +141,67 @@ def _overtaken(order: Order) -> tuple[str, ...]:
             first, early = (order.ours(cell).name for cell in pair)
             found.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
     return tuple(found)
+
+
+Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane that is used there → lane that is sent
+
+
+def write_long(
+    long: RepeatedSchedule, target: Target, options: Options, described: Callable[[TorchOrder, Options], Export]
+) -> LongExport:
+    """The CSV of a repeated schedule for a target that reads it, a line at a time. described: what is to be known of an
+    order there. Raises as `torch_csv.torch_order`."""
+    if found := violations(long):
+        raise BadInput(f"schedule: {found[0]}")
+    first = order_for(long.first(), target)
+    order = TorchOrder(first, _overtaken_by_rank(long, _links(long, first)), long.microbatches)
+    if options.defer_recv:
+        order.check_defer_recv()
+    return LongExport(described(order, options), _lines(long))
+
+
+def _lines(long: RepeatedSchedule) -> Iterator[str]:
+    """The file's lines, a rank each."""
+    p = long.one.passes
+    heads = [f"{stage}{LETTERS[kind]}" for stage, kind in zip(p.stage.tolist(), p.kind_names, strict=True)]
+    for rank in range(long.one.ranks):
+        lanes, microbatches = (column.tolist() for column in long.rank_order(rank))
+        yield csv_line(f"{heads[lane]}{at}" for lane, at in zip(lanes, microbatches, strict=True))
+
+
+def _links(long: RepeatedSchedule, first: Order) -> Links:
+    """What ranks send each other. Raises Refused where torch waits for what the step does not."""
+    e, rank, names = long.one.edges, long.one.passes.rank, long.one.names
+    edges, found = set(zip(e.before.tolist(), e.after.tolist(), strict=True)), Links()
+    backward = backwards(first.rows)
+    for cell in (cell for row in first.rows for cell in row):
+        after = long.one.index[cell.name]
+        for need in needs(cell, backward, len(first.placement) - 1):
+            before = long.one.index[need.name]
+            if (before, after) not in edges:
+                raise Refused(f"pass {names[after]}: torch lets it wait for {names[before]}, the schedule does not")
+            if rank[before] != rank[after]:
+                found.setdefault((int(rank[before]), int(rank[after])), {})[after] = before
+    return found
+
+
+def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
+    """As `torch_csv` says it: pairs of ranks where what is sent first is not used first. Lanes run in order, so the lanes of
+    messages, sent and used, are compared."""
+    found = []
+    for (a, b), sent_of in sorted(links.items()):
+        source = np.full(len(long.one.passes), -1, np.int64)
+        source[list(sent_of)] = list(sent_of.values())
+        sends = np.isin(np.arange(len(source)), source)
+        sent, used = long.lanes_of(a), source[long.lanes_of(b)]
+        sent, used = sent[sends[sent]], used[used >= 0]
+        wrong = np.flatnonzero(sent != used)
+        if len(wrong):
+            first, early = (_name(long, row, int(wrong[0])) for row in (sent, used))
+            found.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
+    return tuple(found)
+
+
+def _name(long: RepeatedSchedule, lanes: Ints, place: int) -> str:
+    """The name of the pass at a place of an order."""
+    return long.name_of(int(lanes[place]), int(counted(lanes[: place + 1])[-1]))

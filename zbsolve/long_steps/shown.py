@@ -9,10 +9,9 @@ import numpy as np
 from ..problem import Ints
 from ..schedule import Schedule
 from ..util.text import format_time
-from .check import checked_starts
+from .check import checked_starts, earliest_starts, value_of
 from .files import MAX_UNROLLED, check_unrolled
 from .repeated import RepeatedSchedule, rank_lanes
-from .simulation import earliest_starts, value_of
 
 
 def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:

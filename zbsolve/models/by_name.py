@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..util.errors import BadInput
-from ..util.own_code import own_line, raised
+from ..util.errors import BadInput, own_line, raised
 from ..util.text import did_you_mean
 from .huggingface import causal_model
 from .model import Model, parse_setting, ties

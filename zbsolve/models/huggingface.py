@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..util.errors import BadInput
-from ..util.own_code import raised
+from ..util.errors import BadInput, raised
 from ..util.text import did_you_mean
 from .huggingface_given import Sample, causal_of, given_to, owner_of
 from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..util.errors import BadInput
-from ..util.own_code import raised
+from ..util.errors import BadInput, raised
 
 Batch = tuple[Any, Any]  # input and target of a microbatch
 FEW = 6  # rows, of which 462 draws differ

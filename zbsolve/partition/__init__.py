@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from .cuts import even as even
     from .file import Partition as Partition
     from .file import parse_partition as parse_partition
-    from .lower_bound import least_step as least_step
     from .meshes import mesh_partitions as mesh_partitions
     from .meshes import on_devices as on_devices
     from .stage_costs import StageCosts as StageCosts
+    from .stage_costs import least_step as least_step
     from .stage_memory import StageMemory as StageMemory
 
 __getattr__, __dir__ = handing_on(
@@ -27,9 +27,8 @@ __getattr__, __dir__ = handing_on(
         "by_name": "Partitioned named_partitions partition_by_name partitioned",
         "cuts": "balanced balanced_ranks equal even",
         "file": "Partition parse_partition",
-        "lower_bound": "least_step",
         "meshes": "mesh_partitions on_devices",
-        "stage_costs": "StageCosts",
+        "stage_costs": "StageCosts least_step",
         "stage_memory": "StageMemory",
     },
 )

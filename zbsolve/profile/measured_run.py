@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..build.vocabulary import barriers_of, model_stages
-from ..features.uneven import MESSAGES_ALIKE
+from ..features.lengths import MESSAGES_ALIKE
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..timeline import Floats

@@ -14,7 +14,7 @@ from ..schedule import GIVEN, Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import Violation, verify
-from .prover import prove
+from .finder import prove
 from .state import State
 
 QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds

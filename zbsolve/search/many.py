@@ -21,9 +21,9 @@ from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
 from ..ilp.bounds.many import bound_of_many, check_plain
+from ..long_steps.check import earliest_starts, peaks, value_of
 from ..long_steps.files import MAX_PASSES
 from ..long_steps.repeated import RepeatedSchedule
-from ..long_steps.simulation import earliest_starts, peaks, value_of
 from ..problem import Ints, Problem
 from ..schedule import Certificate
 from ..systems.long_steps import LongSystem, lane_order, long_systems_of

@@ -14,8 +14,8 @@ from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.steady_state import microbatches_in_flight
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound
+from ..long_steps.check import earliest_starts, value_of
 from ..long_steps.repeated import RepeatedSchedule, Round, find_round
-from ..long_steps.simulation import earliest_starts, value_of
 from ..problem import Ints, Problem
 from ..util.clock import Clock
 

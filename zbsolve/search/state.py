@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
-from ..greedy.collective_order import same_order, without_orders_beside
 from ..greedy.lists.list_scheduler import Policy, list_schedule
-from ..greedy.side_stream import with_side_streams
+from ..greedy.side_stream import same_order, with_side_streams, without_orders_beside
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
 from ..ilp.bounds.necessary_arcs import MAX_LANES
-from ..ilp.ranks.refutation import NO_INCUMBENT
+from ..ilp.ranks.end_losses import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock, TimeUp

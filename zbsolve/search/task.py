@@ -21,10 +21,9 @@ from ..order import order_as_json, order_from
 from ..problem import Problem
 from ..problem_form import ProblemForm
 from ..schedule import Certificate, Schedule
-from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError
+from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, raised
 from ..util.files import checked
 from ..util.machine import LIBRARIES, library_versions, machine_facts, yardstick
-from ..util.own_code import raised
 from ..workers.workers import Rival, threads_each
 from .many import solve_many, worth_repeating
 from .solver import compiled, retimed, solve

@@ -10,9 +10,9 @@ from ..build.vocabulary import model_routes
 from ..features.feature import AUTO
 from ..features.offload import is_none
 from ..features.sharded_vocabulary import vocabulary_of
-from ..ilp.bounds.any_order import bound_over_orders
+from ..ilp.bounds.any_choice import bound_over_orders
 from ..partition.file import Partition
-from ..partition.lower_bound import least_step
+from ..partition.stage_costs import least_step
 from ..problem import Problem
 from ..profile.doubtful import rounding_note, stage_errors_note
 from ..profile.profile import Profile

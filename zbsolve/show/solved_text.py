@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..handover import most_waiting
+from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
-from ..long_steps.simulation import peaks
 from ..partition.by_name import moves_between
 from ..schedule import Schedule
 from ..util.text import aligned, counted, exact_time, format_bytes, format_time, in_one_unit, printable, times_note

@@ -19,7 +19,6 @@ from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, NotFound
-from .asynchronous import pipedream
 from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
 from .one_direction import (
     gis,
@@ -30,6 +29,7 @@ from .one_direction import (
     interleaved_zb,
     one_f_one_b,
     one_f_one_b_split,
+    pipedream,
     zb_1p,
     zb_2p,
     zb_h1,
@@ -40,9 +40,8 @@ from .pipeoffload import full_copies, half_copies, po_full, po_half
 from .plain_step import WrongPlacement, without_shards
 from .slices import SLICED
 from .two_directions import chimera, dualpipe, dualpipe_v, gems
-from .vee import one_f_one_b_v, v_half, v_min, v_zb, zb_v
+from .vee import one_f_one_b_v, one_f_one_b_vocabulary, v_half, v_half_vocabulary, v_min, v_zb, zb_h1_vocabulary, zb_v
 from .vee_times import zb_v_by_times
-from .vocabulary import one_f_one_b_vocabulary, v_half_vocabulary, zb_h1_vocabulary
 
 SYSTEMS: tuple[System, ...] = (
     System("gpipe", "GPipe", gpipe, "arXiv 1811.06965", "single", "(p−1)(F+B+W)", "m microbatches", fused=True),

@@ -1,4 +1,5 @@
-"""Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362).
+"""Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362), and those with a
+sharded vocabulary (arXiv 2411.05288, section 5).
 
 The building blocks of arXiv 2405.15362 say when one microbatch's passes run, in slots of one pass each, repeated every
 period (here six slots); at unit times they leave no bubble. Squeezing and re-ordering the ramps (section 3.3 there) happen
@@ -183,3 +184,61 @@ def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: boo
             at["W", stage] = slot
         found |= at
     return Block(found, PERIOD, [round(2 * peak)] * ranks)
+
+
+SLOT = 4  # ticks, so that S and T have places of their own between two slots
+AT_S, AT_T = 2, 3  # ticks behind the start of a slot
+
+
+def one_f_one_b_vocabulary(problem: Problem) -> Schedule:
+    """1F1B with a sharded vocabulary (arXiv 2411.05288, figure 10): rank r starts with p − r + 1 forwards where there is one
+    barrier (algorithm 2), with p − r + 2 where there are two (algorithm 1); 1F1B's bubble."""
+    ranks = np.arange(problem.ranks)
+    slots = {("F", rank): rank for rank in ranks.tolist()}
+    slots |= {("BW", rank): 3 * problem.ranks - 2 - 2 * rank for rank in ranks.tolist()}
+    return _with_shards(problem, "1f1b-vocab", "single", Block(slots, 3, (problem.ranks - ranks).tolist()), 1, fused=True)
+
+
+def zb_h1_vocabulary(problem: Problem) -> Schedule:
+    """ZB-H1 with a sharded vocabulary: the block of 1F1B with B and W apart, where rank r leaves r weight gradients for
+    later; p + 1 or p + 2 microbatches. The paper has no such order (derived as the others)."""
+    p = problem.ranks
+    slots = {("F", rank): rank for rank in range(p)}
+    slots |= {("B", rank): 3 * p - 2 - 2 * rank for rank in range(p)}
+    slots |= {("W", rank): 3 * p - 1 + rank for rank in range(p)}
+    return _with_shards(problem, "zb-h1-vocab", "single", Block(slots, 3, [p] * p), 1)
+
+
+def v_half_vocabulary(problem: Problem) -> Schedule:
+    """V-Half with a sharded vocabulary (arXiv 2411.05288, section 6.3): one or two microbatches more than V-Half."""
+    return _with_shards(problem, "v-half-vocab", "vee", v_half_block(problem.ranks), 2)
+
+
+def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: int, *, fused: bool = False) -> Schedule:
+    """The order of `block` with S and T. chunks: of a rank. Raises BadInput where the vocabulary is not sharded."""
+    p, shards = problem.passes, problem.passes.are("S", "T")
+    if not shards.any():
+        raise BadInput(f"{name}: the vocabulary is not sharded: name --vocabulary sharded or two-barriers")
+    rest = np.flatnonzero(~shards)
+    step = problem.only(rest)
+    check_plain(step, name, shape, fused)
+    barriers = 1 + int(p.are("T")[problem.edges.before].any())  # with one, nothing waits for T
+    room = [held + barriers * chunks for held in block.room]
+    late = {key: slot + (0 if key[0] == "F" else barriers * block.period) for key, slot in block.slots.items()}
+    # The last slot of a period is left to the ramps, which then do not wait so long for B; what is repeated stays.
+    wait = block.period - 1
+    graph, found = squeezed(step, name, Block(late, block.period, room), barriers * wait)
+    tick = np.zeros(len(p), np.int64)
+    tick[rest[graph.passes]] = SLOT * found.start
+    ends, S, T = problem.rows("F", stage=step.stages - 1), problem.rows("S"), problem.rows("T")
+    behind = np.zeros(problem.microbatches, np.int64)
+    behind[p.microbatch[ends]] = tick[ends] + SLOT
+    tick[S] = behind[p.microbatch[S]] + AT_S
+    tick[T] = behind[p.microbatch[T]] + AT_T + SLOT * (wait if barriers == 2 else block.period)
+    return Schedule.of(problem, {f"compute:{rank}": _in_turn(problem, rank, tick) for rank in range(problem.ranks)})
+
+
+def _in_turn(problem: Problem, rank: int, tick: Ints) -> Ints:
+    """The rows of a rank's passes by their ticks."""
+    rows = np.flatnonzero(problem.passes.rank == rank)
+    return rows[np.argsort(tick[rows], kind="stable")]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import site
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
 
 class ZbsolveError(Exception):
     """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of where it
@@ -51,3 +58,47 @@ def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
+
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_CHARACTERS = 300  # of a line; a message of a library can have pages
+
+
+def own_line(error: BaseException) -> str:
+    """`file.py:12`: the innermost line of the traceback that is neither ours nor in an installed library. Empty where there
+    is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}:{error.lineno}"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(name, line) for name, line in frames if _own(name)]
+    return f"{_short(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def raised(error: BaseException) -> str:
+    """Type, own line and message, `ValueError at model.py:12: wrong width`, without line breaks."""
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    place = own_line(error)
+    head = type(error).__name__ + (f" at {place}" if place else "")
+    text = " ".join(said.split())
+    return f"{head}: {text}"[:MAX_CHARACTERS] if text else head
+
+
+def _own(name: str) -> bool:
+    """Whether a file is neither zbsolve's nor a library's. Generated code has no file."""
+    path = os.path.realpath(name)
+    return os.path.isfile(path) and not path.startswith(_libraries())
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Folders of code that is not the person's."""
+    known = sysconfig.get_paths()
+    found = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages(), str(ROOT / "zbsolve"), str(ROOT / "profiler")]
+    return tuple(os.path.realpath(one) + os.sep for one in found)
+
+
+def _short(name: str) -> str:
+    """The path from the current folder, where the file is in it."""
+    path, here = os.path.realpath(name), os.getcwd() + os.sep
+    return path.removeprefix(here)

@@ -15,12 +15,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ..util.errors import BadInput, ZbsolveError
-from ..util.own_code import raised
+from ..util.errors import BadInput, ZbsolveError, raised
 from .workers import Answering, Notice, WorkersLost
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+
+from contextlib import AbstractContextManager
+
+from .workers import Workers
 
 CONNECT_SECONDS = 10.0  # for a scheduler to answer, and for a first worker
 LOST_SECONDS = 30.0  # without any worker, after which the work is given up
@@ -207,3 +211,27 @@ def _answer(token: str, run: int, answering: Answering, text: str) -> str:
 
     told: Told = get_worker().plugins.get(token) or Told()
     return answering(text, partial(told.rival, run))
+
+
+SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")  # of a Dask scheduler's address
+MAX_PROCESSES = 1000
+
+
+@contextmanager
+def workers_on(on: str | int | None, answering: Answering, notice: Notice = lambda line: None) -> Iterator[Workers | None]:
+    """The workers at `on`: a number of processes on this machine, or a Dask scheduler's address; None for one process, which
+    is this one. Nothing that was started here stays behind. notice: told in a line where a worker dies. Raises BadInput."""
+    said = "1" if on is None else str(on)
+    if said.isdecimal() and 1 <= int(said) <= MAX_PROCESSES:
+        if int(said) == 1:
+            yield None
+            return
+        from .processes import Processes
+
+        made: AbstractContextManager[Workers] = Processes(answering, int(said), notice)
+    elif said.startswith(SCHEMES):
+        made = dask_cluster(said, answering, notice)
+    else:
+        raise BadInput(f"on '{said[:60]}': a number of processes (1 to {MAX_PROCESSES}), or tcp://host:port of a scheduler")
+    with made as workers:
+        yield workers

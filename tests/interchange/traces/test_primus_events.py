@@ -13,8 +13,7 @@ import pytest
 
 from zbsolve import Schedule, Trace
 from zbsolve.interchange.traces import primus_events, read_trace
-from zbsolve.interchange.traces.clocks import aligned, least_delays
-from zbsolve.interchange.traces.to_trace import gaps_of, problem_of
+from zbsolve.interchange.traces.to_trace import aligned, gaps_of, least_delays, problem_of
 from zbsolve.profile import from_trace
 from zbsolve.profile.lengths import stalls_of
 

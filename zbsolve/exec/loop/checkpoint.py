@@ -21,7 +21,7 @@ from ..backward.replay import random_state, set_random_state
 from ..base.values import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
 from .checkpoint_files import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
-from .on_rank import OnRank, together_on_mesh
+from .gradients import OnRank, together_on_mesh
 
 if TYPE_CHECKING:
     from .checkpoint_files import Reader

@@ -27,7 +27,7 @@ from ..transport.format import Format
 from ..transport.mailbox import Mailbox
 from ..transport.peers import Peers, together
 from ..transport.wires import receive_bytes, receive_tensor, send_bytes, send_tensor
-from .on_rank import OnRank, beside
+from .gradients import OnRank, beside
 
 WHAT = "evaluation"
 

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...util.errors import BadInput
-from ...util.own_code import raised
+from ...util.errors import BadInput, raised
 from ..base.torch_private import children_of
 from ..base.values import is_dtensor, is_shard
 from ..devices import BACKENDS

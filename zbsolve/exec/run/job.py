@@ -27,9 +27,9 @@ from ..base.part import Hooks
 from ..base.values import is_dtensor
 from ..devices import DEVICES, choose, described
 from ..emulate import Times
+from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
-from ..not_finite import first_not_finite
 from ..one_device.pipeline import OneDevice, Turns
 from ..pipeline import Pipeline
 from ..reports import trace_of

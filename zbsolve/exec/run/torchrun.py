@@ -36,9 +36,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...long_steps.check import peaks
 from ...long_steps.files import KIND, load, load_step
 from ...long_steps.rank_part import CheckedRounds, near_lanes
-from ...long_steps.simulation import peaks
 from ...problem import Problem
 from ...util.files import document_kind
 from ..mesh.sizes import PIPELINE, coordinate_of

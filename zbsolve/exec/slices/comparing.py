@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import exact
-from ...util.errors import BadInput
-from ...util.own_code import raised
+from ...util.errors import BadInput, raised
 from ..backward.replay import as_written, undisturbed
 from ..base.torch_private import PlainDispatchMode, tree_map
 from ..base.values import cast, constant, tensors_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...util.errors import ZbsolveError
-from ...util.own_code import raised
+from ...util.errors import ZbsolveError, raised
 
 MEMORY = re.compile(r"(tried to allocate [\d.]+ \w+)", re.IGNORECASE)
 

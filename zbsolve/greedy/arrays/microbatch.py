@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
-from .records import compressed_rows
+from .accounts import compressed_rows
 
 
 def with_mean_microbatches(problem: Problem) -> Problem:

@@ -9,8 +9,7 @@ import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Precedence, longest_path
-from .accounts import Accounts, accounts_of, brings_back, copies_out, serial_places
-from .records import compressed_rows
+from .accounts import Accounts, accounts_of, brings_back, compressed_rows, copies_out, serial_places
 
 NEVER = 1 << 60  # µs: later than any time
 

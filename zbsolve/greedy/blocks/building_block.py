@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...problem import Ints
 from ...timeline import Floats
 from ...util.kernels import kernel
+from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
-from ..arrays.records import compressed_rows
 
 
 class MemoryEdges(NamedTuple):

@@ -15,8 +15,8 @@ import numpy as np
 from ...problem import Ints, Problem
 from ...tables import Bools
 from ...util.kernels import kernel
+from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
-from ..arrays.records import compressed_rows
 from .building_block import MemoryEdges, longest_ways
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...problem import UNLIMITED, Ints, Problem
 from ...schedule import Schedule
 from ...util.kernels import inner_kernel, kernel
+from ..arrays.accounts import Row, compressed_rows, record
 from ..arrays.problem_arrays import arrays_of
-from ..arrays.records import Row, compressed_rows, record
 from ..syncs import pools_with_syncs
 
 # --- The tables that a search over orders works on ---

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...build.mixing import with_microbatches
-from ...greedy.arrays.records import compressed_rows
+from ...greedy.arrays.accounts import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from ...util.kernels import kernel

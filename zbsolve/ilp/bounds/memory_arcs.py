@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...greedy.arrays.accounts import compressed_rows
 from ...greedy.arrays.problem_arrays import arrays_of
-from ...greedy.arrays.records import compressed_rows
 from ...problem import UNLIMITED, Ints, Problem
 from ...tables import Bools
 from ...util.kernels import kernel

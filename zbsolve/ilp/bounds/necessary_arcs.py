@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...greedy.arrays.accounts import compressed_rows
 from ...greedy.arrays.problem_arrays import arrays_of
-from ...greedy.arrays.records import compressed_rows
 from ...problem import Ints, Problem
 from ...util.clock import Clock
 from ...util.columns import runs

@@ -15,11 +15,14 @@ from .end_losses import (
     FIRST_STATES,
     KINDS_OF_GROUPS,
     LEAN,
+    NO_INCUMBENT,
     OWN,
     STATES_FACTOR,
+    Answer,
     Share,
     both_ends_of_fullest,
     next_kind,
+    refute,
 )
 from .groups import (
     MAX_LEAN_RANKS,
@@ -33,7 +36,6 @@ from .groups import (
     lanes_of_group,
 )
 from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
-from .refutation import NO_INCUMBENT, Answer, refute
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up

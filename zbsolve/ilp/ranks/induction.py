@@ -30,9 +30,9 @@ import numpy as np
 
 from ...problem import Ints
 from ..bounds.memory_arcs import INFINITE
+from .end_losses import MAX_WINDOW, NO_INCUMBENT, Answer, refute
 from .lanes import Lanes, no_windows
 from .order_search import Induction, Limits, search_orders
-from .refutation import MAX_WINDOW, NO_INCUMBENT, Answer, refute
 
 UNMERGED = 1 << 40  # a breadth at which nothing is merged
 MAX_BREADTH = 1024  # states with the same positions from which on a search is given up: to compare them takes too long

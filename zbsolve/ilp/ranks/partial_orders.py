@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...greedy.arrays.records import Records
+from ...greedy.arrays.accounts import Records
 from ...tables import Bools, Ints
 from ...util.kernels import kernel
 from .search_tables import Tables

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...greedy.arrays.records import Records
+from ...greedy.arrays.accounts import Records
 from ...tables import Ints
 from ...util.kernels import kernel
 from .partial_orders import Positions, States, Times, arrivals_of, windows_in

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...greedy.arrays.records import Records, record
+from ...greedy.arrays.accounts import Records, record
 from ...problem import Ints
 from ...timeline import Floats
 from ...util.kernels import kernel

@@ -26,7 +26,7 @@ from ...greedy.lists.list_scheduler import list_schedule, schedule_by_start
 from ...greedy.lists.policy_annealing import starting_policies
 from ...problem import Ints, Problem
 from ...schedule import Schedule
-from ...systems.asynchronous import in_flight
+from ...systems.one_direction import in_flight
 from ...systems.table import presets_of
 from ...util.clock import Clock
 from ...util.errors import BadInput, Infeasible, NotFound, ZbsolveError
