@@ -225,9 +225,11 @@ HALF = 0.5  # µs: durations are whole, so each may be so much less than its lay
 def least_step(costs: StageCosts, objective: str) -> int:
     """µs: no schedule of any partition takes less, on these ranks and this placement.
 
-    Where each stage has a rank of its own: stage j starts when F went through the layers before, then works m times, and
-    behind its last B the B of the layers before are still to come, all-to-alls on both ways; the least maximum over j is a
-    dynamic programme. In any case: all work over all ranks. Of a sharded vocabulary S and T are work of every rank.
+    Stage j starts when F went through the layers before, then works m times, and behind its last B the B of the layers
+    before are still to come, all-to-alls on both ways. And one microbatch's whole way, F and B of all layers, comes behind
+    m − 1 passes F of each stage, or before as many B. The least maximum of both over j is a dynamic programme. In any case:
+    all work over all ranks, and what each rank waits for before its first stage and behind that one's last backward. Of
+    a sharded vocabulary S and T are work of every rank. Where microbatches take several routes: the work alone.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
@@ -238,15 +240,62 @@ def least_step(costs: StageCosts, objective: str) -> int:
     once += sum(costs.ranks * max(0.0, one - HALF - again) for one in shard)
     roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
     total = _of_all(costs, np.asarray(once), roundings)
-    shared = ceil(float(total) / float((1 / factors).sum()) - 1e-6)
-    if not costs.single:
+    alone = len(costs.routes) > 1 or objective == "span"
+    idle = 0.0 if alone else float((_ends(costs, sums) / factors).sum())
+    shared = ceil((float(total) + idle) / float((1 / factors).sum()) - 1e-6)
+    if len(costs.routes) > 1:
         return shared
+    way = 0.0 if objective == "span" else float(_ways(costs, sums).sum(axis=0)[-1])
 
     def price(s: int) -> Floats:
-        return _stage_at_least(costs, sums, shard, costs.stages - s, objective)[None]
+        stage = costs.stages - s
+        found = _stage_at_least(costs, sums, shard, stage, objective)
+        if (
+            costs.microbatches > 1 and objective != "span"
+        ):  # a microbatch's whole way is behind the others' F on the stage, or before their B
+            passes = [_at_least(costs, one, kind, costs.factors[stage]) for one, kind in zip(sums, "FB", strict=False)]
+            found = np.maximum(found, way + (costs.microbatches - 1) * np.max(passes, axis=0))
+        return np.asarray(found)[None]
 
     table = cut_dp(len(costs.layers), costs.stages, price, maximum=True)
     return max(shared, ceil(table.cost(costs.stages) - 1e-6))
+
+
+def _at_least(costs: StageCosts, times: Floats, kind: str, factor: float, stages: int = 1) -> Floats:
+    """µs of the shortest microbatch's passes of a kind, on so many stages whose layers take `times`, at least: roundings are
+    off."""
+    off = _rounding(costs, "BW" if kind == "B" and costs.fused else kind)
+    shortest = min(costs.microbatch_factors, default=1.0)
+    once = np.asarray(times) * factor - stages * (off * factor + HALF * bool(costs.rank_factors))
+    return np.asarray(np.maximum(0.0, shortest * once - HALF * stages * bool(costs.microbatch_factors)))
+
+
+def _ways(costs: StageCosts, sums: list[Floats]) -> Floats:
+    """[way, s]: µs of a microbatch's F through the first s stages, and of its B (or BW) back through them, with messages, at
+    least: each stage has a layer, so those have the first s layers or more. Of all stages: all layers."""
+    factor, stages = min(costs.rank_factors, default=1.0), costs.stages
+    message = min(costs.link.message(one) for one in costs.layers) * min(1.0, *costs.microbatch_factors, 1.0)
+    each = max(0.0, round(message) - HALF * bool(costs.microbatch_factors))
+    hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0), [0]])
+    hops[-1] = hops[-2]
+    reach = [*range(stages), len(costs.layers)]
+    return np.array(
+        [
+            [
+                float(_at_least(costs, one[0, n] if n else np.zeros(()), kind, factor, s)) + hops[s] * back
+                for s, n in enumerate(reach)
+            ]
+            for one, kind, back in zip(sums, "FB", (each, 0.0 if costs.untrained else each), strict=False)
+        ]
+    )
+
+
+def _ends(costs: StageCosts, sums: list[Floats]) -> Floats:
+    """µs that each rank waits, at least: before the first F of its first stage, and behind that stage's last backward.
+    Where the backward is split a W may be last there, and T of a sharded vocabulary: then nothing is sure to come."""
+    first = [costs.routes[0].index(rank) for rank in range(costs.ranks)]
+    ways = _ways(costs, sums)[:, first]
+    return np.asarray(ways[0] + (ways[1] if costs.fused and not costs.vocabulary.barriers else 0.0))
 
 
 def _rounding(costs: StageCosts, kind: str) -> float:
@@ -290,6 +339,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = max(0.0, smaller * round(min(costs.link.message(c) for c in costs.layers)) - again)
     sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
-    head, tail = (np.asarray(one) + others + stage * each for one, each in zip(before, (message, sent_back), strict=True))
+    hops = int(np.count_nonzero(np.diff(costs.routes[0][: stage + 1])))
+    head, tail = (np.asarray(one) + others + hops * each for one, each in zip(before, (message, sent_back), strict=True))
     between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))
