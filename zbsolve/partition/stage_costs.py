@@ -319,11 +319,12 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     factors, shortest = np.array(costs.rank_factors or (1.0,) * costs.ranks), min(costs.microbatch_factors, default=1.0)
     slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
 
-    def lower(value: Floats, factor: float) -> Floats:
-        return np.asarray(np.maximum(0.0, (value - HALF) * factor - slower))
+    def lower(value: Floats, factor: float, off: float = HALF) -> Floats:
+        return np.asarray(np.maximum(0.0, (value - off) * factor - slower))
 
     apart = spans([c.all_to_all for c in costs.layers])  # no factor: they are not the rank's work
-    own = [lower(one, float(costs.factors[stage])) for one in sums]
+    rounded = [_rounding(costs, kind) for kind in (("F", "BW") if costs.fused else ("F", "B", "W"))]
+    own = [lower(one, float(costs.factors[stage]), off) for one, off in zip(sums, rounded, strict=True)]
     sent = np.maximum(0.0, apart - HALF)
     all_own = [_of_all(costs, one) for one in own]
     beside = [_of_all(costs, lower(np.asarray(one), float(costs.factors[stage]))) for one in shard]
@@ -332,7 +333,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)
     if objective == "span" or stage == 0:
         return np.asarray(work)
-    rounding = stage * (HALF * factors.max() + slower)
+    rounding = stage * (max(rounded) * factors.max() + slower)
     before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
     before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
     again = HALF * bool(costs.microbatch_factors)
