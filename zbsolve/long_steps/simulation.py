@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..problem import Ints, Problem
-from ..util.kernels import kernel
+from ..util.loops import compiled
 
 
 def earliest_starts(one: Problem, few: int, order: Sequence[Ints]) -> Ints:
@@ -20,10 +20,10 @@ def earliest_starts(one: Problem, few: int, order: Sequence[Ints]) -> Ints:
     first = np.searchsorted(e.after[rows], np.arange(len(one.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
     columns = e.before[rows], e.lag[rows], one.passes.duration, np.concatenate(order), ends
-    return _earliest(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    found: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    return found
 
 
-@kernel
 def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
     """`earliest_starts`: the ranks in turn, down and up again, each as far as what it waits for is known."""
     ranks, lanes = len(ends) - 1, len(duration)
