@@ -134,7 +134,7 @@ def bits(runner: Pipeline) -> list[float]:
 
 
 def loops(rank: int, argument: list[Any]) -> list[dict[str, Any]]:
-    """(mesh, plan, other meshes) → training against one process; going on from its checkpoint on the same mesh and others."""
+    """(mesh, plan, other meshes) → training against one process; going on from its checkpoint on that mesh and on others."""
     warnings.simplefilter("ignore")
     folder, jobs = argument
     whole, right = trained_alone()
