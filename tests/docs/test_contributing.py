@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.slow
 WHERE = r"In `(?P<path>[^`]+)`, (?P<side>above|below) `(?P<anchor>[^`]+)`|The new file `(?P<new>[^`]+)`"
 STEP = re.compile(rf"(?:{WHERE}):\n\n```python\n(?P<code>.*?)```", re.S)
 NEEDED = ("zbsolve", "profiler", "benchmarks", "tests", "examples", "pyproject.toml", "docs")
+PARTS = ("Add a schedule", "Add a kind of pass", "Add a feature to a step")
 PROFILE = ROOT / "benchmarks" / "profiles" / "measured-gpt-tiny-cpu.json"
 
 
@@ -64,42 +67,46 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str) -> str:
-    """What a command says, in the copy."""
+def run(folder: Path, *words: str, given: str = "") -> str:
+    """What a command says, in the copy. given: its standard input."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}  # many processes read its sources
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    how: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 200}
+    done = subprocess.run([sys.executable, *words], input=given, **how)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
-def said_by(folder: Path, part: str) -> list[str]:
-    """What the commands below the steps of a part of the page say, all of them run as they stand."""
-    found = []
-    pages = text_of("CONTRIBUTING.md").split(f"## {part}")[1].split("\n## ")[0]
-    for block in (one for one in blocks("CONTRIBUTING.md") if one.language == "sh" and one.text in pages):
-        for program, *words in commands(block):
-            found.append(run(folder, *(["-m", "zbsolve.cli"] if program == "zbsolve" else []), *words))
-    return found
+@pytest.fixture(scope="module")
+def said(copy: Path) -> dict[str, list[str]]:
+    """Part of the page → what the commands below its steps say, all of them run as they stand, by one process."""
+    shown = {}
+    for part in PARTS:
+        text = text_of("CONTRIBUTING.md").split(f"## {part}")[1].split("\n## ")[0]
+        those = [one for one in blocks("CONTRIBUTING.md") if one.language == "sh" and one.text in text]
+        shown[part] = [words for block in those for words in commands(block)]
+    given = json.dumps([words for part in PARTS for words in shown[part]])
+    told = iter(json.loads(run(copy, "-m", "tests.support.page_commands", given=given)))
+    return {part: [next(told) for _ in shown[part]] for part in PARTS}
 
 
-def test_the_schedule_is_known_solved_and_holds(copy: Path) -> None:
-    systems, solved, checked, tested = said_by(copy, "Add a schedule")
+def test_the_schedule_is_known_solved_and_holds(said: dict[str, list[str]]) -> None:
+    systems, solved, checked, tested = said["Add a schedule"]
     assert re.search(r"^eager-1f1b +single .* 7$", systems, re.M)
     assert "by eager-1f1b" in solved
     assert "eager.json: holds" in checked
     assert re.search(r"\d+ passed", tested)
 
 
-def test_the_kind_is_solved_drawn_and_run(copy: Path) -> None:
-    tested, _, checked, shown, ran = said_by(copy, "Add a kind of pass")
+def test_the_kind_is_solved_drawn_and_run(said: dict[str, list[str]]) -> None:
+    tested, _, checked, shown, ran = said["Add a kind of pass"]
     assert "1 passed" in tested
     assert re.search(r"loading.json: holds .*\n.*\nproven again: ", checked)
     assert "loading of the batch" in shown
     assert "check: right" in ran
 
 
-def test_the_feature_is_an_option_and_runs(copy: Path) -> None:
-    _, checked, ran, tested, _ = said_by(copy, "Add a feature to a step")
+def test_the_feature_is_an_option_and_runs(copy: Path, said: dict[str, list[str]]) -> None:
+    _, checked, ran, tested, _ = said["Add a feature to a step"]
     assert "loading.json: holds" in checked
     assert "check: right" in ran
     assert "2 passed" in tested

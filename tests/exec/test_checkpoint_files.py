@@ -10,7 +10,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from zbsolve import BadInput
-from zbsolve.exec.loop.checkpoint_files import Reader, kinds_of, related
+from zbsolve.exec.loop.checkpoint import kinds_of, related
+from zbsolve.exec.loop.checkpoint_files import Reader
 
 
 @pytest.fixture

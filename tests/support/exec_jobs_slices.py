@@ -283,9 +283,9 @@ def compared(case: Case, group: dict[str, Any], training: bool) -> str:
 MEMORIES: list[tuple[tuple[int, ...], str, bool, Any, Any, torch.dtype]] = [
     ((0, 1, 2, 3), "", False, "4,2,1,1", (), torch.float32),
     ((0, 1, 2, 3), "slimpipe", True, 4, (), torch.float32),
-    ((0, 1, 2, 3), "", True, 8, "all", torch.float32),
+    ((0, 1, 2, 3), "", True, 4, "all", torch.float32),
     ((0, 1, 2, 3, 3, 2, 1, 0), "", False, 4, (1, 4), torch.float32),
-    ((0, 1, 2, 3), "slimpipe", True, 8, (), torch.bfloat16),
+    ((0, 1, 2, 3), "slimpipe", True, 4, (), torch.bfloat16),
 ]
 
 

@@ -18,7 +18,7 @@ from zbsolve.exec.base.values import local
 
 from .exec_jobs_torch import Watching
 
-STEPS, LENGTH, WORDS = 4, 32, 2048
+STEPS, LENGTH, WORDS = 3, 16, 2048
 
 
 def trained(config: Any, chunked: bool) -> dict[str, Any]:

@@ -39,6 +39,7 @@ PROBLEMS = {
     "two": zbsolve.pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], microbatches=6, held_until_W=1, capacity=[6, 4, 2]),
 }
 SHAPE = Shape.gpt(1024, 8, 4, vocabulary=8192)
+EFFORT = 0.5
 PLACES = ("processes", "cluster")
 NO_CLUSTER = "dask.distributed is not installed (the extra `cluster`)"
 
@@ -166,11 +167,17 @@ def planned(file: Path, workers: Workers | None, **options: Any) -> bytes:
     return file.read_bytes()
 
 
+@pytest.fixture(scope="module")
+def planned_here(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return planned(tmp_path_factory.mktemp("here") / "plan.json", None, effort=EFFORT)
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_with_effort_a_plan_is_the_same_whoever_computes(places: Places, place: str, tmp_path: Path) -> None:
+def test_with_effort_a_plan_is_the_same_whoever_computes(
+    places: Places, place: str, tmp_path: Path, planned_here: bytes
+) -> None:
     """Also where a worker is killed in the middle."""
     killed: list[int] = []
-    alone = planned(tmp_path / "alone.json", None, effort=1.0)
     with places.solvers(place) as workers:
 
         def kill_one(line: str) -> None:
@@ -178,14 +185,14 @@ def test_with_effort_a_plan_is_the_same_whoever_computes(places: Places, place: 
                 killed.append(a_worker(workers))
                 os.kill(killed[0], signal.SIGKILL)
 
-        assert planned(tmp_path / "there.json", workers, effort=1.0, progress=kill_one) == alone
+        assert planned(tmp_path / "there.json", workers, effort=EFFORT, progress=kill_one) == planned_here
     assert killed
 
 
 def raced(workers: Workers | None) -> list[Any]:
     """What `solve_auto`, `frontier` and `run_suite` find, but for times."""
-    schedule, tried = zbsolve.solve_auto(equal_layers(), Step(2, 4, AUTO, memory=2000), effort=0.3, workers=workers)
-    curve = zbsolve.frontier(equal_layers(), Step(2, 4, "single"), points=4, effort=0.3, workers=workers)
+    schedule, tried = zbsolve.solve_auto(equal_layers(), Step(2, 4, AUTO, memory=2000), effort=0.15, workers=workers)
+    curve = zbsolve.frontier(equal_layers(), Step(2, 4, "single"), points=3, effort=0.15, workers=workers)
     report = run_suite("two", Settings(effort=0.1, repeats=2), problems=PROBLEMS, workers=workers)
     solved = [(one.name, one.digest, one.proof, one.solver, one.values, one.bounds) for one in report.results]
     assert all(min(*one.seconds, *one.yardstick) > 0 for one in report.results)
@@ -203,7 +210,7 @@ def raced_here() -> list[Any]:
 @pytest.mark.parametrize("place", PLACES)
 def test_with_effort_races_and_suites_are_the_same_whoever_computes(places: Places, place: str) -> None:
     """Also where there are more processes than cores."""
-    with places.solvers(place) if place == "cluster" else solvers_on(4) as workers:
+    with places.solvers(place) if place == "cluster" else solvers_on(3) as workers:
         assert raced(workers) == raced_here()
 
 
@@ -221,7 +228,7 @@ def test_seconds_and_ctrl_c_on_processes(places: Places, tmp_path: Path) -> None
         signal.raise_signal(signal.SIGINT)
 
     with places.solvers("processes") as workers:
-        assert planned(tmp_path / "plan.json", workers, seconds=2.0)
+        assert planned(tmp_path / "plan.json", workers, seconds=1.0)
         assert planned(tmp_path / "early.json", workers, seconds=600.0, progress=press)
     for name in ("plan", "early"):
         assert zbsolve.planner.check_plan(tmp_path / f"{name}.json").wrong == ()

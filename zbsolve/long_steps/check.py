@@ -31,7 +31,7 @@ import numpy as np
 
 from ..problem import Ints, Problem
 from ..util.errors import BadInput
-from ..util.kernels import kernel
+from ..util.loops import compiled
 from ..verifier import Violation
 from .repeated import RepeatedSchedule, counted, enough_copies, rank_lanes
 
@@ -44,10 +44,10 @@ def earliest_starts(one: Problem, few: int, order: Sequence[Ints]) -> Ints:
     first = np.searchsorted(e.after[rows], np.arange(len(one.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
     columns = e.before[rows], e.lag[rows], one.passes.duration, np.concatenate(order), ends
-    return _earliest(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    found: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    return found
 
 
-@kernel
 def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
     """`earliest_starts`: the ranks in turn, down and up again, each as far as what it waits for is known."""
     ranks, lanes = len(ends) - 1, len(duration)

@@ -18,7 +18,7 @@ from ..schedule import Certificate, Schedule
 from ..util.columns import packed, unpacked
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked, document_kind, read_one_of, write_document
-from ..util.kernels import kernel
+from ..util.loops import compiled
 from .repeated import RepeatedSchedule, Round, rank_lanes
 
 KIND = "rounds"
@@ -136,13 +136,12 @@ def as_json(long: RepeatedSchedule) -> dict[str, Any]:
 def as_text(row: Ints, words: Sequence[str]) -> str:
     """Indices into `words`, shape (n,), as a text that `from_text` reads again."""
     parts = []
-    for at, width, times in _parts(np.ascontiguousarray(row, np.int64), MAX_WIDTH).tolist():
+    for at, width, times in compiled(_parts)(np.ascontiguousarray(row, np.int64), MAX_WIDTH).tolist():
         part = " ".join(words[word] for word in row[at : at + width].tolist())
         parts.append(part if times == 1 else f"({part})*{times}" if width > 1 else f"{part}*{times}")
     return " ".join(parts)
 
 
-@kernel
 def _parts(row: Ints, widest: int) -> Ints:
     """Where each part of a row begins, how wide it is and how often it comes, shape (parts, 3): at each place the width, up
     to `widest`, that saves most words."""

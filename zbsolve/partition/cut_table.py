@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..util.kernels import kernel
+from ..util.loops import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -69,12 +69,11 @@ def cut_dp(
     for s in range(1, stages + 1):
         cube = np.ascontiguousarray(price(s), np.float64)
         more = np.zeros_like(cube) if second is None else np.ascontiguousarray(second(s), np.float64)
-        first, then, end, kind = step(first, then, cube, more, np.asarray(sizes, np.int64), maximum)
+        first, then, end, kind = compiled(step)(first, then, cube, more, np.asarray(sizes, np.int64), maximum)
         rows.append((first, end, kind))
     return CutTable(tuple(sizes), *(tuple(column) for column in zip(*rows, strict=True)))
 
 
-@kernel
 def step(first: Any, then: Any, price: Any, second: Any, sizes: Any, maximum: bool) -> Any:
     """One more stage in front. first, then: [d, k] of the stages behind; price, second: [size, a, b] of the new stage.
     Returns both for one stage more, and where the new stage ends and which size it has."""

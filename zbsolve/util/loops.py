@@ -17,12 +17,12 @@ def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
     it must return."""
     if max(map(len, columns)) < MANY_ROWS:
         return loop(*(column.tolist() for column in columns))
-    return _compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))
+    return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
 @cache
-def _compiled(loop: Callable[..., Any]) -> Any:
-    """The loop as a kernel. Numba takes half a second to load, which short commands have no use for."""
+def compiled(loop: Callable[..., Any]) -> Any:
+    """The loop as a kernel, when it is first called: numba takes long to load, which short commands have no use for."""
     from .kernels import kernel
 
     return kernel(loop)

@@ -1,4 +1,7 @@
-"""Checkpoints: weights, optimizers, the number of steps and random numbers, of all ranks, for any partition onto ranks."""
+"""Checkpoints: weights, optimizers, the number of steps and random numbers, of all ranks, for any partition onto ranks.
+
+Its files are `checkpoint_files`, loaded when one is made or read: torch.distributed.checkpoint takes as long as all else.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
 from ..backward.replay import random_state, set_random_state
 from ..base.values import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
-from .checkpoint_files import Entries, Names, entries_of, kinds_of, names_of, options_of, related, restore
 from .gradients import OnRank, together_on_mesh
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 WHAT = "checkpoint"
 MODEL, LOOP = "model", "loop"
+Names = Mapping[nn.Parameter, list[str]]  # a parameter that is tied has several
+Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
 
 
 def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
@@ -276,3 +280,62 @@ def _loops(reader: Reader) -> list[dict[str, Any]]:
     bodies = {name: reader.empty(name, cpu) for name in names if name in reader.names}
     reader.into(bodies)
     return [from_tensor(body) for body in bodies.values()]
+
+
+def kinds_of(state_holder: Any) -> list[str]:
+    """The names of an object's class and of those that it derives from, its own first. An optimizer that wraps another one
+    and has its state (`PostValidated`) is of the inner one's kinds."""
+    inner = getattr(state_holder, "optimizer", None)
+    if isinstance(state_holder, Optimizer) and isinstance(inner, Optimizer):
+        return kinds_of(inner)
+    return [one.__name__ for one in type(state_holder).__mro__ if one is not object]
+
+
+def related(mine: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Does one of two classes, given by `kinds_of`, derive from the other? Then one's state serves the other."""
+    return mine[0] in theirs or theirs[0] in mine
+
+
+def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Parameter → its names in the whole model."""
+    found: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(parameter, []).append(name)
+    return found
+
+
+def entries_of(optimizer: Optimizer, names: Names) -> Entries:
+    """The state of each parameter, under all its names."""
+    found: Entries = {}
+    for parameter, name in ((p, name) for p, known in names.items() for name in known):
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            found[name, entry] = value
+    return found
+
+
+def options_of(optimizer: Optimizer, names: Names) -> dict[str, dict[str, Any]]:
+    """Parameter's name → the options of its group (learning rate, …)."""
+    return {
+        name: {option: value for option, value in group.items() if option != "params"}
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for name in names.get(parameter, ())
+    }
+
+
+def restore(optimizer: Optimizer, names: Names, entries: Entries, options: Mapping[str, dict[str, Any]]) -> None:
+    """Give `optimizer` the state of its parameters. A group takes the options of its first parameter."""
+    groups, number = [], 0
+    for group in optimizer.param_groups:
+        known = [names[parameter][0] for parameter in group["params"] if parameter in names]
+        own = {option: value for option, value in group.items() if option != "params"}
+        count = len(group["params"])
+        groups.append((options.get(known[0], own) if known else own) | {"params": list(range(number, number + count))})
+        number += count
+    optimizer.load_state_dict({"state": {}, "param_groups": groups})
+    by_name: dict[str, dict[str, Any]] = {}
+    for (name, entry), value in entries.items():
+        by_name.setdefault(name, {})[entry] = value.clone() if isinstance(value, Tensor) else value
+    for parameter, (name, *_) in names.items():  # load_state_dict would give it the type of its parameter
+        if name in by_name:
+            optimizer.state[parameter] = by_name[name]
