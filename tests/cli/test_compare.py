@@ -115,7 +115,9 @@ def test_what_cannot_be_is_listed_with_its_reason(folder: Path, capsys: pytest.C
     ("words", "said"),
     [
         (["compare", "1f1b"], "compare: 1f1b: a name, not a file"),
-        (["compare", "nothing.json", "nowhere.csv"], "nothing.json: no such file; nowhere.csv: no such file\n"),
+        (["compare", "nothing.json", "nowhere.csv"], "zbsolve compare: nothing.json: no such file\n"),
+        (["compare", "solved.json", "nowhere.csv"], "zbsolve compare: nowhere.csv: no such file\n"),
+        (["compare", "solved.json", "profile.json"], "--profile names one that says times"),
         (["compare", "solved.json", "mine.txt", "-o", "x.gif"], "x.gif: unknown ending; one of .html .svg"),
         (["compare", "solved.json", "solved.json", "--baseline", "a", "b"], "--baseline is for a run"),
         (["compare", "solved.json", "solved.json", "--within", "1%"], "--within is for two profiles"),
