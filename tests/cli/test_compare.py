@@ -83,7 +83,7 @@ def test_a_files_order_is_timed_by_the_profile(folder: Path, capsys: pytest.Capt
     assert main(["compare", "s.json", "t.json"]) == 0
     said = capsys.readouterr().out
     assert "t.json has other times than s.json: " in said
-    assert "0F0 12.00 ms in place of 6,000 µs" in said
+    assert "0F0 12.00 ms in place of 6.00 ms" in said
     assert "less time than" not in said
     body = compared(capsys, "compare", "s.json", "t.json", "--profile", "old.json")
     assert [row["value"] for row in body["schedules"]] == [old, old]
@@ -115,7 +115,9 @@ def test_what_cannot_be_is_listed_with_its_reason(folder: Path, capsys: pytest.C
     ("words", "said"),
     [
         (["compare", "1f1b"], "compare: 1f1b: a name, not a file"),
-        (["compare", "nothing.json", "nowhere.csv"], "nothing.json: no such file; nowhere.csv: no such file\n"),
+        (["compare", "nothing.json", "nowhere.csv"], "zbsolve compare: nothing.json: no such file\n"),
+        (["compare", "solved.json", "nowhere.csv"], "zbsolve compare: nowhere.csv: no such file\n"),
+        (["compare", "solved.json", "profile.json"], "--profile names one that says times"),
         (["compare", "solved.json", "mine.txt", "-o", "x.gif"], "x.gif: unknown ending; one of .html .svg"),
         (["compare", "solved.json", "solved.json", "--baseline", "a", "b"], "--baseline is for a run"),
         (["compare", "solved.json", "solved.json", "--within", "1%"], "--within is for two profiles"),

@@ -22,12 +22,17 @@ from ..support.exec_tools import a_problem, random_schedule
 
 pytestmark = pytest.mark.slow
 
-TWO, THREE = ["adam", "nadam"], ["momentum"]
+TWO, THREE = ["adam", "several"], ["momentum"]
 
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    return jobs_on(2, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": TWO, "norms": None}, timeout=100)
+    return jobs_on(
+        2,
+        "tests.support.exec_jobs_optimizer",
+        {"as_with_a_barrier": TWO, "norms": None, "several_inside": None},
+        timeout=100,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,17 @@ def test_the_norm_counts_each_parameter_once(two: dict[str, list[Any]]) -> None:
         assert rank["norm"] == pytest.approx(rank["right"], rel=1e-6)
         assert rank["clipped"]
         assert rank["copies"] == pytest.approx(3, rel=0.01)
+
+
+def test_several_optimizers_update_inside_a_step(two: dict[str, list[Any]]) -> None:
+    """Picked by the names that parameters have in the whole model, as one process does."""
+    for rank in two["several_inside"]:
+        assert rank["named"]
+        assert rank["away"] <= 1e-12
+        assert "a parameter is in two of the optimizers" in rank["twice"]
+        assert "PostValidated: a torch optimizer or a list of them is needed, not " in rank["none"]
+        assert rank["first"] == ""
+        assert "this pipeline has one; give it several optimizers as a list" in rank["second"]
 
 
 def test_gradients_that_are_gone_too_early_are_an_error() -> None:

@@ -10,6 +10,7 @@ from zbsolve.partition.by_name import NAMES, partition_by_name, partitioned
 from zbsolve.search.auto import Tried
 from zbsolve.search.state import State
 from zbsolve.show.profile_report import partitions_as_text, stages_as_text
+from zbsolve.show.profile_rows import Units
 from zbsolve.show.search_text import state_as_text, tried_as_text
 from zbsolve.util.clock import Clock
 
@@ -52,13 +53,18 @@ def test_partitions_and_their_stages() -> None:
     profile = equal_layers(5)
     costs = Step(2, 4).costs(profile)
     found = [partitioned(costs, name, partition_by_name(costs, name)) for name in NAMES]
-    head, *rows = partitions_as_text(costs, found, "estimated: by hand").splitlines()
+    head, *rows = partitions_as_text(costs, found, source="estimated: by hand").splitlines()
     assert "busiest rank µs" in head
     assert [row.split()[0] for row in rows[: len(NAMES)]] == list(NAMES)
     assert rows[0].split()[1] == "90.0"  # three layers of 10 + 12 + 8, of five on two ranks
     assert rows[-1] == "times are estimated: by hand, not measured"
+    large = partitions_as_text(costs, found, Units("ms", "KiB")).splitlines()
+    assert large[0].split()[:7] == ["partition", "busiest", "rank", "ms", "against", "equal", "most"]
+    assert large[1].split()[1] == "0.0900"
+    assert large[1].split()[3] == f"{max(found[0].need) / 1024:.3f}"
+    assert large[len(NAMES) + 1].startswith("ms: of one microbatch; KiB: with parameters")
     tight = partitions_as_text(replace(costs, limit=(1, 1)), found)
-    assert "!: more than the 1 bytes that a rank has" in tight
+    assert "!: more than the 1 B that a rank has" in tight
     assert "not measured" not in tight
     stages = stages_as_text(costs, found[0]).splitlines()
     assert stages[0] == f"{found[0].name}:"

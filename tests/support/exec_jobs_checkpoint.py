@@ -52,7 +52,7 @@ class Loop:
         inside = kind == "inside"
         model = UNTIED if inside else MODEL
         schedule: Schedule = random_schedule(with_updates(problem, 5, every=2, delay=1) if inside else problem, 3)
-        update = (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)) if inside else None
+        update = (lambda p: [torch.optim.SGD(p[1:], 0.1, momentum=0.9), torch.optim.Adam(p[:1], 0.1)]) if inside else None
         self.runner = Pipeline(
             partial(layers, model=model), schedule, loss=MODEL.loss, tied=model.tied, seed=seed, timeout=20, update=update
         )
@@ -64,7 +64,7 @@ class Loop:
         groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
         optimizer: torch.optim.Optimizer
         if kind == "validated":
-            optimizer = PostValidated(self.runner, torch.optim.AdamW(groups, 0.01), max_norm=1.0)
+            optimizer = PostValidated(self.runner, [torch.optim.AdamW([g], 0.01) for g in groups], max_norm=1.0)
         else:
             optimizer = torch.optim.NAdam(groups, 0.01)
         rates = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, AT + 1, AT + 1], 0.5)  # its milestones are a Counter

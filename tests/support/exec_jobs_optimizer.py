@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zbsolve import Schedule, pipeline
+from zbsolve.build import with_updates
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.exec.updates import as_one
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
 
 from .exec_tools import a_problem, random_schedule, refusal, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
+
+
+def _several(named: Iterable[tuple[str, nn.Parameter]]) -> list[torch.optim.Optimizer]:
+    """Adam for what is called a weight or has two dimensions, SGD for the rest; each with something to train."""
+    parts: list[list[nn.Parameter]] = [[], []]
+    for name, parameter in named:
+        parts[not name.endswith(("weight", "2"))].append(parameter)
+    made = partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    return [optimizer(own) for optimizer, own in zip(made, parts, strict=True) if own]
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -30,6 +43,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "several": lambda p: as_one(_several([(str(one.dim()), one) for one in p]), "test"),
 }
 
 EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.97)
@@ -248,6 +262,43 @@ def misused(rank: int, _: None) -> str:
     except RunFailed as error:
         return str(error)
     return ""
+
+
+def several_inside(rank: int, _: None) -> dict[str, Any]:
+    """Passes U of several optimizers, picked by names; and what is refused. How far weights are from one process's."""
+    problem = with_updates(a_problem((0, 1), 2, layers=4), 5, every=2, delay=1)
+    layers = split_layers(4, 1)[0]
+    given: list[Any] = []
+
+    def build_double(numbers: list[int]) -> list[nn.Module]:
+        return [nn.Sequential(*[one.double() for one in layer(i)][::2]) for i in numbers]  # (no batch norm)
+
+    def update(parameters: Any) -> list[torch.optim.Optimizer]:
+        given.extend(parameters.names)
+        return _several(zip(parameters.names, parameters, strict=True))
+
+    runner = Pipeline(build_double, random_schedule(problem, 2), loss=nn.functional.mse_loss, timeout=20, update=update)
+    alone = build_double(list(range(layers)))
+    optimizers = _several(nn.ModuleList(alone).named_parameters())
+    for step in range(3):
+        x, y = (one.double() for one in batch(runner.schedule, step))
+        runner.step(x, y)
+        for a, b in zip(x.chunk(2), y.chunk(2), strict=True):
+            (nn.functional.mse_loss(nn.Sequential(*alone)(a), b) / 2).backward()  # type: ignore[no-untyped-call]
+        for one in optimizers:
+            one.step()
+            one.zero_grad()
+    right, mine = dict(nn.ModuleList(alone).named_parameters()), dict(runner.named_parameters())
+    wrong = Pipeline(build, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
+    sgd = torch.optim.SGD(wrong.parameters(), 0.1)
+    return {
+        "named": sorted(given) == sorted(mine),
+        "away": max(float((p - right[name]).detach().abs().max()) for name, p in mine.items()),
+        "twice": refusal(lambda: PostValidated(wrong, [sgd, torch.optim.Adam(wrong.parameters())])),
+        "none": refusal(lambda: PostValidated(wrong, [sgd, 5])),  # type: ignore[list-item]
+        "first": refusal(lambda: PostValidated(wrong, [sgd])),
+        "second": refusal(lambda: PostValidated(wrong, sgd)),
+    }
 
 
 def an_optimizer(rank: int, _: None) -> dict[str, Any]:

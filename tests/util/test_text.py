@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zbsolve.util.text import aligned, counted, exact_bytes, format_bytes, format_gap, format_time, printable
+from zbsolve.util.text import aligned, counted, exact_bytes, format_bytes, format_gap, format_time, format_times, printable
 
 
 def test_columns_stand_left_or_right_two_blanks_apart() -> None:
@@ -20,6 +20,12 @@ def test_columns_stand_left_or_right_two_blanks_apart() -> None:
 )
 def test_times(us: float, text: str) -> None:
     assert format_time(us) == text
+
+
+def test_times_side_by_side_have_the_unit_of_the_largest() -> None:
+    assert format_times(8_172, 62_460, 0) == ["8.17 ms", "62.46 ms", "0.00 ms"]
+    assert format_times(9_999, 1) == ["9,999 µs", "1 µs"]
+    assert format_times(1e7, 12_345) == ["10.00 s", "0.01 s"]
 
 
 def test_bytes() -> None:

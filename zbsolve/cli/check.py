@@ -123,14 +123,15 @@ def _check_plan(options: argparse.Namespace) -> int:
 def _plan_lines(name: str, found: CheckedPlan) -> list[str]:
     """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
     from ..show.sentences import verdict
-    from ..util.text import format_gap, format_time
+    from ..util.text import format_gap, format_times
 
     if found.wrong:
         return [f"{name}: {line}" for line in found.wrong]
     gap, passes = 1 - found.bound / found.step, len(found.schedule.problem.passes)
+    step, bound = format_times(found.step, found.bound)
     lines = [
         f"{name}: holds: the schedule ({passes} passes), and the bounds of all {found.layouts:,} layouts",
-        f"step {format_time(found.step)}, bound over the space {format_time(found.bound)} (gap {format_gap(gap)})",
+        f"step {step}, bound over the space {bound} (gap {format_gap(gap)})",
     ]
     own = found.schedule.certificate
     if own is None:

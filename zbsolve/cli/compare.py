@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..util.errors import BadInput, ZbsolveError
+from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
 from .tools import print_json, profile_from, run_of, tell_other_model
@@ -48,7 +48,7 @@ def command(options: argparse.Namespace) -> int:
     """Where a measured step differs from the predicted one; what schedules take and hold; how a profile changed."""
     kinds = [document_kind(path) for path in options.what]
     if "profile" in kinds:
-        return _profiles(options)
+        return _profiles(options, kinds)
     if options.within is not None:
         raise BadInput("--within is for two profiles")
     run = None if options.noise else _run(options.what)
@@ -59,13 +59,13 @@ def command(options: argparse.Namespace) -> int:
     return _side_by_side(options)
 
 
-def _profiles(options: argparse.Namespace) -> int:
+def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
     """What changed from one profile to another."""
     from ..profile.changes import drift
     from ..profile.profile import Profile
     from ..show.run_text import drift_as_text
 
-    if len(options.what) != 2:
+    if len(kinds) != 2 or not {"profile", "plan"}.issuperset(kinds):
         raise BadInput("two profiles are compared, and nothing else with them; --profile names one that says times")
     if options.output is not None:
         raise BadInput("-o: nothing is drawn of two profiles")
@@ -111,6 +111,8 @@ def _side_by_side(options: argparse.Namespace) -> int:
     for path in options.what:
         try:
             named.append((path, _schedule(path, profile)))
+        except CannotRead:
+            raise
         except ZbsolveError as error:
             absent.append((path, str(error).removeprefix(f"{path}: ")))
     result = compare_schedules(named, absent)

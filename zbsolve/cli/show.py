@@ -118,7 +118,9 @@ def _profile(options: argparse.Namespace) -> int:
     """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
     from ..partition.by_name import named_partitions
     from ..profile.profile import Profile
+    from ..show.profile_meaning import stages
     from ..show.profile_report import partitions_as_text, profile_as_page, profile_as_text, stages_as_text
+    from ..show.profile_rows import units_of
     from ..step import Step
     from ..util.files import write_text
 
@@ -142,8 +144,8 @@ def _profile(options: argparse.Namespace) -> int:
         rows = [asdict(one) for one in found]
         print_json({"source": profile.source, "microbatches": microbatches, "limit": limit, "partitions": rows})
         return 0
-    alpa = next(one for one in found if one.name == "alpa")
-    print(partitions_as_text(costs, found, profile.source), stages_as_text(costs, alpa), sep="\n", end="")
+    alpa, units = next(one for one in found if one.name == "alpa"), units_of(profile, stages(profile, ranks))
+    print(partitions_as_text(costs, found, units, profile.source), stages_as_text(costs, alpa, units), sep="\n", end="")
     return 0
 
 
@@ -182,12 +184,12 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
     """How long the step of a plan is, whose pipeline alone the schedule is. Raises BadInput."""
     from ..planner.plan_file import PlanForm
     from ..util.files import checked
-    from ..util.text import format_time
+    from ..util.text import format_times
 
     form = checked(body, PlanForm, path)
     if not (isfinite(form.step) and isfinite(form.bound)):
         raise BadInput(f"{path}: fields 'step' and 'bound' are {form.step} and {form.bound}; finite numbers are needed")
-    behind, step, bound = (format_time(one) for one in (form.step - schedule.timeline().makespan, form.step, form.bound))
+    behind, step, bound = format_times(form.step - schedule.timeline().makespan, form.step, form.bound)
     return (
         f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {step}; no layout's "
         f"takes less than {bound}, as the file says (check proves it, -o x.html draws the space)\n"

@@ -71,7 +71,8 @@ class Pipeline:
     replicas: for data parallelism, the process group of the ranks with the same stages in all pipelines, in one order
         everywhere. `.grad` becomes the mean over them. Optimizers wait for that before they step; call `wait_gradients`
         before reading gradients otherwise. Losses, times and memory are this pipeline's.
-    update: for a schedule with passes U: makes a torch optimizer of a stage's parameters. `step` then updates by itself, and
+    update: for a schedule with passes U: makes a torch optimizer of a stage's parameters, or a list of them; the names that
+        they have in the whole model are in `names` of what it is given. `step` then updates by itself, and
         leaves no gradients.
     split: how the backward is split: "layers" queue their weight gradients, and the rest of a backward is B; the "graph" of
         each layer splits any operation, also compiled by "inductor"; "auto" measures both at a block's first forward (see
@@ -220,6 +221,8 @@ class Pipeline:
         for part in self.parts:
             if part.no_ahead:
                 raise BadInput(f"PostValidated: {part.no_ahead}")
+        if self._runner.ahead is not None:
+            raise BadInput("PostValidated: this pipeline has one; give it several optimizers as a list")
         if self.device.type == "cuda":
             raise BadInput(
                 "PostValidated: a GPU's host would wait for the norm of the gradients: use a plain optimizer there"

@@ -6,12 +6,14 @@ works on parameters of its own. So it changes nothing that a microbatch still ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..models.model import Place
 from ..problem import Problem
@@ -39,8 +41,11 @@ class Updates(Part):
     @classmethod
     def of(cls, c: Connecting) -> Updates | None:
         """The part of a rank; None where nobody gave what makes optimizers."""
-        update = c.given.update
-        return None if update is None else cls({s: WeightVersions(one.parameters(), update) for s, one in c.stages.items()})
+        update, names = c.given.update, {p: name for name, p in c.own.module.named_parameters()}
+        if update is None:
+            return None
+        named = {s: NamedParameters((names.get(p, ""), p) for p in one.parameters()) for s, one in c.stages.items()}
+        return cls({s: WeightVersions(parameters, update) for s, parameters in named.items()})
 
     def around(self, kind: str, run: Run) -> Run:
         """While a pass runs that uses weights, the layers show its version of them."""
@@ -77,13 +82,14 @@ class Updates(Part):
 
 
 class WeightVersions:
-    """The versions of one stage's weights. parameters: those of its layers that are trained. update: makes a torch optimizer
-    of parameters. kept: version → its tensors, from the update that made it to the last pass that uses it."""
+    """The versions of one stage's weights. parameters: those of its layers that are trained. update: makes an optimizer
+    (or several) of them. kept: version → its tensors, from the update that made it to the last pass that uses it."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], update: Update) -> None:
-        self.parameters = list(parameters)
-        self.newest = [nn.Parameter(p.data) for p in self.parameters]  # (detach would share its count of changes)
-        self.optimizer = update(self.newest) if self.newest else None
+    def __init__(self, parameters: NamedParameters, update: Update) -> None:
+        self.parameters = parameters
+        newest = (nn.Parameter(p.data) for p in parameters)  # (detach would share its count of changes)
+        self.newest = NamedParameters(zip(parameters.names, newest, strict=True))
+        self.optimizer = as_one(update(self.newest), "update") if self.newest else None
         self.kept: dict[int, list[Tensor]] = {}
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._shown: tuple[int, int] | None = None
@@ -139,6 +145,91 @@ class WeightVersions:
         if self._shown is not None:
             self._gradients[self._shown[1]] = [p.grad for p in self.parameters]
             self._shown = None
+
+
+OptimizerState = dict[str, Any]
+
+
+class NamedParameters(list[nn.Parameter]):
+    """Parameters for an optimizer. names: what each is called in the whole model."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        rows = list(named)
+        super().__init__(parameter for _, parameter in rows)
+        self.names = [name for name, _ in rows]
+
+
+def as_one(made: Any, where: str) -> Optimizer:
+    """An optimizer, or a list of them as one. Raises BadInput for anything else, and for a parameter in two of them."""
+    if isinstance(made, Optimizer):
+        return made
+    several = list(made) if isinstance(made, list | tuple) else []
+    if not several or not all(isinstance(one, Optimizer) for one in several):
+        raise BadInput(f"{where}: a torch optimizer or a list of them is needed, not {str(made)[:60]!r}")
+    return Joined(several, where)
+
+
+class Joined(Optimizer):
+    """Optimizers of other parameters each. They step in turn; groups and state are theirs."""
+
+    def __init__(self, optimizers: Iterable[Optimizer], where: str) -> None:
+        self.optimizers = list(optimizers)
+        self.defaults: OptimizerState = {}
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if len(set(parameters)) < len(parameters):
+            raise BadInput(f"{where}: a parameter is in two of the optimizers")
+        self.__setstate__({})  # the hooks that every optimizer has
+
+    @property
+    def param_groups(self) -> list[OptimizerState]:  # type: ignore[override]
+        """Of all optimizers in turn."""
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> MutableMapping[nn.Parameter, OptimizerState]:  # type: ignore[override]
+        """Of all optimizers' parameters."""
+        return _States(self.optimizers)
+
+    def __setstate__(self, state: OptimizerState) -> None:
+        """Groups and state, as `load_state_dict` makes them, go to the optimizers that they are of."""
+        groups = iter(state.pop("param_groups", ()))
+        of_parameters = state.pop("state", None)
+        super().__setstate__(state)
+        for one in self.optimizers if of_parameters is not None else ():
+            mine = [next(groups) for _ in one.param_groups]
+            own = {p: of_parameters[p] for group in mine for p in group["params"] if p in of_parameters}
+            one.__setstate__({"state": defaultdict(dict, own), "param_groups": mine})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """A step of each."""
+        for one in self.optimizers:
+            one.step()
+
+
+class _States(MutableMapping[nn.Parameter, OptimizerState]):
+    """The state of several optimizers: each parameter's is in its own one."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        groups = [(one.state, group) for one in optimizers for group in one.param_groups]
+        self._of: dict[nn.Parameter, Any] = {p: state for state, group in groups for p in group["params"]}
+
+    def __getitem__(self, parameter: nn.Parameter) -> OptimizerState:
+        if parameter not in self._of or parameter not in self._of[parameter]:  # (a defaultdict would make it)
+            raise KeyError(parameter)
+        found: OptimizerState = self._of[parameter][parameter]
+        return found
+
+    def __setitem__(self, parameter: nn.Parameter, value: OptimizerState) -> None:
+        self._of[parameter][parameter] = value
+
+    def __delitem__(self, parameter: nn.Parameter) -> None:
+        del self._of[parameter][parameter]
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return (parameter for parameter, state in self._of.items() if parameter in state)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def check_groups(problem: Problem) -> None:

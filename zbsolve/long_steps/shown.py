@@ -16,14 +16,15 @@ from .repeated import RepeatedSchedule, rank_lanes
 
 def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
     """All passes, where they may be taken one by one; else as few rounds as leave every pass its time in the whole step, but
-    for the time of the rounds that are left out. Its source says what is shown. Raises BadInput for a schedule that does not
-    hold."""
+    for the time of the rounds that are left out. Its source says what is shown, and its certificate is the whole step's.
+    Raises BadInput for a schedule that does not hold."""
     if long.passes <= MAX_UNROLLED:
         return long.unrolled()
     start = checked_starts(long)
     part = next(filter(None, (_with_copies(long, copies, start) for copies in range(1, long.round.copies + 1))))
     check_unrolled(part, where)
-    return part.sample()
+    shown, whole = part.sample(), long.certificate
+    return shown if whole is None else shown.certified(replace(whole, objective=f"the whole step's {whole.objective}"))
 
 
 def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSchedule | None:

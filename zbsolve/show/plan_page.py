@@ -15,7 +15,7 @@ from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
 from ..tables import Ints
 from ..util.text import format_gap, format_time, printable
 from .pages import packed, render
-from .plan_text import bound_line, honest_line, lost_share, share_or_dash, space_lines, unit_of
+from .plan_text import bound_line, honest_line, lost_share, share_or_dash, space_lines, steps_and_bounds, unit_of
 
 WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}
 MOST_SOLVED = 60  # layouts in the table of those that were solved
@@ -57,13 +57,13 @@ def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     """A header and the layouts that were solved, the best first."""
     head = ("layout", "step", "above the best", "bound", "MFU", f"{unit_of(space.shape)}/s a device")
     rows = sorted(space.solved.items(), key=lambda one: one[1])[:MOST_SOLVED]
-    return [head, *(_solved_row(space, row, step) for row, step in rows)]
+    times = steps_and_bounds([(step, min(float(space.bounds.step[row]), step)) for row, step in rows])
+    return [head, *(_solved_row(space, *row, *both) for row, both in zip(rows, times, strict=True))]
 
 
-def _solved_row(space: SolvedSpace, row: int, step: float) -> tuple[str, ...]:
-    above, bound = step / space.value - 1, min(float(space.bounds.step[row]), step)
+def _solved_row(space: SolvedSpace, row: int, step: float, shown: str, bound: str) -> tuple[str, ...]:
     rates = (share_or_dash(space.mfu(step)), f"{space.tokens(step):,.0f}")
-    return (space.bounds.layout.row(row).title, format_time(step), f"{above:.2%}", format_time(bound), *rates)
+    return (space.bounds.layout.row(row).title, shown, f"{step / space.value - 1:.2%}", bound, *rates)
 
 
 def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from ..planner.costs.layer_costs import Model
 from ..planner.layout import FIELDS
 from ..planner.plan_file import NEAR, Plan
 from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
-from ..util.text import aligned, format_bytes, format_gap, format_time, in_one_unit, printable
+from ..util.text import aligned, format_bytes, format_gap, format_time, format_times, in_one_unit, printable
 
 MOST_ROWS = 12
 WIDE_GAP = 0.2  # beyond, the first line says it too
@@ -52,7 +52,8 @@ def _near(plan: Plan) -> Iterator[str]:
     wide = f"; a step shorter by up to {format_gap(plan.gap)} is not excluded" if plan.gap > WIDE_GAP else ""
     yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these{wide}"
     head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble", "bound", "by")
-    rows = [head, *(_row(plan, one) for one in shown)]
+    times = steps_and_bounds([(one.value, float(plan.bounds.step[plan.number(one)])) for one in shown])
+    rows = [head, *(_row(plan, one, *both) for one, both in zip(shown, times, strict=True))]
     yield from aligned(rows, left=(0, -1))
     yield f"memory: of the fullest rank, of {format_bytes(plan.memory)}: {', '.join(plan.best.memory())}"
     if plan.mfu(plan.best) is not None:
@@ -60,8 +61,8 @@ def _near(plan: Plan) -> Iterator[str]:
     yield "bound: no partition of that layout's layers and no schedule takes less; by: what says so"
 
 
-def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
-    sizes, row = one.memory().values(), plan.number(one)
+def _row(plan: Plan, one: Candidate, step: str, bound: str) -> tuple[str, ...]:
+    sizes = one.memory().values()
     unit, (total, *parts) = in_one_unit([sum(sizes), *sizes])
     bubble = one.schedule.timeline().bubble_rate
     rates = (
@@ -70,36 +71,40 @@ def _row(plan: Plan, one: Candidate) -> tuple[str, ...]:
         f"{total} = {' + '.join(parts)} {unit}",
         f"{bubble:.1%}",
     )
-    bound = format_time(float(plan.bounds.step[row])), RULES[plan.bounds.rule[row]]
-    return (one.layout.title, format_time(one.value), *rates, *bound)
+    return (one.layout.title, step, *rates, bound, RULES[plan.bounds.rule[plan.number(one)]])
 
 
 def _best(plan: Plan) -> Iterator[str]:
     best = plan.best
     yield f"best: {best.layout.title}"
-    yield f"behind its last compute pass: {_exposed(best, plan.cluster)}update and constant {format_time(best.behind)}"
+    yield f"behind its last compute pass: {_behind(best, plan.cluster)}"
     yield bound_line(plan.space)
 
 
-def _exposed(best: Candidate, cluster: Cluster) -> str:
+def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str]]:
+    """A table's columns of steps and bounds, all in one unit."""
+    shown = format_times(*(time for row in rows for time in row))
+    return list(zip(shown[::2], shown[1::2], strict=True))
+
+
+def _behind(best: Candidate, cluster: Cluster) -> str:
     """How much of the exchange of gradients (and of gathers) nothing hides, of how much, and what contention it is counted
-    with."""
+    with; then what else comes behind."""
     problem = best.schedule.problem
     rows = problem.rows("C", "RS")
     if not len(rows):
-        return ""
+        return f"update and constant {format_time(best.behind)}"
     busiest = int(np.bincount(problem.passes.rank[rows], problem.passes.duration[rows]).max())
     source = "assumed" if cluster.contention == CONTENTION else "as the cluster says"
     longer = f", {cluster.contention:g} times as long as without messages beside it ({source})" if best.layout.pp > 1 else ""
-    return f"exchange of gradients {format_time(best.exposed)} (of {format_time(busiest)} of a rank{longer}), "
+    exposed, all_of_it, behind = format_times(best.exposed, busiest, best.behind)
+    return f"exchange of gradients {exposed} (of {all_of_it} of a rank{longer}), update and constant {behind}"
 
 
 def bound_line(space: SolvedSpace) -> str:
     """The step, the bound of the space, and whose it is."""
-    return (
-        f"step {format_time(space.value)}, proven bound over the space {format_time(space.bound)} "
-        f"(gap {format_gap(space.gap)}): {space.bound_by}"
-    )
+    step, bound = format_times(space.value, space.bound)
+    return f"step {step}, proven bound over the space {bound} (gap {format_gap(space.gap)}): {space.bound_by}"
 
 
 def _lost(plan: Plan) -> Iterator[str]:
@@ -137,7 +142,9 @@ def honest_line(model: Model, cluster: Cluster) -> str:
 def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
     """A line a change, and which link limits where links were asked about."""
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
-    rows = [head, *(_answer_row(before, one) for one in answers if one.plan)]
+    found = [one for one in answers if one.plan]
+    times = steps_and_bounds([(one.plan.best.value, one.bound) for one in found if one.plan])
+    rows = [head, *(_answer_row(before, one, both) for one, both in zip(found, times, strict=True))]
     lines = aligned(rows, left=(0, -1)) if len(rows) > 1 else []
     lines += [PROVEN] if lines else []
     lines += [f"{one.change}: {printable(one.reason)}" for one in answers if not one.plan]
@@ -152,10 +159,10 @@ def what_if_as_json(before: Plan, answers: Sequence[Answer]) -> list[dict[str, A
 def front_as_text(front: PlanFront) -> str:
     """A line a point, as of a frontier, and what is not on the Pareto front."""
     head = (front.over, "needed", "step", "bound", "gap", "layout")
-    rows = [head]
-    for at, point, efficient in zip(front.at, front.points, front.efficient, strict=True):
+    rows, times = [head], steps_and_bounds([(point.value, point.bound) for point in front.points])
+    for at, point, efficient, both in zip(front.at, front.points, front.efficient, times, strict=True):
         where = format_bytes(at) if front.over == "memory" else f"{at:,}"
-        numbers = (format_bytes(point.peak), format_time(point.value), format_time(point.bound), format_gap(point.gap))
+        numbers = (format_bytes(point.peak), *both, format_gap(point.gap))
         rows.append((where, *numbers, point.choice if efficient else f"no shorter than with less: {point.choice}"))
     lines = [f"the front of step over {front.over}", *(aligned(rows, left=(-1,)) if front.points else [])]
     for at, why in front.missing:
@@ -163,12 +170,11 @@ def front_as_text(front: PlanFront) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _answer_row(before: Plan, one: Answer) -> tuple[str, ...]:
+def _answer_row(before: Plan, one: Answer, times: tuple[str, str]) -> tuple[str, ...]:
     assert one.plan is not None
     best, (low, high) = one.plan.best, _proven(before, one)
-    times = (format_time(best.value), format_time(one.bound), format_gap(one.gap))
     shares = f"{best.value / before.best.value - 1:+.1%}", f"{low:+.1%} to {high:+.1%}"
-    return (one.change, *times, *shares, best.layout.title)
+    return (one.change, *times, format_gap(one.gap), *shares, best.layout.title)
 
 
 def _proven(before: Plan, one: Answer) -> tuple[float, float]:

@@ -12,7 +12,18 @@ from ..profile.profile import Profile
 from ..util.text import aligned, counted, printable, times_note
 from .pages import render
 from .profile_meaning import meaning, stages
-from .profile_rows import further_rows, layer_rows, link_rows, overheads_line, picture, ratio_line, stage_rows, units_of
+from .profile_rows import (
+    IN_FULL,
+    Units,
+    further_rows,
+    layer_rows,
+    link_rows,
+    overheads_line,
+    picture,
+    ratio_line,
+    stage_rows,
+    units_of,
+)
 from .sentences import host_lines
 
 
@@ -75,41 +86,44 @@ def _facts(profile: Profile) -> str:
     return facts
 
 
-def partitions_as_text(costs: StageCosts, found: Sequence[Partitioned], source: str = "measured") -> str:
+def partitions_as_text(
+    costs: StageCosts, found: Sequence[Partitioned], units: Units = IN_FULL, source: str = "measured"
+) -> str:
     """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
     the times come from."""
     busiest = [float((costs.shares @ one.times).max()) for one in found]
     base = next(work for one, work in zip(found, busiest, strict=True) if one.name == "equal")
-    rows = [("partition", "busiest rank µs", "against equal", "most bytes", "  layers a stage")]
+    rows = [("partition", f"busiest rank {units.time}", "against equal", f"most {units.size}", "  layers a stage")]
     for one, work in zip(found, busiest, strict=True):
         rows.append(
             (
                 one.name,
-                f"{work:,.1f}",
+                units.of_time(work),
                 f"{work / base - 1:+.2%}" if base else "–",
-                f"{max(one.need):,}{' ' if costs.fits(one.need) else '!'}",
+                f"{units.of_bytes(max(one.need))}{' ' if costs.fits(one.need) else '!'}",
                 "  " + counted(one.layers),
             )
         )
     kind = "with parameters, states and min(m, stages left) microbatches" if costs.single else "with one microbatch"
     lines = aligned(rows, left=(0, -1))
-    lines.append(f"µs: of one microbatch; bytes: {kind}; m = {costs.microbatches}")
+    lines.append(f"{units.time}: of one microbatch; {units.size}: {kind}; m = {costs.microbatches}")
     if not all(costs.fits(one.need) for one in found):
-        rooms = " or ".join(f"{room:,}" for room in dict.fromkeys(costs.limit or ()))
-        lines.append(f"!: more than the {rooms} bytes that a rank has")
+        rooms = " or ".join(map(units.of_bytes, dict.fromkeys(costs.limit or ())))
+        lines.append(f"!: more than the {rooms} {units.size} that a rank has")
     if note := times_note(source):
         lines.append(note)
     return "\n".join(lines) + "\n"
 
 
-def stages_as_text(costs: StageCosts, one: Partitioned) -> str:
+def stages_as_text(costs: StageCosts, one: Partitioned, units: Units = IN_FULL) -> str:
     """Which layers each stage of a partition holds, where it is, how long it takes."""
     names = [layer.name for layer in costs.layers]
     where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]
     apart = any(costs.all_to_alls)
-    rows: list[tuple[str, ...]] = [("stage", "rank", "µs", *(("all-to-alls µs",) if apart else ()), "layers", "")]
+    heads = (units.time, *((f"all-to-alls {units.time}",) if apart else ()))
+    rows: list[tuple[str, ...]] = [("stage", "rank", *heads, "layers", "")]
     for stage, here in enumerate(layer_ranges(one.layers)):
         last = f" … {names[here.stop - 1]}" if len(here) > 1 else ""
-        times = (f"{column[stage]:,.1f}" for column in (one.times, *((one.all_to_alls,) if apart else ())))
+        times = (units.of_time(column[stage]) for column in (one.times, *((one.all_to_alls,) if apart else ())))
         rows.append((str(stage), where[stage], *times, str(len(here)), f" {names[here.start]}{last}"))
     return f"{one.name}:\n" + "\n".join(aligned(rows, left=(0, -1))) + "\n"

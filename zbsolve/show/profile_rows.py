@@ -49,6 +49,9 @@ class Units(NamedTuple):
         return f"{size:,.0f}" if self.size == "B" else _digits(size / BINARY[self.size])
 
 
+IN_FULL = Units("µs", "B")
+
+
 def _digits(value: float) -> str:
     """Three digits behind the point; of less than 0.1 three digits that count."""
     if not value:

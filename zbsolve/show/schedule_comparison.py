@@ -12,7 +12,7 @@ import numpy as np
 from ..problem import Problem
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput
-from ..util.text import format_time
+from ..util.text import format_times
 
 PARTS = ("S", "FQ")  # kinds that have a part of F or of a backward
 BACKWARDS = ("B", "W", "BW")
@@ -223,7 +223,8 @@ def other_times(first: Problem, problem: Problem) -> str:
             int((one.passes.duration - one.sending)[of].sum()) for one, of in zip((first, problem), rows, strict=True)
         )
         if abs(here - there) > sum(map(len, rows)) / 2:
-            return f"its passes {kind} take {format_time(here)} in all, in place of {format_time(there)}"
+            there_in_all, in_all = format_times(there, here)
+            return f"its passes {kind} take {in_all} in all, in place of {there_in_all}"
     return ""
 
 
@@ -232,14 +233,14 @@ def _one_by_one(first: Problem, problem: Problem) -> str:
     other = np.flatnonzero(first.passes.duration != problem.passes.duration)
     if len(other):
         i = int(other[0])
-        there, here = (format_time(int(one.passes.duration[i])) for one in (first, problem))
+        there, here = format_times(*(int(one.passes.duration[i]) for one in (first, problem)))
         return f"{len(other):,} passes take longer or shorter, {first.names[i]} {here} in place of {there}"
     there_lag, here_lag = (_lags(one) for one in (first, problem))
     arcs = [arc for arc, lag in there_lag.items() if here_lag.get(arc, lag) != lag]
     if not arcs:
         return ""
     ends = " → ".join(first.names[i] for i in arcs[0])
-    there, here = format_time(there_lag[arcs[0]]), format_time(here_lag[arcs[0]])
+    there, here = format_times(there_lag[arcs[0]], here_lag[arcs[0]])
     return f"{len(arcs):,} messages take longer or shorter, {ends} {here} in place of {there}"
 
 

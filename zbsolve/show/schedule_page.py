@@ -58,6 +58,8 @@ def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[st
         figures.append((problem.objective, format_time(comparison.measured), f"measured, {share}"))
     figures.append(("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(problem.work)}"))
     if certificate is not None:
+        if certificate.objective != problem.objective:  # of the step that this is a part of
+            figures.append((certificate.objective, format_time(certificate.value), "predicted"))
         what, more = ("proven bound", "") if certificate.checked else ("bound", ", as a file says")
         gap = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
         figures.append((what, format_time(certificate.bound), gap + more))

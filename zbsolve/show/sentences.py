@@ -15,7 +15,7 @@ from ..profile.profile import Profile
 from ..schedule import Certificate, Schedule
 from ..step import Step
 from ..util.errors import BadInput
-from ..util.text import exact_time, format_bytes, format_time, printable
+from ..util.text import exact_time, format_bytes, format_times, printable
 
 
 def headline(schedule: Schedule) -> str:
@@ -75,10 +75,8 @@ def value_line(schedule: Schedule) -> str:
     timeline, objective = schedule.timeline(), schedule.problem.objective
     other = "span" if objective == "makespan" else "makespan"
     rest = timeline.span if other == "span" else timeline.makespan
-    return (
-        f"{objective} {format_time(timeline.value)}, bubble {timeline.bubble_rate:.2%} of it "
-        f"({other} {format_time(rest)}, work {format_time(schedule.problem.work)})"
-    )
+    value, then, work = format_times(timeline.value, rest, schedule.problem.work)
+    return f"{objective} {value}, bubble {timeline.bubble_rate:.2%} of it ({other} {then}, work {work})"
 
 
 def pool_lines(schedule: Schedule) -> list[str]:

@@ -13,7 +13,7 @@ from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
 from ..partition.by_name import moves_between
 from ..schedule import Schedule
-from ..util.text import aligned, counted, exact_time, format_bytes, format_time, in_one_unit, printable, times_note
+from ..util.text import aligned, counted, exact_time, format_bytes, format_times, in_one_unit, printable, times_note
 from .search_text import tried_as_text
 from .sentences import copies_in_words, placed, placement_line, pool_lines, proof_line, verdict
 
@@ -202,13 +202,11 @@ def _attention_in_words(gain: AttentionGain) -> str:
             "attention exchange: no pass hands attention over, so nothing changes: ranks that wait cannot help, or messages "
             "take as long as they would save"
         )
-    said = (
-        f"attention exchange: {gain.handed} of {gain.possible} passes hand attention over, {format_time(gain.time)} in all"
-    )
+    said = f"attention exchange: {gain.handed} of {gain.possible} passes hand attention over, {exact_time(gain.time)} in all"
     if gain.value is None or gain.without is None:
         return said
-    change = _change(gain.value / gain.without - 1, "time")
-    return f"{said}; SlimPipe's order has {change} with it ({format_time(gain.without)} → {format_time(gain.value)})"
+    change, both = _change(gain.value / gain.without - 1, "time"), format_times(gain.without, gain.value)
+    return f"{said}; SlimPipe's order has {change} with it ({' → '.join(both)})"
 
 
 def _another_problem(solved: Solved) -> str:
@@ -272,7 +270,7 @@ def _changes_in_words(schedule: Schedule, other: Schedule) -> str:
     """`13.3% less time (1,079.41 ms → 935.37 ms), 102.4% more memory on the fullest rank (12.5 GiB → 25.3 GiB)`."""
     time, memory = changes(schedule, other)
     mine, its = schedule.timeline(), other.timeline()
-    said = f"{_change(time, 'time')} ({format_time(its.value)} → {format_time(mine.value)})"
+    said = f"{_change(time, 'time')} ({' → '.join(format_times(its.value, mine.value))})"
     if memory is None:
         return said
     most = f"{format_bytes(max(its.peak_bytes))} → {format_bytes(max(mine.peak_bytes))}"
@@ -295,7 +293,7 @@ def repeated_as_text(long: RepeatedSchedule) -> str:
     rounds = "a microbatch" if round.every == 1 else f"{round.every} microbatches"
     lines.append(
         f"{long.passes:,} passes of {long.microbatches:,} microbatches: an order of {long.few}, and in it rounds of "
-        f"{rounds}, {format_time(round.period)} each, {round.copies + long.further:,} in a row"
+        f"{rounds}, {exact_time(round.period)} each, {round.copies + long.further:,} in a row"
     )
     held = peaks(long.one, long.order)
     rank = int(held.argmax())

@@ -24,6 +24,10 @@ class BadInput(ZbsolveError):
     """A value, field or file that cannot be used."""
 
 
+class CannotRead(BadInput):
+    """A file that is not there, or that nobody may read."""
+
+
 class Infeasible(ZbsolveError):
     """No schedule exists (for example: one microbatch does not fit a rank's capacity)."""
 

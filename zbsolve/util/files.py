@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from .errors import BadInput
+from .errors import BadInput, CannotRead
 
 VERSIONS = {"schedule": 2, "trace": 2}  # format of a kind, as written and as read at most; 1 where none is named here
 ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours are compressed
@@ -181,11 +181,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
         data = _standard_input() if str(path) == "-" else Path(path).read_bytes()
         return (_unzipped(data, path) if data.startswith(ZIPPED) else data).decode("utf-8-sig")
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
+        raise CannotRead(f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not a text file") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+        raise CannotRead(f"{path}: cannot read: {error.strerror}") from None
 
 
 def head_of(path: str | os.PathLike[str], count: int) -> bytes:
@@ -194,7 +194,7 @@ def head_of(path: str | os.PathLike[str], count: int) -> bytes:
         with Path(path).open("rb") as file:
             data = file.read(count)
     except OSError as error:
-        raise BadInput(f"{path}: cannot read: {error.strerror}") from None
+        raise CannotRead(f"{path}: cannot read: {error.strerror}") from None
     if not data.startswith(ZIPPED):
         return data
     try:

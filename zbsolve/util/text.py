@@ -55,9 +55,15 @@ def printable(text: str) -> str:
 
 def format_time(us: float) -> str:
     """µs as a person reads them: `850 µs`, `12.40 ms`, `3.21 s`."""
-    if abs(us) < 10_000:
-        return f"{us:,.0f} µs"
-    return f"{us / 1e3:,.2f} ms" if abs(us) < 1e7 else f"{us / 1e6:,.2f} s"
+    return format_times(us)[0]
+
+
+def format_times(*times: float) -> list[str]:
+    """Times that stand side by side, all in the unit of the largest: `8.17 ms`, `62.46 ms`."""
+    largest = max(map(abs, times), default=0.0)
+    if largest < 10_000:
+        return [f"{us:,.0f} µs" for us in times]
+    return [f"{us / 1e3:,.2f} ms" if largest < 1e7 else f"{us / 1e6:,.2f} s" for us in times]
 
 
 def exact_time(us: float) -> str:

@@ -26,6 +26,7 @@ from ..loop.gradients import clip_factor, norm_power
 from ..pipeline import Pipeline
 from ..transport.failure import LostRank, RunFailed
 from ..transport.wires import TOTAL, Wires, reason
+from ..updates import as_one
 
 NO_LIMIT = timedelta(days=365)  # a thread waits as long as its rank lives; the rank itself does not
 
@@ -105,9 +106,9 @@ class PostValidated(Optimizer):
     """An optimizer of a pipeline's parameters whose step does not wait for the other ranks (arXiv 2401.10241, section 4).
 
     pipeline: every rank of it makes one, right after the pipeline.
-    optimizer: any of torch's whose `step` needs no closure; None on a rank that trains nothing. Its groups, state and
-        defaults are this one's, so learning rate schedules and gradient scalers take this one in its place. What they change
-        after a step counts from the next step on, also where the step is made anew.
+    optimizer: any of torch's whose `step` needs no closure, or a list of them (Muon beside AdamW); None on a rank that
+        trains nothing. Its groups, state and defaults are this one's, so learning rate schedules and gradient scalers take
+        this one in its place. What they change after a step counts from the next step on, also where the step is made anew.
     max_norm: gradients of a larger global norm are scaled to it, as `torch.nn.utils.clip_grad_norm_` does.
     skip_nonfinite: no step where any gradient is NaN or inf.
 
@@ -124,7 +125,12 @@ class PostValidated(Optimizer):
     """
 
     def __init__(
-        self, pipeline: Pipeline, optimizer: Optimizer | None, *, max_norm: float | None = None, skip_nonfinite: bool = True
+        self,
+        pipeline: Pipeline,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        *,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = True,
     ) -> None:
         if max_norm is None and not skip_nonfinite:
             raise BadInput("PostValidated: neither max_norm nor skip_nonfinite: there is nothing to validate")
@@ -132,10 +138,11 @@ class PostValidated(Optimizer):
             raise BadInput(f"PostValidated: max_norm {max_norm} must be positive")
         if pipeline.view.part is not None:
             raise BadInput("PostValidated: it looks at all ranks' programs, and of a file of rounds each rank has its own")
-        if optimizer is None:
+        if not optimizer:
             if any(p.requires_grad for p in pipeline.parameters()):
                 raise BadInput(f"PostValidated: rank {pipeline.rank} trains parameters, so it needs an optimizer, not None")
             optimizer = SGD([torch.empty(0)], lr=0.0)  # of no numbers: torch refuses an empty list
+        optimizer = as_one(optimizer, "PostValidated")
         self.optimizer = optimizer
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
         self.last: Validated | None = None
