@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zbsolve.exec.vocabulary.shard import pass_s
+from torch import Tensor
+
+from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
 
@@ -49,7 +51,8 @@ def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
 def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
     """The operations of S, "merge" and T. cut: of fake tensors."""
     found: PassOps = {}
-    run_shard(cut.output(ranks), cut.hidden, cut.labels, ranks, barriers, _counting(found))
+    shard = cut.output(ranks)._replace(blocks=lambda logits: _few_blocks(logits, found["S"]))
+    run_shard(shard, cut.hidden, cut.labels, ranks, barriers, _counting(found))
     return found
 
 
@@ -69,12 +72,22 @@ def counted_rest(rest: Rest, labels: Any) -> PassOps:
 
 def _counting(found: dict[str, list[Op]]) -> Callable[[str, Callable[[], Any]], Any]:
     def around(name: str, call: Callable[[], Any]) -> Any:
-        with Work() as work:
-            result = call()
-        found[name] = work.ops
-        return result
+        with Work(found.setdefault(name, [])):
+            return call()
 
     return around
+
+
+def _few_blocks(logits: Tensor, ops: list[Op]) -> Iterator[slice]:
+    """Of the blocks of a shard's logits, which may be hundreds, the first two and the last: all but that are alike. `ops`
+    are those of the pass; the second block's are added for each that is left out."""
+    *alike, last = blocks(logits)
+    before = 0
+    for block in alike[:2]:
+        before = len(ops)
+        yield block
+    ops += ops[before:] * (len(alike) - 2)
+    yield last
 
 
 def _shard(cut: Cut, ranks: int, clock: Clock) -> ShardCosts:
@@ -95,7 +108,7 @@ def _statistic_bytes(cut: Cut) -> int:
 def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     """Bytes that S keeps for T, without hidden states and their gradient; the most that a pass takes on top of what is there
     before or after it."""
-    shard = cut.output(ranks)
+    shard = cut.output(ranks)._replace(blocks=lambda logits: _few_blocks(logits, []))
     own = [t for one in (shard.weight, shard.bias) if one is not None for t in (one, one.grad) if t is not None]
     after: dict[str, int] = {}
     over = [0]

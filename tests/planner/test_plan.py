@@ -158,7 +158,7 @@ def test_the_best_are_searched_longer_and_effort_is_counted_as_it_is_spent(monke
     assert 1 <= len(again) <= len(spent) / searches.REDUCTION
     assert all(efforts[1] == pytest.approx(searches.REDUCTION * efforts[0]) for efforts in again.values())
     searched = [one.layout for one in found.candidates if one.layout in {layout for layout, _ in spent}]
-    assert {*searched[: len(spent) // 2]} >= set(again)
+    assert {*searched[: 2 * len(spent) // 3]} >= set(again)  # others were found behind some of them
 
 
 def test_no_plan_is_worse_than_named_orders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +214,7 @@ def test_a_poor_schedule_brings_a_search_with_fused_backwards(monkeypatch: pytes
     monkeypatch.setattr(searches, "unsolved", counted)
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
     assert set(looked_at.values()) == {1}
+    looked_at.clear()
     monkeypatch.setattr(space_race, "POOR", 0.0)  # all are
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     assert 2 in looked_at.values()
@@ -508,12 +509,43 @@ def test_ctrl_c_while_bounds_are_raised_keeps_those_that_were(monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(space_bounds, "PART", 5)
-    monkeypatch.setattr(planning, "FIRST_ROWS", 5)
+    monkeypatch.setattr(space_race, "FIRST_ROWS", 15)
     monkeypatch.setattr(space_race, "raising", pressed_at_last)
     plan = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     cheap = space_bounds.cheap_bounds(SMALL, plan.bounds.layout, A100, plan.memory)
-    assert 5 < (plan.bounds.pipeline != cheap.pipeline).sum() <= 15
+    assert 5 < (plan.bounds.pipeline != cheap.pipeline).sum() <= 10
     assert plan.bound == min(plan.bounds.least, plan.best.value)
+
+
+@pytest.mark.parametrize("ends", [1, 2])
+def test_ctrl_c_before_the_bounds_of_all_layouts_leaves_a_plan_of_plain_ones(
+    ends: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of one stage a rank: in their order as named, and with their own bound. Before that there is none."""
+    came: list[space_bounds.SpaceBounds] = []
+
+    def pressed(*arguments: Any) -> space_bounds.SpaceBounds:
+        if len(came) == ends - 1:
+            raise KeyboardInterrupt
+        came.append(space_bounds.cheap_bounds(*arguments))
+        return came[0]
+
+    planning.compiled()
+    monkeypatch.setattr(planning, "cheap_bounds", pressed)
+    if ends == 1:
+        with pytest.raises(KeyboardInterrupt):
+            zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+        return
+    plan = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
+    (best,), given = plan.candidates, ("placement", "vocabulary", "slices", "offload")
+    assert dict(plan.only.fixed) == {name: getattr(Layout(), name) for name in given}
+    assert "only layouts placement single, vocabulary whole, slices 1, offload none" in plan_as_text(plan)
+    steps = unsolved(SMALL, best.layout, A100, 12 << 30)
+    named = [one.solved(order) for one in steps for _, order in presets_of(one.problem, searched=False)]
+    assert best.value == min(one.value for one in named if not zbsolve.verify(one.schedule.problem, one.schedule))
+    assert 0 < plan.bound <= best.value
+    plan.save(tmp_path / "plan.json")
+    assert check_plan(tmp_path / "plan.json").wrong == ()
 
 
 def test_a_wide_gap_is_said_beside_the_headline() -> None:

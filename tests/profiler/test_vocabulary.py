@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from profiler import estimate, measure
 from profiler.dataflow import batch_of, fake_mode, flow, quiet
-from profiler.operation_costs import total
+from profiler.operation_costs import Work, total
 from profiler.vocabulary import counted_shard, counted_table
 from profiler.vocabulary_cut import RANKS, Cut, cut_of
 from zbsolve import BadInput, Profile
+from zbsolve.exec.vocabulary.shard import pass_s
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model
 from zbsolve.show.profile_report import profile_as_text
-from zbsolve.show.profile_rows import vocabulary_rows
 
 S, H, V = 64, 4096, 128_256
 
@@ -45,6 +45,20 @@ def test_flops_of_the_shards_are_the_papers(cut: Cut) -> None:
         assert [total(ops) for ops in counted_table(cut, 8).values()] == [0, 0]
 
 
+def test_of_many_blocks_of_labels_a_few_are_looked_at_and_all_count(cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two shards one has 64,128 words: blocks of four labels, sixteen of them."""
+    monkeypatch.setattr("zbsolve.exec.vocabulary.shard.BLOCK", 4 * V // 2)
+    with fake_mode(), quiet():
+        shard = cut.output(2)
+        with Work() as every:
+            pass_s(shard, cut.hidden, cut.labels)
+        with Work() as few:
+            ops = counted_shard(cut, 2, 1)["S"]
+    assert ops == every.ops
+    assert [op.name for op in every.ops].count("_softmax") == S // 4
+    assert [op.name for op in few.ops].count("_softmax") == 3
+
+
 @pytest.mark.slow
 def test_an_estimate_knows_what_a_sharded_vocabulary_costs(tmp_path: Path) -> None:
     profile = estimate(f"gemma2-9b@layers=1,length={S}", "h200")
@@ -64,10 +78,8 @@ def test_an_estimate_knows_what_a_sharded_vocabulary_costs(tmp_path: Path) -> No
     whole, eight = profile.layers[-1], costs.shard(8)
     assert 8 * eight.parameter_bytes == whole.parameter_bytes - costs.output_rest.parameter_bytes
     assert 0.7 * whole.work < 8 * (eight.one.S + eight.one.T) + costs.output_rest.work < 1.5 * whole.work
-    shown = vocabulary_rows(profile)[1]
-    assert shown[0] == "2 ranks"
-    assert shown[-1] == "875 MiB"
-    assert "875 MiB" in profile_as_text(profile)
+    (shown,) = (line.split() for line in profile_as_text(profile).splitlines() if line.startswith("2 ranks"))
+    assert float(shown[-1]) == pytest.approx(2 * width * -(-words // 2) / 2**30, rel=1e-3)  # GiB
     rest = profile.without_vocabulary()
     assert rest.layers[-1].work < 0.1 * whole.work
     assert (rest.layers[0].parameter_bytes, rest.layers[-1].parameter_bytes) == (0, 2 * width)

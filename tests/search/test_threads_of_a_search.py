@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -116,3 +118,22 @@ def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert processes * one.all_threads == 16
         assert one.exact_threads <= one.all_threads - 1  # one finds meanwhile
     assert (ALONE.all_threads, ALONE.exact_threads) == (16, 8)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_others_end_cp_sat_in_the_middle_of_a_search_by_effort(over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its effort may take many times as long as what is left of their time. Where they do not, the rest is for finders."""
+    runs, ended, stopped = threading.Event(), list[bool](), threading.Event()
+
+    def prove(state: State, seed: int) -> None:
+        state.stoppers.append(stopped.set)
+        if over:
+            runs.set()
+            ended.append(stopped.wait(PATIENCE))
+
+    monkeypatch.setattr(finder, "prove", prove)
+    contest = Contest(rival=lambda: -math.inf if runs.is_set() else math.inf)
+    state = State(state_with(1).problem, Clock(1.0, PATIENCE), Bound(0, ""), contest=contest)
+    finder.prove_until_lost(state, 0)
+    assert ended == [True] * over
+    assert state.clock.left == (0 if over else PATIENCE)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..placement import describe
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
-from .layout import FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named
+from .layout import BESIDE, FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
 ANY = "any"  # every placement that has each stage on one rank
@@ -41,7 +41,7 @@ def _is_not_plain(field: str, layout: Layout) -> Many:
 
 
 # Nobody else has these.
-PLAIN = tuple(Rule(partial(_is_not_plain, field), field) for field in ("vocabulary", "slices", "offload"))
+PLAIN = tuple(Rule(partial(_is_not_plain, field), field) for field in BESIDE)
 
 
 @dataclass(frozen=True, slots=True)

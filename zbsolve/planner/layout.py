@@ -31,6 +31,7 @@ FIELDS = {
     "slices": "slices",
     "offload": "offload",
 }
+BESIDE = ("vocabulary", "slices", "offload")  # plain layouts have none of it
 NAMES = {
     "placement": PLACEMENTS,
     "recompute": RECOMPUTE,
@@ -88,6 +89,11 @@ class Layout(NamedTuple):
         """Whether stages gather their parameters once a step and reduce their gradients once, in passes of the graph: ZeRO 2
         of a pipeline, as FSDP's `reshard_after_forward=False`."""
         return (np.asarray(self.zero) == 2) & (np.asarray(self.pp) > 1) & (np.asarray(self.dp) > 1)
+
+    @property
+    def is_plain(self) -> Many:
+        """Whether it has nothing `BESIDE` what everybody has."""
+        return np.all([getattr(self, name) == getattr(Layout(), name) for name in BESIDE], axis=0)
 
     @property
     def spot(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .engines import Target, engine
-from .layout import NAMES, Layout, named
+from .layout import BESIDE, NAMES, Layout, named
 
 NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", "slices")
 FIXABLE = (*NUMBERS, *NAMES)
@@ -34,6 +34,17 @@ class Only(NamedTuple):
     @property
     def _said(self) -> list[str]:
         return [f"{name} {named(name, value)}" for name, value in self.fixed]
+
+    @property
+    def plain(self) -> Only:
+        """Of these layouts those that are plain in all that is not given, with one stage a rank: few of many."""
+        plain = {name: getattr(Layout(), name) for name in ("placement", *BESIDE)}
+        return self._replace(fixed=tuple({**plain, **dict(self.fixed)}.items()))
+
+    @property
+    def takes_no_order(self) -> bool:
+        """Whether the engine has orders of its own alone."""
+        return self.target is not None and bool(self.target.orders)
 
     def of(self, table: Layout) -> Layout:
         """The layouts of a table that are looked at. Raises BadInput where there is none."""

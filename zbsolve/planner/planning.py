@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 
@@ -11,23 +12,21 @@ import numpy as np
 
 from ..search.task_runner import TaskRunner
 from ..util.clock import Clock
-from ..util.errors import NotFound, WrongBound, interruption
+from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
 from .bounds.space_bounds import cheap_bounds, raised, unproven
 from .candidate import Candidate
 from .cluster import Cluster, cluster_of
 from .costs.layer_costs import Model
-from .engines import Target
+from .engine_orders import in_a_named_order, in_its_order
 from .only import ALL, Only
 from .plan_file import Plan
-from .race.searches import price_space, search_at_start, search_space
+from .race.searches import price_first, price_space, search_at_start, search_space
 from .race.space_race import Progress, SpaceRace
 from .shape import Shape
 from .solved_space import SAME_US
 from .space import layouts
-
-FIRST_ROWS = 300  # layouts whose bounds are raised before there is an incumbent
 
 
 def plan(
@@ -57,7 +56,8 @@ def plan(
     effort: work in place of seconds, for the same answer on every machine.
     seed: of the searches.
     progress: called with a line.
-    stop: once it says True, the plan is what was found until then; so it is after KeyboardInterrupt.
+    stop: once it says True, the plan is what was found until then; so it is after KeyboardInterrupt. Where bounds of the
+        whole space were not there yet, it is one of plain layouts alone, and `only` of the plan says so.
     start: candidates of other plans, the best first, whose orders are tried here.
     workers: who solves layouts (`zbsolve.solvers_on`); None: this process.
     only: the layouts of an engine, with gradients as it has them, or with given fields. An engine that takes no order gets
@@ -73,12 +73,28 @@ def plan(
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
     clock = Clock(seconds, effort)
-    table = layouts(model, devices, batch, cluster, only)
-    bounds = raised(cheap_bounds(model, table, cluster, limit), limit, np.inf, FIRST_ROWS)
     runner = TaskRunner(workers, clock.counted)
-    race = SpaceRace(model, cluster, limit, clock, runner, seed, bounds, progress, stop)
-    runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
-    _run(race, start, only.target)
+    races = list[tuple[Only, SpaceRace]]()
+
+    def race_of(these: Only) -> SpaceRace:
+        bounds = cheap_bounds(model, layouts(model, devices, batch, cluster, these), cluster, limit)
+        races.append((these, SpaceRace(model, cluster, limit, clock, runner, seed, bounds, progress, stop)))
+        return races[-1][1]
+
+    with _until_ended(races):
+        first = None if start else _first_of(race_of, only)
+        race = race_of(only)
+        race.begin(first)
+        runner.rival, runner.stop, runner.left = lambda: race.rival, lambda: race.over, lambda: clock.left
+        if only.takes_no_order:
+            price_space(race)
+        else:
+            search_at_start(race, start)
+            search_space(race)
+    looked_at = [one for one in races if one[1].candidates]
+    if not looked_at:
+        raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
+    only, race = looked_at[-1]
     found = tuple(sorted(race.candidates, key=lambda candidate: candidate.value))
     if race.bounds.least > found[0].value + SAME_US:
         raise WrongBound(
@@ -86,6 +102,15 @@ def plan(
             f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
         )
     return Plan(model, cluster, devices, batch, limit, race.bounds, found, only)
+
+
+def _first_of(race_of: Callable[[Only], SpaceRace], only: Only) -> Candidate | None:
+    """A known order of a plain layout. These are so few that there is a plan before the bounds of all others."""
+    with suppress(Infeasible, BadInput):  # others may need less, or have the fields that are given
+        race = race_of(only.plain)
+        price_first(race, in_its_order if only.takes_no_order else in_a_named_order)
+        return race.candidates[0] if race.candidates else None
+    return None
 
 
 @cache
@@ -102,22 +127,21 @@ def memory_of(cluster: Cluster, said: str | int | None) -> int:
     return cluster.memory if said is None else parse_bytes(said)
 
 
-def _run(race: SpaceRace, start: Sequence[Candidate], engine: Target | None) -> None:
-    """The race, until its time is over or somebody ends it."""
+@contextmanager
+def _until_ended(races: Sequence[tuple[Only, SpaceRace]]) -> Iterator[None]:
+    """What runs inside ends early where somebody ends it, or workers are lost, and there is a plan."""
+
+    def found() -> bool:
+        return any(race.candidates for _, race in races)
+
     try:
-        if engine is not None and engine.orders:
-            price_space(race)
-        else:
-            search_at_start(race, start)
-            search_space(race)
-        if not race.candidates:
-            raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
+        yield
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
         if pressed is None:
             raise
-        if not race.candidates:
+        if not found():
             raise pressed from None
     except WorkersLost:  # their line was told
-        if not race.candidates:
+        if not found():
             raise

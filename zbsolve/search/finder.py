@@ -162,19 +162,26 @@ def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         prove(state, seed)
         _find_on(state, next(further))
 
-    def stop() -> None:
-        state.clock.stop()
-        for end in state.stoppers:
-            end()
-
     further = (find(search_of(state, seed + SEED_STRIDE * k)) for k in count(1))
     more = min(state.contest.all_threads - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
     jobs: list[Callable[[], None]] = [partial(_find_on, state, steps), prove_first]
     jobs += [partial(_find_on, state, one, place) for place, one in enumerate(islice(further, max(0, more)), 1)]
     try:
-        run_threads(jobs, lambda: state.done, stop)
+        run_threads(jobs, lambda: state.done, partial(_stop, state))
     finally:
         state.progress = None  # a worker in the middle of a kernel may end later
+
+
+def prove_until_lost(state: State, seed: int) -> None:
+    """The prover alone, where effort is the limit: others may end it in the middle."""
+    run_threads([partial(prove, state, seed)], lambda: state.lost, lambda: _stop(state) if state.lost else None)
+
+
+def _stop(state: State) -> None:
+    """End what runs."""
+    state.clock.stop()
+    for end in state.stoppers:
+        end()
 
 
 def _find_on(state: State, steps: Iterator[None], place: int = 0) -> None:

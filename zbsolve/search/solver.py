@@ -31,7 +31,7 @@ from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
 from ..verifier import verify
 from .certify import certificate_of, work_bound
-from .finder import cp, find, milp, prove, quick, search_of, search_side_by_side
+from .finder import cp, find, milp, prove_until_lost, quick, search_of, search_side_by_side
 from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
 from .message_rounds import lacking_in_words, patience, search_again
 from .state import ALONE, LARGE_PASSES, Contest, State
@@ -187,7 +187,7 @@ def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
             if state.done or clock.left < keep:
                 break
         if not state.done:
-            prove(state, seed)
+            prove_until_lost(state, seed)
         for _ in steps:  # what the prover leaves
             if state.done:
                 break

@@ -158,7 +158,7 @@ def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[in
     value = default.value or 1
     change = _change(schedule.timeline().value / value - 1, "time")
     split = f"the balanced split ({counted(default.layers)})"
-    return f"layers moved from {split}: {said}; those between move along; {change} ({format_time(value)} there)"
+    return f"layers moved from {split}: {said}; those between move along; {change} ({format_times(value)[0]} there)"
 
 
 def _bound_lines(bounds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

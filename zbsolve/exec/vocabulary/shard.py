@@ -30,7 +30,7 @@ of numbers x (see BLOCK), and autocast's copy of W: w·h·e. While T runs, autoc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,15 +58,22 @@ def shard_rows(vocabulary: int, shards: int, shard: int) -> range:
     return range(min(shard * each, vocabulary), min((shard + 1) * each, vocabulary))
 
 
+def blocks(matrix: Tensor) -> Iterator[slice]:
+    """Slices of its rows, of at most so many numbers, but one row at least."""
+    step = max((BLOCK_CPU if readable(matrix) else BLOCK) // matrix.shape[1], 1)
+    return (slice(first, first + step) for first in range(0, len(matrix), step))
+
+
 class OutputShard(NamedTuple):
     """Rows first … first + w − 1 of an output layer of `vocabulary` rows: weight (w, h), bias (w,) or None. Gradients are
-    added to their `.grad`."""
+    added to their `.grad`. blocks: the rows of its logits that S takes at a time."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
     first: int
     vocabulary: int
     loss: CrossEntropy
+    blocks: Callable[[Tensor], Iterator[slice]] = blocks
 
 
 @dataclass(slots=True)
@@ -127,7 +134,7 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
         logits = functional.linear(hidden.flatten(0, -2).to(kind), weight, bias)
         smooth, cap = shard.loss.label_smoothing > 0, shard.loss.soft_cap > 0
         slope = torch.empty_like(logits) if smooth and cap else None
-        statistics = _statistics(shard.loss, logits, index, here, slope)
+        statistics = _statistics(shard, logits, index, here, slope)
         kept = Kept(hidden, index, here, counted, _poisoned(shard, statistics, labels, counted), logits, slope)
         if barriers == 1:
             kept.partial = logits @ weight
@@ -226,15 +233,15 @@ def _poisoned(shard: OutputShard, statistics: Tensor, labels: Tensor, counted: T
     return statistics
 
 
-def _statistics(loss: CrossEntropy, logits: Tensor, index: Tensor, here: Tensor, slope: Tensor | None) -> Tensor:
+def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor, slope: Tensor | None) -> Tensor:
     """(2 or 3, n): logarithm of the sum of exponentials, the label's logit (0 where it is elsewhere), and with label
     smoothing the sum of logits. In place: logits → P; D goes into `slope`."""
-    kind, smooth = exact(logits.dtype), loss.label_smoothing > 0
+    loss, kind, smooth = shard.loss, exact(logits.dtype), shard.loss.label_smoothing > 0
     found = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
     if not logits.shape[1]:
         found[0] = -torch.inf
         return found
-    for rows in _blocks(logits):
+    for rows in shard.blocks(logits):
         u = capped(logits[rows].to(kind), loss.soft_cap)
         p = u.softmax(-1)
         # The largest of the softmax is 1/Σ exp(u − max): one exponential a logit does for both.
@@ -251,10 +258,3 @@ def _statistics(loss: CrossEntropy, logits: Tensor, index: Tensor, here: Tensor,
         p.scatter_(1, place, p.gather(1, place).masked_fill(here[rows, None], 0))
         logits[rows] = p
     return found
-
-
-def _blocks(matrix: Tensor) -> Iterator[slice]:
-    """Slices of its rows, of at most so many numbers, but one row at least."""
-    rows, width = matrix.shape
-    step = max((BLOCK_CPU if readable(matrix) else BLOCK) // width, 1)
-    return (slice(first, min(first + step, rows)) for first in range(0, rows, step))

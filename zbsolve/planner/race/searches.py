@@ -17,10 +17,11 @@ from ...search.task import Task
 from ..bounds.bound_kernels import NEVER
 from ..candidate import Candidate, Unsolved, retimed, unsolved
 from ..engine_orders import in_a_named_order, in_its_order
-from ..layout import NO_OFFLOAD, WHOLE, rows_of
+from ..layout import rows_of
 from .estimates import Floats, Promise, large_steps
 from .space_race import POOR, SpaceRace
 
+InOrder = Callable[..., Candidate | None]  # a layout in the best of some known orders
 FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
 # Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
 EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
@@ -48,9 +49,8 @@ def search_space(race: SpaceRace) -> None:
     race.solve(islice(_tasks(race), FIRST_LOOKS))
     if race.stop():
         return
-    race.raise_bounds()
-    if race.clock.left <= 0:
-        _search_some(race)
+    if race.clock.left > 0:
+        race.raise_bounds()
     price_named(race)
     race.solve(_tasks(race))
     _search_some(race)
@@ -66,26 +66,35 @@ def price_space(race: SpaceRace) -> None:
     """Steps of an engine's own orders, the most promising layout first: all that no bound excludes, or as many as there is
     time for, and one in any case."""
     while (race.clock.left > 0 and not race.over) or not race.candidates:
-        if len(race.searches) == FIRST_LOOKS:
+        if len(race.priced) == FIRST_LOOKS:
             race.raise_bounds()
-        if (row := _most_promising(race, race.promise.estimate, race.searches)) is None:
+        if (row := _most_promising(race, race.promise.estimate, race.priced)) is None:
             return
-        race.searches[row] = 1
         _price(race, row, in_its_order)
 
 
+def price_first(race: SpaceRace, in_order: InOrder) -> None:
+    """A step in a known order, of the most promising layout that has one."""
+    promise = _of_known_orders(race)
+    while not race.candidates and (row := _most_promising(race, promise.step, race.priced)) is not None:
+        _price(race, row, in_order)
+
+
 def price_named(race: SpaceRace) -> None:
-    """Steps in named orders of the most promising layouts that have them, in a share of the time but a few in any case: so
-    no plan is worse than what everybody knows, however little its searches find. Where a sharded vocabulary, slices or
-    offload ask for orders of their own, these are left to searches."""
-    share, layout, priced = race.clock.part(NAMED_SHARE), race.bounds.layout, set[int]()
-    plain = (layout.vocabulary == WHOLE) & (layout.slices == 1) & (layout.offload == NO_OFFLOAD) & ~large_steps(layout)
-    promise = Promise.of(layout, np.where(plain, race.promise.estimate, np.inf))
-    while (len(priced) < FIRST_LOOKS or not share.over) and not race.over:
-        if (row := _most_promising(race, promise.step, priced)) is None:
+    """Steps in named orders of the most promising layouts that have them, in a share of the time but a few while there is
+    any: so no plan is worse than what everybody knows, however little its searches find."""
+    share, promise = race.clock.part(NAMED_SHARE), _of_known_orders(race)
+    while (len(race.priced) < FIRST_LOOKS or not share.over) and race.clock.left > 0 and not race.over:
+        if (row := _most_promising(race, promise.step, race.priced)) is None:
             return
-        priced.add(row)
         promise.ended(row, _price(race, row, in_a_named_order) or POOR * promise.estimate[row])
+
+
+def _of_known_orders(race: SpaceRace) -> Promise:
+    """The layouts that have them. Where a sharded vocabulary, slices or offload ask for orders of their own, or a step is
+    large, these are left to searches."""
+    layout = race.bounds.layout
+    return Promise.of(layout, np.where(layout.is_plain & ~large_steps(layout), race.promise.estimate, np.inf))
 
 
 def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> int | None:
@@ -96,9 +105,10 @@ def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> in
     return None if np.isinf(steps[row]) else row
 
 
-def _price(race: SpaceRace, row: int, in_order: Callable[..., Candidate | None]) -> float | None:
+def _price(race: SpaceRace, row: int, in_order: InOrder) -> float | None:
     """µs of a layout's step in known orders, which is kept; None where none holds."""
     layout = race.bounds.layout.row(row)
+    race.priced.add(row)
     race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
     found = in_order(race.model, layout, race.cluster, race.memory)
     if found is None:

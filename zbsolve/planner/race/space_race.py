@@ -17,6 +17,7 @@ from ..costs.layer_costs import Model
 from ..layout import Layout, rows_of
 from .estimates import Promise, estimated_steps
 
+FIRST_ROWS = 300  # layouts whose bounds are raised before the first search
 ROUND = 8  # searches that are drawn at once where effort is the limit
 POOR = 1.5  # times its bound: a step whose layout is searched with fused backwards, too
 
@@ -26,7 +27,7 @@ Progress = Callable[[str], None]
 @dataclass
 class SpaceRace:
     """What a plan is made of while it grows. searches: row of a layout → how many searches it had; poor: row → µs, of those
-    with a poor step or none, whose fused backwards were not searched."""
+    with a poor step or none, whose fused backwards were not searched; priced: rows whose known orders were looked at."""
 
     model: Model
     cluster: Cluster
@@ -40,11 +41,19 @@ class SpaceRace:
     candidates: list[Candidate] = field(default_factory=list)
     searches: dict[int, int] = field(default_factory=dict)
     poor: dict[int, float] = field(default_factory=dict)
+    priced: set[int] = field(default_factory=set)
     promise: Promise = field(init=False)
     _rows: dict[Layout, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.promise = Promise.of(self.bounds.layout, estimated_steps(self.bounds, self.memory))
+
+    def begin(self, first: Candidate | None) -> None:
+        """Go on from a candidate of a part of this space, where there is one, with the lowest bounds raised."""
+        if first is not None:
+            self.candidates.append(first)
+            self.priced.add(self.row(first.layout))
+        self.raise_bounds(FIRST_ROWS)
 
     @property
     def value(self) -> float:
@@ -82,11 +91,11 @@ class SpaceRace:
             self._rows[layout] = int(rows_of(self.bounds.layout, layout)[0])
         return self._rows[layout]
 
-    def raise_bounds(self) -> None:
-        """Higher bounds wherever they leave a layout in the race, in half of the real time that is left: the rest is for
-        searches."""
+    def raise_bounds(self, count: int | None = None) -> None:
+        """Higher bounds wherever they leave a layout in the race (count: of so many, the lowest), in half of the real time
+        that is left: the rest is for searches."""
         half = TimeShare(self.clock, self.clock.used + self.clock.left / 2)
-        for higher in raising(self.bounds, self.memory, self.value):
+        for higher in raising(self.bounds, self.memory, self.value, count):
             self.bounds = higher
             if half.over and not self.clock.counted:
                 break
