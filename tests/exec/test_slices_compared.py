@@ -21,8 +21,7 @@ from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.one_device.pipeline import OneDevice, Turns
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
-from zbsolve.exec.slices.rank import Slices
-from zbsolve.exec.slices.stage import StageSlices
+from zbsolve.exec.slices.stage import Slices, StageSlices
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
 from zbsolve.models.blocks import Scores as Head

@@ -12,8 +12,7 @@ from zbsolve.build.plain import pipeline
 from zbsolve.greedy.arrays.microbatch import MicrobatchGraph
 from zbsolve.greedy.blocks.building_block import BuildingBlock, first_fit, held_peaks
 from zbsolve.greedy.blocks.memory_packing import BlockPools, least_period, memory_fit, pools_of
-from zbsolve.greedy.blocks.paced import paced_graph
-from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, settle
+from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, paced_graph, settle
 from zbsolve.problem import Ints, Problem
 from zbsolve.timeline import Timeline
 

@@ -12,7 +12,7 @@ from zbsolve import Profile, Schedule, Step
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.arrays.microbatch import rank_work
-from zbsolve.greedy.blocks.paced import BEST, PACES, paced_blocks, paced_graph, paced_schedules
+from zbsolve.greedy.blocks.period_search import BEST, PACES, paced_blocks, paced_graph, paced_schedules
 from zbsolve.problem import Problem
 from zbsolve.verifier import verify
 

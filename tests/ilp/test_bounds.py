@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Infeasible, pipeline, solve
-from zbsolve.build.all_to_all import with_all_to_all
+from zbsolve.build.plain import with_all_to_all
 from zbsolve.greedy.arrays.problem_arrays import arrays_of
 from zbsolve.ilp.bounds.bound import GROUP_KINDS, WINDOW_KINDS, Bound
 from zbsolve.ilp.bounds.closed_forms import closed_form

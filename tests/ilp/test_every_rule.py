@@ -39,7 +39,7 @@ from zbsolve.ilp.bounds.copies import with_more_room, without_copies
 from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
-from zbsolve.ilp.ranks.groups import group_bound, group_of
+from zbsolve.ilp.ranks.lanes import group_bound, group_of
 from zbsolve.search import finder as prover
 from zbsolve.search.certify import certificate_of, work_bound
 from zbsolve.search.state import State

@@ -13,8 +13,7 @@ from zbsolve import Problem, pipeline, solve
 from zbsolve.cli import main
 from zbsolve.ilp.bounds.bound import LEAN_RANKS, RANKS, Bound
 from zbsolve.ilp.proof_check import recheck
-from zbsolve.ilp.ranks.groups import Group, group_bound
-from zbsolve.ilp.ranks.lanes import lanes_of
+from zbsolve.ilp.ranks.lanes import Group, group_bound, lanes_of
 
 HELD = {"held_until_B": 1, "held_until_W": 2}
 PROBLEMS = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Infeasible, NotFound, Problem, pipeline, solve
-from zbsolve.build.all_to_all import with_all_to_all
+from zbsolve.build.plain import with_all_to_all
 from zbsolve.greedy.lists.serial_orders import one_after_another
 from zbsolve.ilp.bounds.bound import Bound, least_before_rounding, rounded_up, value_unit
 from zbsolve.ilp.bounds.closed_forms import closed_form

@@ -9,8 +9,7 @@ import pytest
 
 from zbsolve import BadInput, Profile, Schedule, Step, preset, verify
 from zbsolve.cli import main
-from zbsolve.interchange.importing import Imported, import_schedule
-from zbsolve.interchange.text_grid import read_text_grid
+from zbsolve.interchange.importing import Imported, import_schedule, read_text_grid
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems.steps import step_for
 from zbsolve.systems.table import SYSTEMS, System

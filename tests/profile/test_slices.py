@@ -18,8 +18,8 @@ from zbsolve.features.cuts import cuts_of, whole_tokens
 from zbsolve.features.slices import split_by
 from zbsolve.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.search.choice_bound import bound_of_any_slices
 from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
+from zbsolve.search.keeping import bound_of_any_slices
 from zbsolve.step import Step
 from zbsolve.util.text import exact_time
 

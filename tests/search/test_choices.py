@@ -16,9 +16,8 @@ from zbsolve.build.offload import time_away
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
-from zbsolve.search.choice_bound import bound_of_every_choice
 from zbsolve.search.choices import copy_moves, fewest_again, with_fewest
-from zbsolve.search.keeping import curves
+from zbsolve.search.keeping import bound_of_every_choice, curves
 from zbsolve.search.race import hint_on
 from zbsolve.show.frontier_report import curves_as_text
 from zbsolve.step import Step

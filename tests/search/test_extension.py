@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Problem, pipeline, preset, verify
-from zbsolve.build.all_to_all import with_all_to_all
+from zbsolve.build.plain import with_all_to_all
 from zbsolve.greedy.arrays.microbatch import microbatch_graph
 from zbsolve.greedy.blocks.steady_state import targets_cut_by_time
 from zbsolve.greedy.decoding import decode

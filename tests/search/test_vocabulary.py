@@ -13,7 +13,7 @@ from zbsolve.cli import main
 from zbsolve.layer import Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.search.auto import solve_auto
-from zbsolve.search.choice_bound import bound_of_every_choice
+from zbsolve.search.keeping import bound_of_every_choice
 from zbsolve.step import Step
 
 CHOICES = ("last", "redistribute", "sharded", "two-barriers")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .all_to_all import with_all_to_all as with_all_to_all
     from .attention_balance import Handing as Handing
     from .attention_costs import AttentionExchange as AttentionExchange
     from .attention_exchange import with_attention_exchange as with_attention_exchange
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from .offload import Host as Host
     from .offload import with_offload as with_offload
     from .plain import pipeline as pipeline
+    from .plain import with_all_to_all as with_all_to_all
     from .recompute import with_recompute as with_recompute
     from .restage import restaged as restaged
     from .sharded import regathered as regathered
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = handing_on(
     __name__,
     {
-        "plain": "pipeline",
+        "plain": "pipeline with_all_to_all",
         "recompute": "with_recompute",
         "restage": "restaged",
-        "all_to_all": "with_all_to_all",
         "attention_balance": "Handing",
         "attention_costs": "AttentionExchange",
         "attention_exchange": "with_attention_exchange",

@@ -5,24 +5,67 @@ and which holds what memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import placement as placements
-from ..kinds import KINDS
+from ..kinds import ALL_TO_ALL, KINDS
 from ..problem import Problem
 from ..tables import Edges, Ints, Passes, coded
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
-from .all_to_all import with_all_to_all
 from .attention_costs import AttentionExchange
 from .attention_exchange import with_attention_exchange
 from .exchange import with_exchange
-from .numbers import Numbers, Table, whole_numbers, whole_table
+from .numbers import Numbers, Table, check_apart, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
 from .untrained import without_backward
+
+
+def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) -> Problem:
+    """`problem` with the all-to-alls of expert parallelism as passes beside computing.
+
+    AF: µs a stage of `<stage>AF<microbatch>` after each F; no pass where it is 0.
+    AB: µs a stage of `<stage>AB<microbatch>` after each B or BW; None: as AF.
+
+    What waited for the F or B of another stage waits for its all-to-all, as does the last stage's own backward; W does not.
+    Raises BadInput, also for a stage that recomputes: its X would have to repeat AF.
+    """
+    check_apart(problem, ALL_TO_ALL)
+    passes, edges, stages = problem.passes, problem.edges, problem.stages
+    forward = whole_numbers(AF, "AF", stages)
+    backward = whole_numbers(AF if AB is None else AB, "AB", stages)
+    for stage in np.unique(passes.stage[problem.rows("X")]).tolist():
+        if forward[stage]:
+            raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
+    is_f, backs = passes.are("F"), passes.are("B", "BW")
+    times = np.where(is_f, forward[passes.stage], np.where(backs, backward[passes.stage], 0))
+    own = np.flatnonzero(times)
+    if not len(own):
+        return problem
+    table = passes.more(
+        np.where(is_f[own], "AF", "AB"),
+        "comm",
+        stage=passes.stage[own],
+        microbatch=passes.microbatch[own],
+        rank=passes.rank[own],
+        duration=times[own],
+    )
+    place = np.full(len(passes), -1, np.int64)  # F or B → its all-to-all
+    place[own] = len(passes) + np.arange(len(own))
+    before, after = edges.before, edges.after
+    output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
+    turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
+    turn = turn[place[before[turn]] >= 0]
+    # Behind the last stage is the loss, before the first the batch: nobody takes what goes there.
+    down, up = is_f[own] & (passes.stage[own] < stages - 1), backs[own] & (passes.stage[own] > 0)
+    handed = Edges.of(own, place[own], carries=np.where(down, "activation", np.where(up, "gradient", "")))
+    moved = replace(edges, before=np.where(output, place[before], before))
+    return replace(problem, passes=table, edges=moved + handed + Edges.of(place[before[turn]], after[turn]))
+
 
 MAX_PASSES = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
 MAX_TIME = 2**60  # µs of all passes together, so that sums are whole numbers of 64 bits

@@ -28,7 +28,7 @@ from .base.part import Part, RankState, Run
 from .base.program import Action
 from .connecting import Connecting
 from .slices.partial import Attended, Scores, partial_attention, partial_gradients, scale_of
-from .slices.rank import Slices
+from .slices.stage import Slices
 from .transport.failure import LostRank, RunFailed, one_line
 from .transport.format import Format
 from .transport.peers import Peers

@@ -32,7 +32,7 @@ from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
-from .slices.rank import Slices
+from .slices.stage import Slices
 from .updates import Updates
 from .vocabulary import rank as vocabulary
 from .vocabulary.rank import VocabularyShard

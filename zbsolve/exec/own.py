@@ -21,7 +21,7 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .mesh.place import parallelized
 from .sharding.rank import ShardedParameters
-from .slices.rank import check_sliced, sliced_loss
+from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
 from .vocabulary.parts import NAME, Shard, Sharded, cut_shard

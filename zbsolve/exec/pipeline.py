@@ -46,8 +46,7 @@ from .step_view import StepView
 from .transport.peers import Peers, agreed, together
 from .transport.wires import Wires
 from .updates import Updates, check_updates
-from .vocabulary.parts import Shard
-from .vocabulary.whole import WholeVocabulary
+from .vocabulary.parts import Shard, WholeVocabulary
 
 
 class Pipeline:

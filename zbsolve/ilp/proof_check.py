@@ -29,9 +29,8 @@ from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
 from .ranks.end_losses import Answer, proven_again
-from .ranks.groups import group_bound, group_of, lanes_of_group
 from .ranks.induction import WindowSearch, refute_by_induction
-from .ranks.lanes import Lanes
+from .ranks.lanes import Lanes, group_bound, group_of, lanes_of_group
 
 OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
 SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of

@@ -17,9 +17,8 @@ from torch import nn
 
 from ..util.errors import BadInput, raised
 from ..util.text import did_you_mean
-from .huggingface_given import Sample, causal_of, given_to, owner_of
+from .huggingface_given import Sample, balance_of, causal_of, given_to, owner_of
 from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name
-from .huggingface_routers import balance_of
 from .losses import CrossEntropy
 from .model import DTYPES, Model, Setting, parse_setting, seeded
 from .published_models import random_tokens, typed

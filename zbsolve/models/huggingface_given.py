@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from ..util.errors import BadInput
+from .losses import auxiliary_loss
 from .published_models import typed
 
 
@@ -28,7 +34,7 @@ def without_layers(config: Any) -> Any:
     """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
-    bare.output_router_logits = False  # no router is left: `huggingface_routers` makes that loss
+    bare.output_router_logits = False  # no router is left: the functions below make that loss
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -193,3 +199,88 @@ def _dimensions(one: Any, other: Any, length: int) -> tuple[int, ...]:
     same = other.shape if isinstance(other, Tensor) and other.dim() == one.dim() else None
     sizes = enumerate(one.shape)
     return tuple(i for i, size in sizes if (size == length if same is None else size != same[i]))
+
+
+Sums = dict[str, Tensor]
+
+_listening: list[list[Tensor]] = []  # the innermost last: logits of the routers that run
+
+
+@dataclass(frozen=True)
+class Balance:
+    """kind: the class of routers. place: of the logits in what a router gives. experts, chosen: how many there are, and are
+    taken for a token. weight: of the loss."""
+
+    kind: Any
+    place: int
+    experts: int
+    chosen: int
+    weight: float
+
+    def begun(self, hidden: Tensor) -> Sums:
+        """What the first layer is given: sums of 0 that get gradients, as all later ones do."""
+        zeros = torch.zeros(self.experts, device=hidden.device)
+        return {"hidden": hidden, "assigned": zeros, "shares": zeros + hidden.flatten()[:0].sum().float()}
+
+    def added(self, before: Sums, hidden: Tensor, logits: list[Tensor]) -> Sums:
+        """The sums with those of one more layer: tokens of each expert, and its share of them by the router."""
+        assigned, shares = before["assigned"], before["shares"]
+        for one in logits:
+            weights = one.softmax(-1)
+            chosen = weights.topk(self.chosen, dim=-1).indices
+            assigned = assigned + functional.one_hot(chosen, self.experts).sum((0, 1)).float()
+            shares = shares + weights.float().sum(0)
+        return {"hidden": hidden, "assigned": assigned, "shares": shares}
+
+    def add_loss(self, sums: Sums) -> None:
+        """Add the loss of all layers."""
+        rows = sums["assigned"].sum() / self.chosen
+        value = self.experts * (sums["assigned"] / rows * (sums["shares"] / rows)).sum()
+        auxiliary_loss(self.weight * value)
+
+
+def balance_of(causal: Any) -> Balance | None:
+    """Of a model whose config asks for the loss of its routers; None for others. Raises BadInput for a family whose loss is
+    another one."""
+    if not getattr(causal.config, "output_router_logits", False):
+        return None
+    recorder: Any = (getattr(inner_of(causal)[1], "_can_record_outputs", None) or {}).get("router_logits")
+    names = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
+    known = hasattr(sys.modules[type(causal).__module__], "load_balancing_loss_func")
+    kind: Any = getattr(recorder, "target_class", nn.Linear)
+    if not known or kind is nn.Linear or not all(hasattr(causal, name) for name in names):
+        raise BadInput(f"output_router_logits: the router loss of {type(causal).__name__} is not known: leave it out")
+    experts, chosen, weight = (getattr(causal, name) for name in names)
+    return Balance(kind, recorder.index, experts, chosen, weight)
+
+
+def hear(layer: nn.Module, balance: Balance) -> None:
+    """From now on routers in `layer` tell their logits to `heard`."""
+    for module in layer.modules():
+        if isinstance(module, balance.kind):
+            module.__class__ = _telling(balance.kind, balance.place)
+
+
+@contextmanager
+def heard() -> Iterator[list[Tensor]]:
+    """The logits of the routers that run inside."""
+    found: list[Tensor] = []
+    _listening.append(found)
+    try:
+        yield found
+    finally:
+        _listening.pop()
+
+
+@cache
+def _telling(kind: Any, place: int) -> Any:
+    """A router that does what `kind` does, and tells its logits. It stays of the same class in all layers."""
+    plain: Callable[..., Any] = kind.forward
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self, *args, **kwargs)
+        if _listening:
+            _listening[-1].append(found[place])
+        return found
+
+    return type(kind.__name__, (kind,), {"forward": forward})

@@ -19,8 +19,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..util.errors import BadInput, raised
-from .huggingface_given import Given, Here, inner_of, of_eight_words, owner_of, part_of, without_layers
-from .huggingface_routers import Balance, Sums, hear, heard
+from .huggingface_given import (
+    Balance,
+    Given,
+    Here,
+    Sums,
+    hear,
+    heard,
+    inner_of,
+    of_eight_words,
+    owner_of,
+    part_of,
+    without_layers,
+)
 from .losses import capped
 from .slicing import AttentionRule, in_slice, slice_offset, sliced_attention, visible
 

@@ -18,7 +18,7 @@ from ..schedule import GIVEN, Schedule
 from ..util.errors import BadInput
 from ..verifier import verify
 from .certify import certified
-from .message_rounds import lacking_in_words
+from .solver import lacking_in_words
 
 SHOWN = 3  # passes of one side alone that a refusal names
 

@@ -19,8 +19,7 @@ from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
-from ..greedy.blocks.paced import paced_schedules
-from ..greedy.blocks.period_search import annealing_seconds
+from ..greedy.blocks.period_search import annealing_seconds, paced_schedules
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies

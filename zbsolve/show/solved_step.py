@@ -18,8 +18,8 @@ from ..profile.doubtful import rounding_note, stage_errors_note
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
-from ..search.choice_bound import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.choices import vocabularies
+from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
 from ..step import Step
 from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of

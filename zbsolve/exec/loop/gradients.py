@@ -28,7 +28,7 @@ from ..transport.failure import LostRank, RunFailed
 from ..transport.peers import Peers, together
 from ..transport.wires import Wires, reason
 from ..updates import WeightVersions
-from ..vocabulary.whole import WholeVocabulary
+from ..vocabulary.parts import WholeVocabulary
 
 SAID_BYTES = 512  # of what did not work on a rank
 

@@ -37,7 +37,7 @@ from ..lowering import lower
 from ..memory import LiveBytes, Memory, predicted
 from ..own import stages_of
 from ..slices.cutting import Counting, Cutting
-from ..slices.rank import Slices, check_sliced, sliced_loss
+from ..slices.stage import Slices, check_sliced, sliced_loss
 from ..splits import Row
 from ..step_view import StepView
 from ..transport.failure import RunFailed

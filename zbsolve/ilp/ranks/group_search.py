@@ -24,7 +24,8 @@ from .end_losses import (
     next_kind,
     refute,
 )
-from .groups import (
+from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
+from .lanes import (
     MAX_LEAN_RANKS,
     MAX_WHOLE_RANKS,
     Group,
@@ -35,7 +36,6 @@ from .groups import (
     in_own_windows,
     lanes_of_group,
 )
-from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up
