@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from profiler.roofline import estimate
-from zbsolve import Step, pipeline, solve
+from zbsolve import BadInput, Step, pipeline, solve
 from zbsolve.build.untrained import untrained_stages
 from zbsolve.cli import main
+from zbsolve.exec.base.part import Data
+from zbsolve.exec.check import reference
 from zbsolve.exec.lowering import lower
 from zbsolve.problem import Problem
 
@@ -64,6 +68,13 @@ def test_a_model_that_trains_the_front_is_refused(tmp_path: Path, capsys: pytest
     problem = pipeline([1000, 2000], BW=[0, 3000], microbatches=4, comm=100, layers=(4, 4), untrained=1)
     assert ran(problem, "mlp-8", tmp_path) == 2
     assert "layer 0.0.weight: is trained, but the schedule has no backward of its stage" in capsys.readouterr().err
+
+
+def test_nothing_that_trains_is_refused() -> None:
+    layer = nn.Linear(2, 2).requires_grad_(False)
+    data = Data({0: torch.ones(1, 2)}, {0: torch.ones(1, 2)})
+    with pytest.raises(BadInput, match="check: none of the layers has a parameter that is trained"):
+        reference([layer], data, nn.functional.mse_loss)
 
 
 def test_a_front_that_is_trained_later_is_refused() -> None:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ..models.losses import auxiliary_losses, without_metrics
 from ..models.model import Place
 from ..problem import Problem
+from ..util.errors import BadInput
 from .backward.layer_split import run_layers
 from .base.part import Data
 from .base.torch_private import tree_map
@@ -41,10 +42,12 @@ class Value(NamedTuple):
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
     """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`, if there is a backward.
-    Returns the mean loss."""
+    Returns the mean loss. Raises BadInput where nothing is trained."""
     count, total = len(data.inputs), 0.0
     for m in sorted(data.inputs):
         value = _loss(layers, data, m, loss)
+        if backward and not value.requires_grad:
+            raise BadInput("check: none of the layers has a parameter that is trained")
         if backward:
             (value / count).backward()  # type: ignore[no-untyped-call]
         total += float(value.detach()) / count
