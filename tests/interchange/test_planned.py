@@ -122,7 +122,7 @@ def test_an_order_that_needs_more_memory_is_not_written() -> None:
 
 
 def test_torchtitans_flags_say_the_whole_layout() -> None:
-    choice = chosen(SMALL, Layout(2, 2, 2, 2, VEE, 2, 4, zero=3), fused=False)
+    choice = chosen(SMALL, Layout(2, 2, 2, 2, VEE, 2, 4, zero=2), fused=False)
     made = exported(choice, "torchtitan", path="x.csv")
     flags = made.facts["flags"]
     for flag in (
@@ -130,7 +130,7 @@ def test_torchtitans_flags_say_the_whole_layout() -> None:
         "--parallelism.tensor_parallel_degree 2",
         "--parallelism.data_parallel_replicate_degree 1",
         "--parallelism.data_parallel_shard_degree 2",
-        "--parallelism.fsdp_reshard_after_forward always",
+        "--parallelism.fsdp_reshard_after_forward never",
         "--parallelism.no-enable_sequence_parallel",
         "--training.global_batch_size 16",
         "--training.seq_len 2048",
@@ -139,15 +139,29 @@ def test_torchtitans_flags_say_the_whole_layout() -> None:
     assert made.facts["0.3.0"] == "--training.local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 2"
     assert made.facts["main"] == "--training.local_batch_size 8 --parallelism.num_pp_microbatches 4"
     assert made.facts["last"] == "activation-checkpoint:none"
-    assert any("reduces gradients behind the last microbatch" in note for note in made.notes)
-    alone = exported(chosen(SMALL, Layout(4, 1, 1, count=4, recompute=FULL)), "torchtitan")
+    alone = exported(chosen(SMALL, Layout(4, 1, 1, count=4, recompute=FULL, zero=3)), "torchtitan")
     assert "pipeline" not in alone.facts["flags"]
     assert alone.facts["0.3.0"] == "--training.local_batch_size 1"
     assert alone.facts["last"] == "activation-checkpoint:full"
     assert (
-        "--parallelism.data_parallel_replicate_degree 4 --parallelism.data_parallel_shard_degree 1" in alone.facts["flags"]
+        "--parallelism.data_parallel_shard_degree 4 --parallelism.fsdp_reshard_after_forward always" in alone.facts["flags"]
     )
-    assert any("in each microbatch, which takes a step of" in note and "less throughput" in note for note in alone.notes)
+    replicas = exported(chosen(SMALL, Layout(4, 1, 1, size=4)), "torchtitan").facts["flags"]
+    assert "--parallelism.data_parallel_replicate_degree 4 --parallelism.data_parallel_shard_degree 1" in replicas
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (Layout(2, 1, 2, 1, SINGLE, 1, 8, zero=1), "has no ZeRO '1'"),
+        (Layout(2, 1, 2, 1, SINGLE, 1, 8, zero=3), "has no ZeRO '3'"),
+        (Layout(4, 1, 1, count=4), "without a pipeline reduces gradients in each microbatch"),
+    ],
+)
+def test_torchtitan_is_told_no_layout_that_its_fsdp_runs_otherwise(layout: Layout, said: str) -> None:
+    """With a pipeline it gathers and reduces once a step, without one in each microbatch."""
+    with pytest.raises(BadInput, match=f"torchtitan {said}.*; the best plan found that it can run, dp "):
+        exported(chosen(SMALL, layout), "torchtitan")
 
 
 def test_galvatrons_file_lists_every_layer() -> None:
@@ -167,7 +181,7 @@ def test_galvatrons_file_lists_every_layer() -> None:
 
 
 def test_what_no_engine_has_is_named() -> None:
-    choice = chosen(SMALL, Layout(2, 1, 2, 1, SINGLE, 1, 8, zero=1), "1f1b")
+    choice = chosen(SMALL, Layout(2, 1, 2, 1, SINGLE, 1, 8), "1f1b")
     for field, value, name in (("vocabulary", 1, "sharded"), ("offload", 2, "full")):
         other = replace(choice, best=replace(choice.best, layout=choice.best.layout._replace(**{field: value})))
         for to in ("megatron", "torchtitan", "galvatron"):

@@ -108,8 +108,8 @@ def test_torchtitan_builds_our_stages_and_our_order(ran: dict[str, list[dict[str
 
 
 LAYOUTS = {
-    "plan": Layout(2, 2, 2, 2, VEE, 2, 4, zero=3),
-    "plan without a pipeline": Layout(4, 2, 1, count=4, sequence=1, recompute=FULL),
+    "plan": Layout(2, 2, 2, 2, VEE, 2, 4, zero=2),
+    "plan without a pipeline": Layout(4, 2, 1, count=4, sequence=1, recompute=FULL, zero=3),
 }
 
 

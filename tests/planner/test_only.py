@@ -42,11 +42,17 @@ def test_the_space_has_just_what_the_engine_does_not_refuse(engine: str) -> None
 
 @pytest.mark.parametrize(
     ("engine", "pipelined", "alone"),
-    [("megatron", [0, 1, 3], [0, 1, 3]), ("zbsolve", [0, 2], [0]), ("galvatron", [0, 1, 2, 3], [0, 1, 2, 3])],
+    [
+        ("megatron", [0, 1, 3], [0, 1, 3]),
+        ("torchtitan", [0, 2], [0, 2, 3]),
+        ("zbsolve", [0, 2], [0]),
+        ("galvatron", [0, 1, 2, 3], [0, 1, 2, 3]),
+    ],
 )
 def test_engines_shard_states_as_they_do(engine: str, pipelined: list[int], alone: list[int]) -> None:
     """Megatron's distributed optimizer is ZeRO 1, its FSDP ZeRO 3. `run` shards with stages that fully_shard has wrapped,
-    and gathers each once a step: ZeRO 2 of a pipeline."""
+    and gathers each once a step: ZeRO 2 of a pipeline. So does torchtitan's FSDP, which without a pipeline
+    reduces in each microbatch."""
     table = layouts(SMALL, 8, 16, A100, Only(engine))
     assert np.unique(table.zero[(table.dp > 1) & (table.pp > 1)]).tolist() == pipelined
     assert np.unique(table.zero[(table.dp > 1) & (table.pp == 1)]).tolist() == alone

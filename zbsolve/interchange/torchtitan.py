@@ -7,13 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..placement import describe
-from ..planner.candidate import Choice, candidate_of
+from ..planner.candidate import Choice
 from ..planner.engines import target
 from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .alternatives import cost_of_step
 from .exported import Export, Options, layer_letters, stage_letters
 from .order import Order, Refused
 from .torch_csv import TorchOrder, torch_order
@@ -94,7 +93,8 @@ def titan_for(made: TorchOrder, options: Options) -> Titan:
     if layout.pp > 1:
         counts = {"0.3.0": f"{local} {microbatch}", "main": f"{local} {number}"}
     last = f"activation-checkpoint:{RECOMPUTE[layout.recompute]}"
-    return Titan(flags, counts, last, parts, why, _says(options.plan))
+    says = ("torchtitan's selective checkpointing keeps other activations than the plan counts",)
+    return Titan(flags, counts, last, parts, why, says if layout.recompute == SELECTIVE else ())
 
 
 def _pipeline_flags(order: Order, path: str, parts: tuple[tuple[str, ...], ...] | None) -> str:
@@ -117,8 +117,8 @@ def _counts(count: int, size: int) -> tuple[str, str, str]:
 
 
 def layout_flags(plan: Choice) -> str:
-    """What torchtitan is told of a plan's layout beside the pipeline. It shards states in one way, FSDP: of ZeRO's stages 1
-    and 2 parameters stay whole after the forward, of stage 3 they do not."""
+    """What torchtitan is told of a plan's layout beside the pipeline. It shards states in one way, FSDP: of ZeRO's stage 2
+    parameters stay whole after the forward, of stage 3 they do not."""
     layout = plan.best.layout
     shard, copies = (layout.dp, 1) if layout.zero else (1, layout.dp)
     names = {
@@ -131,23 +131,6 @@ def layout_flags(plan: Choice) -> str:
     }
     parallel = [] if layout.tp == 1 or layout.sequence else ["--parallelism.no-enable_sequence_parallel"]
     return " ".join([*(f"--{name} {value}" for name, value in names.items()), *parallel])
-
-
-def _says(plan: Choice) -> tuple[str, ...]:
-    """What torchtitan does otherwise than the plan's layout says."""
-    layout, found = plan.best.layout, list[str]()
-    if layout.pp == 1 and layout.dp > 1 and layout.count > 1 and layout.zero < 2:
-        each = candidate_of(plan.shape, layout._replace(zero=2), plan.cluster, plan.memory, method="greedy", effort=0.1)
-        cost = "does not fit the memory" if each is None else cost_of_step(each.value, plan)
-        found.append(f"torchtitan without a pipeline reduces gradients in each microbatch, which {cost}")
-    if layout.pp > 1 and layout.zero == 3:
-        found.append(
-            "torchtitan reduces gradients behind the last microbatch, not in each as ZeRO 3 does: each rank "
-            "keeps them whole until then, which the plan's memory does not count"
-        )
-    if layout.recompute == SELECTIVE:
-        found.append("torchtitan's selective checkpointing keeps other activations than the plan counts")
-    return tuple(found)
 
 
 def modules_of(problem: Problem, layers: str | None) -> tuple[tuple[tuple[str, ...], ...] | None, str]:

@@ -134,7 +134,16 @@ TARGETS = (
         numbered_by=-1,
         has_plan=True,
         by_rank=True,
-        rules=PLAIN,
+        # It shards states by FSDP alone. With a pipeline that gathers parameters and reduces gradients once a step: ZeRO 2.
+        # Without one it reduces in each microbatch.
+        rules=(
+            Rule(lambda one: (one.zero == 1) | ((one.zero == 3) & (one.pp > 1)), "zero"),
+            Rule(
+                lambda one: (one.zero == 0) & (one.dp > 1) & (one.pp == 1) & (one.count > 1),
+                says="without a pipeline reduces gradients in each microbatch (zero 2 or 3)",
+            ),
+            *PLAIN,
+        ),
     ),
     Target(
         *("jaxpp", "JaxPP", "0.9.2", "Python"),

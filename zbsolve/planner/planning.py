@@ -15,7 +15,7 @@ from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
-from .bounds.space_bounds import cheap_bounds, raised, unproven
+from .bounds.space_bounds import cheap_bounds, raising, unproven
 from .candidate import Candidate
 from .cluster import Cluster, cluster_of
 from .costs.layer_costs import Model
@@ -118,7 +118,7 @@ def compiled() -> None:
     """Bounds of a tiny space, so that every kernel of bounds is compiled (once a machine, then cached on disk) or loaded."""
     model, cluster = Shape.gpt(64, 2, 4, vocabulary=256), cluster_of("a100")
     table = layouts(model, 4, 4, cluster)
-    bounds = raised(cheap_bounds(model, table, cluster, cluster.memory), cluster.memory, np.inf)
+    *_, bounds = raising(cheap_bounds(model, table, cluster, cluster.memory), cluster.memory, np.inf)
     assert not len(unproven(bounds, cluster.memory))
 
 

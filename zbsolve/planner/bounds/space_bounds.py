@@ -67,16 +67,9 @@ def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) ->
     return SpaceBounds(layout, costs, pipeline, behind, rule, by)
 
 
-def raised(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> SpaceBounds:
-    """Higher bounds of the layouts whose step may take less than `below` µs; count: of so many of them, the lowest."""
-    higher = bounds
-    for latest in raising(bounds, memory, below, count):
-        higher = latest
-    return higher
-
-
 def raising(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> Iterator[SpaceBounds]:
-    """The same part by part, the lowest bounds first. Each turn gives all that was raised so far."""
+    """Higher bounds of the layouts whose step may take less than `below` µs (count: of so many of them, the lowest), part by
+    part, the lowest first. Each turn gives all that was raised so far."""
     order = np.argsort(bounds.step, kind="stable")
     rows = order[bounds.step[order] < below][:count]
     pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
