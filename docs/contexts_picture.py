@@ -13,8 +13,7 @@ from typing import Any
 
 from panels import Look, Panel
 
-from zbsolve.show.pictures.drawing import Drawing, Line, Mark, Words
-from zbsolve.show.pictures.svg import to_svg
+from zbsolve.show.pictures.drawing import Drawing, Line, Mark, Words, to_svg
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results" / "contexts.json"

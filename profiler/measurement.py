@@ -44,8 +44,7 @@ from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, s
 from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
 from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
-from .spread import Spread, bytes_here
-from .stage_rounds import of_two_kinds, stages_of
+from .stage_rounds import Spread, bytes_here, of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 from .warn import warnings

@@ -15,7 +15,7 @@ from zbsolve import BadInput, Schedule, Timeline, Trace
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import mlp
-from zbsolve.show.schedule_trace import schedule_as_trace
+from zbsolve.show.tracks import schedule_as_trace
 
 from .support.exec_tools import a_problem, random_schedule, run_here
 from .support.runs import one_f_one_b, random_run, run_of, trace_of

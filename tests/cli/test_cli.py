@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import Schedule, __version__, solve
-from zbsolve.cli import gone
+from zbsolve.cli import app as gone
 from zbsolve.cli.app import COMMANDS, main, parser
 from zbsolve.util.errors import interruption
 

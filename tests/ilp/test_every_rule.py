@@ -135,7 +135,7 @@ RULES: dict[str, list[Example]] = {
     "many._forms": [("plain", lambda name: of_many(name, WORK), "the busiest rank works")],
     "many._idle": [("plain", lambda name: of_many(name, IDLE), "whatever the number of microbatches")],
     "many._energy": [("tight", lambda name: of_many(name, AREA), "does not fit 10 bytes sooner")],
-    "groups.group_bound": [
+    "lanes.group_bound": [
         ("two", lambda name: of_ranks(name, GROUP_KINDS[False], (0,), 750), "rank 0: no order of its passes fits 749 µs"),
         ("two", lambda name: of_ranks(name, GROUP_KINDS[True], (0, 1), 750), "; left out: "),
         (
@@ -156,8 +156,8 @@ RULES: dict[str, list[Example]] = {
     ],
     "end_losses.bound": [("two", of_both_ends, "while memory fills and")],
     "cp.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
-    "prover.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
-    "prover.milp": [
+    "finder.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
+    "finder.milp": [
         ("small", lambda name: by_solver(name, lambda state: prover.milp(state, "cbc", 0)), "milp cbc: the whole")
     ],
 }

@@ -13,9 +13,8 @@ from zbsolve import Infeasible, Layer, Link, Profile
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.bounds.bound_kernels import NEVER
 from zbsolve.planner.bounds.bound_row import chain_bounds
-from zbsolve.planner.bounds.layout_rules import MEMORY, RULES, pipeline_bounds, work_bounds
+from zbsolve.planner.bounds.layout_rules import MEMORY, NEVER, RULES, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import behind_of, step_of
 from zbsolve.planner.costs.layer_formulas import Times
 from zbsolve.planner.costs.least_parts import Exchanges, Slices, copies_of, kept_of, replicas_of, shards_of

@@ -10,8 +10,7 @@ import pytest
 
 from zbsolve import Infeasible, Link
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.bounds.bound_kernels import NEVER
-from zbsolve.planner.bounds.layout_rules import pipeline_bounds
+from zbsolve.planner.bounds.layout_rules import NEVER, pipeline_bounds
 from zbsolve.planner.candidate import step_of
 from zbsolve.planner.costs.rank_costs import costs_of, least_bytes
 from zbsolve.planner.layout import NO_OFFLOAD, SHARDED, table_of

@@ -16,9 +16,8 @@ from zbsolve.planner import CLUSTERS, Only, Plan, Shape, check_plan
 from zbsolve.planner.candidate import Choice
 from zbsolve.planner.engines import PLANNED
 from zbsolve.planner.layout import LOOP, NONE, SINGLE, VEE
-from zbsolve.planner.only import parse_only
 from zbsolve.planner.plan_file import read_choice
-from zbsolve.planner.space import layouts
+from zbsolve.planner.space import layouts, parse_only
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)

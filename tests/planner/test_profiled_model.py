@@ -15,7 +15,7 @@ from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Layout, ProfiledModel, Shape, check_plan, layout_profile
 from zbsolve.planner.engines import PLANNED
 from zbsolve.planner.layout import FULL, LOOP, NONE, SELECTIVE, SINGLE, VEE, table_of
-from zbsolve.planner.model_file import model_from_json, model_to_json
+from zbsolve.planner.plan_file import model_from_json, model_to_json
 
 from ..support.exhaustive import optimum
 from ..support.partitions import partitions

@@ -14,7 +14,7 @@ from zbsolve import BadInput, Link
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Plan, PlanFront, Shape, plan_front, what_if
 from zbsolve.planner.answers import LINK_CHANGES, Answer
-from zbsolve.planner.bounds.bound_kernels import NEVER
+from zbsolve.planner.bounds.layout_rules import NEVER
 from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, changed, no_harder
 from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from profiler import measure
-from profiler.captured import CapturedStage, replayed
 from profiler.stage_rounds import PassTimer, batches, built, rounds, stages_of
+from profiler.timing import CapturedStage, replayed
 from zbsolve import BadInput
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.models.by_name import load

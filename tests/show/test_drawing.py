@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from zbsolve.show.pictures.drawing import Area, Box, Dot, Drawing, Line, Row, Words
-from zbsolve.show.pictures.svg import to_svg
+from zbsolve.show.pictures.drawing import Area, Box, Dot, Drawing, Line, Row, Words, to_svg
 
 HOSTILE = "</svg><script>\"&'\x1b[31m\u2028"
 

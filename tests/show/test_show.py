@@ -22,8 +22,7 @@ from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_as_svg
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.show.schedule_text import schedule_as_text
-from zbsolve.show.schedule_trace import schedule_as_trace
-from zbsolve.show.tracks import cell_kinds, letters, levels
+from zbsolve.show.tracks import cell_kinds, letters, levels, schedule_as_trace
 from zbsolve.trace import Trace
 
 from ..support.runs import one_f_one_b, random_run, trace_of

@@ -11,7 +11,7 @@ from zbsolve.search.auto import Tried
 from zbsolve.search.state import State
 from zbsolve.show.profile_report import partitions_as_text, stages_as_text
 from zbsolve.show.profile_rows import Units
-from zbsolve.show.search_text import state_as_text, tried_as_text
+from zbsolve.show.solved_text import state_as_text, tried_as_text
 from zbsolve.util.clock import Clock
 
 from ..support.profiles import equal_layers

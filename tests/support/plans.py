@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from zbsolve import preset, solve
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.bounds.bound_kernels import NEVER
-from zbsolve.planner.bounds.layout_rules import least_behind, pipeline_bounds
+from zbsolve.planner.bounds.layout_rules import NEVER, least_behind, pipeline_bounds
 from zbsolve.planner.candidate import Candidate, Choice, behind_of, step_of
 from zbsolve.planner.costs.layer_costs import Model
 from zbsolve.planner.costs.rank_costs import costs_of

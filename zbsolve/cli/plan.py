@@ -88,9 +88,9 @@ def command(options: argparse.Namespace) -> int:
     """Plan, write the plan, print it."""
     from ..planner.answers import changed_cases, parse_front
     from ..planner.case import Case
-    from ..planner.model_file import model_of
-    from ..planner.only import parse_only
+    from ..planner.plan_file import model_of
     from ..planner.planning import compiled, memory_of, plan
+    from ..planner.space import parse_only
     from ..show.plan_page import plan_as_page
     from ..show.plan_text import plan_as_text
     from ..util.files import write_text

@@ -171,7 +171,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     from profiler import measure
     from profiler.links import survey
     from profiler.measurement import join, take_part
-    from profiler.spread import joined
+    from profiler.stage_rounds import joined
     from profiler.timing import OutOfMemory
 
     timeout, device = options.seconds + 600, _device(options)

@@ -202,7 +202,7 @@ class Search:
 
     def _draw(self) -> None:
         if self.last is not None:
-            from ..show.search_text import state_as_text
+            from ..show.solved_text import state_as_text
 
             where, state = self.last
             progress_line()(f"{where}{': ' if where else ''}{state_as_text(state, time.monotonic() - self.began)}")

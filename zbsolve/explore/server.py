@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..search.state import State as Search
 from ..show.pages import script
-from ..show.search_text import state_as_text
+from ..show.solved_text import state_as_text
 from ..util.errors import BadInput, ZbsolveError
 from .page import answer_part, controls_page, table_part, wrong_part
 from .playground import Playground, Row

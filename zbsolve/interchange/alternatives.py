@@ -13,8 +13,8 @@ from ..build.restage import restaged
 from ..placement import describe
 from ..planner.candidate import Choice
 from ..planner.engines import Target
-from ..planner.only import Only
 from ..planner.planning import plan
+from ..planner.space import Only
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems import SYSTEMS, preset

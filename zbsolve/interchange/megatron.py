@@ -11,8 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..planner.candidate import Choice
-from ..planner.engine_orders import grouped_orders
+from ..planner.candidate import Choice, grouped_orders
 from ..planner.engines import target
 from ..planner.layout import FULL, NONE, SELECTIVE
 from ..problem import Problem

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .fitting import fit as fit
     from .fitting import predict as predict
     from .layout import Layout as Layout
-    from .only import Only as Only
     from .plan_file import Plan as Plan
     from .plan_file import check_plan as check_plan
     from .profiled_model import ProfiledModel as ProfiledModel
     from .shape import SHAPES as SHAPES
     from .shape import Shape as Shape
     from .shape import shape_by_name as shape_by_name
+    from .space import Only as Only
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -33,7 +33,7 @@ __getattr__, __dir__ = handing_on(
         "cluster": "CLUSTERS Cluster cluster_by_name with_links_of",
         "fitting": "fit predict",
         "layout": "Layout",
-        "only": "Only",
+        "space": "Only",
         "plan_file": "Plan check_plan",
         "profiled_model": "ProfiledModel",
         "shape": "SHAPES Shape shape_by_name",

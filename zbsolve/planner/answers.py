@@ -14,14 +14,14 @@ from ..search.memory_limits import Point
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, interruption
 from ..util.text import parse_bytes
-from .bounds.bound_kernels import NEVER
+from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
 from .case import Case, case_of, changed, no_harder
 from .costs.rank_costs import least_bytes
 from .layout import rows_of
 from .plan_file import Plan
 from .planning import plan
-from .race.space_race import Progress
+from .race.searches import Progress
 from .solved_space import SAME_US
 from .space import layouts
 

@@ -4,7 +4,7 @@ and `Choice`, a plan's best candidate without its space.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..features.cuts import SEQUENCE
+from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..layer import Link
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -21,6 +22,8 @@ from ..search.certify import certified
 from ..search.state import ALONE
 from ..search.task import Task, solve_task
 from ..step import Step
+from ..systems.one_direction import interleaved_in_groups, takes_groups
+from ..systems.table import preset, presets_of
 from ..util.errors import Infeasible
 from ..verifier import verify
 from .cluster import Cluster
@@ -209,3 +212,51 @@ class Choice:
     batch: int
     memory: int
     best: Candidate
+
+
+MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
+
+
+def in_its_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
+    """The layout with the best of these orders that holds within the memory; None where none does."""
+    return _best(found for step in unsolved(model, layout, cluster, memory, (True,)) for found in _in_groups(step))
+
+
+def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
+    """The layout with the best of all named orders that holds within the memory; None where none does."""
+    steps = unsolved(model, layout, cluster, memory)
+    return _best(step.solved(schedule) for step in steps for _, schedule in presets_of(step.problem, searched=False))
+
+
+def _in_groups(one: Unsolved) -> Iterator[Candidate]:
+    """Groups of p times powers of two, and of m."""
+    return (one.solved(order) for _, order in grouped_orders(one.problem, _powers(one.problem)))
+
+
+def _powers(problem: Problem) -> set[int]:
+    return {problem.ranks << shift for shift in range(problem.microbatches.bit_length())} | {problem.microbatches}
+
+
+def _best(orders: Iterable[Candidate]) -> Candidate | None:
+    """The shortest that is legal and holds within the memory."""
+    for one in sorted(orders, key=lambda order: order.value):
+        if not verify(one.schedule.problem, one.schedule):
+            return replace(one, schedule=certified(one.schedule, GIVEN))
+    return None
+
+
+def grouped_orders(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int | None, Schedule]]:
+    """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then evenly spread ones, powers of two
+    times p, and m. only: those of these alone. (None, 1F1B) with one stage a rank."""
+    p, m = problem.ranks, problem.microbatches
+    if problem.stages == p:
+        yield None, preset("1f1b", problem)
+        return
+    alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
+    allowed = [g for g in range(p, m + 1) if takes_groups(problem, g) and (not only or g in only)]
+    if len(allowed) * len(problem.passes) > MAX_TRIED:
+        powers = _powers(problem)
+        spread = -(-len(allowed) * len(problem.passes) // MAX_TRIED)
+        allowed = [g for i, g in enumerate(allowed) if g in powers or i % spread == 0]
+    for g in allowed:
+        yield g, with_side_streams(problem, interleaved_in_groups(alone, g))

@@ -10,8 +10,8 @@ from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
 from .cluster import LINKS, Cluster
 from .costs.layer_costs import Model
-from .only import ALL, Only
 from .plan_file import Plan
+from .space import ALL, Only
 
 SIZES = ("memory", "devices", "nodes", "batch")
 # More of these, or less, never makes a step longer: each time of a layer, message and exchange rises or falls with them. Not

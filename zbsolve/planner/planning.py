@@ -16,17 +16,14 @@ from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, interrupti
 from ..util.text import parse_bytes
 from ..workers.workers import Workers, WorkersLost
 from .bounds.space_bounds import cheap_bounds, raising, unproven
-from .candidate import Candidate
+from .candidate import Candidate, in_a_named_order, in_its_order
 from .cluster import Cluster, cluster_of
 from .costs.layer_costs import Model
-from .engine_orders import in_a_named_order, in_its_order
-from .only import ALL, Only
 from .plan_file import Plan
-from .race.searches import price_first, price_space, search_at_start, search_space
-from .race.space_race import Progress, SpaceRace
+from .race.searches import Progress, SpaceRace, price_first, price_space, search_at_start, search_space
 from .shape import Shape
 from .solved_space import SAME_US
-from .space import layouts
+from .space import ALL, Only, layouts
 
 
 def plan(

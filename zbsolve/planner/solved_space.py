@@ -17,7 +17,7 @@ from .candidate import Candidate
 from .cluster import Cluster
 from .costs.layer_costs import Model
 from .layout import FIELDS, named, rows_of
-from .only import ALL, Only
+from .space import ALL, Only
 
 MFU_COUNTS = "attention's whole square, masked or not; nothing that is computed again (2205.05198, appendix A)"
 SAME_US = 1e-3  # steps this near are the same number, written and read

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .gallery import exhibits as exhibits
     from .gallery import gallery_as_page as gallery_as_page
     from .gallery import gallery_as_text as gallery_as_text
+    from .pictures.drawing import to_svg as to_svg
     from .pictures.files import save_drawing as save_drawing
     from .pictures.files import save_schedule_picture as save_schedule_picture
     from .pictures.schedule import comparison_drawing as comparison_drawing
     from .pictures.schedule import schedule_as_svg as schedule_as_svg
     from .pictures.schedule import schedule_drawing as schedule_drawing
     from .pictures.style import Style as Style
-    from .pictures.svg import to_svg as to_svg
     from .profile_report import partitions_as_text as partitions_as_text
     from .profile_report import profile_as_page as profile_as_page
     from .profile_report import profile_as_text as profile_as_text
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
     from .schedule_page import schedule_as_page as schedule_as_page
     from .schedule_text import schedule_as_text as schedule_as_text
-    from .schedule_trace import schedule_as_trace as schedule_as_trace
-    from .search_text import state_as_text as state_as_text
-    from .search_text import tried_as_text as tried_as_text
     from .solved_step import solved as solved
     from .solved_text import Solved as Solved
     from .solved_text import solved_as_text as solved_as_text
+    from .solved_text import state_as_text as state_as_text
+    from .solved_text import tried_as_text as tried_as_text
+    from .tracks import schedule_as_trace as schedule_as_trace
 
 __getattr__, __dir__ = handing_on(
     __name__,
@@ -56,11 +56,10 @@ __getattr__, __dir__ = handing_on(
         "schedule_page": "schedule_as_page",
         "pictures.schedule": "comparison_drawing schedule_as_svg schedule_drawing",
         "pictures.style": "Style",
-        "pictures.svg": "to_svg",
+        "pictures.drawing": "to_svg",
         "schedule_text": "schedule_as_text",
-        "schedule_trace": "schedule_as_trace",
-        "search_text": "state_as_text tried_as_text",
+        "tracks": "schedule_as_trace",
         "solved_step": "solved",
-        "solved_text": "Solved solved_as_text",
+        "solved_text": "Solved solved_as_text state_as_text tried_as_text",
     },
 )

@@ -11,12 +11,10 @@ from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, format_bytes, format_gap, format_time, printable, time_unit, times_note
 from .pages import picture, render
-from .pictures.drawing import Drawing
+from .pictures.drawing import Drawing, to_svg
 from .pictures.files import PICTURES, save_drawing
-from .pictures.frontier import bubble_rate, excess, frontier_drawing
-from .pictures.frontier_curves import curves_drawing
+from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
 from .pictures.style import USUAL, Style
-from .pictures.svg import to_svg
 
 ENDINGS = (".json", *PICTURES, ".html")
 INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says the words

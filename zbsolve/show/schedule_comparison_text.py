@@ -13,11 +13,11 @@ from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, counted, format_bytes, format_gap, in_one_unit, printable, time_unit, times_note
 from .pages import picture, render
+from .pictures.drawing import to_svg
 from .pictures.files import PICTURES as STILL
 from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
-from .pictures.svg import to_svg
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 from .sentences import certificate_lines, headline_of_all, without_notes
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kinds import TABLE
+from ..kinds import KINDS, TABLE
 from ..problem import Ints, Problem
+from ..schedule import Schedule
 from ..timeline import Timeline
+from ..trace import Trace
+from ..util.text import printable
+from .comparison import check_trace
 
 PALEST = 0.6  # the share of white in the colour of the last of three stages or more
 
@@ -105,3 +110,112 @@ def _hex(values: Sequence[float]) -> str:
 def ink(colour: str) -> str:
     """Black or white, whichever reads better on `colour`."""
     return "#111" if brightness(colour) > 125 else "#fff"
+
+
+Event = dict[str, Any]
+
+
+def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
+    """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs; with a `trace` the median
+    step's ranks follow: each pass with what it waited for inputs, the host time before it, and the bytes held after it.
+
+    Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    """
+    timeline, ranks = schedule.timeline(), schedule.problem.ranks
+    found = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
+    if trace is not None:
+        check_trace(schedule, trace)
+        step = trace.median_step
+        extra: dict[str, list[Any]] = {"wait": trace.waits(step).round(3).tolist()}
+        if trace.host:
+            extra["host"] = trace.host[step].round(3).tolist()
+        if trace.held is not None:
+            extra["held"] = trace.held.tolist()
+        measured = trace.median()
+        found += _run(schedule, measured, "measured", ranks, extra) + _memory(measured, ranks)
+    body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
+    return json.dumps(body, separators=(",", ":")) + "\n"
+
+
+def _run(
+    schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
+) -> list[Event]:
+    """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
+    found: list[Event] = []
+    home: dict[int, tuple[int, int]] = {}
+    for rank in range(schedule.problem.ranks):
+        found.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
+        found.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
+    for thread, track in enumerate(tracks_of(schedule.problem)):
+        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # a bus is several ranks'
+            found.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
+        found += _slices(timeline, track, offset, thread, extra or {})
+        for row in track.rows.tolist():
+            home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
+    return found + _messages(timeline, home, offset)
+
+
+def _name(what: str, process: int, thread: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: Mapping[str, list[Any]]) -> list[Event]:
+    p, names = timeline.problem.passes, timeline.problem.names
+    return [
+        {
+            "ph": "X",
+            "name": names[i],
+            "cat": KINDS[p.kind[i]],
+            "pid": offset + int(p.rank[i]),
+            "tid": thread,
+            "ts": timeline.start[i].item(),
+            "dur": (timeline.end[i] - timeline.start[i]).item(),
+            "args": {
+                "stage": int(p.stage[i]),
+                "microbatch": int(p.microbatch[i]),
+                "slice": int(p.slice[i]),
+                **{what: column[i] for what, column in extra.items()},
+            },
+        }
+        for i in track.rows.tolist()
+    ]
+
+
+def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
+    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
+    one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
+    """
+    problem, found = timeline.problem, list[Event]()
+    rank = problem.passes.rank
+    pairs = zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
+    first = offset * len(problem.edges)
+    for i, (a, b) in enumerate(pairs):
+        if rank[a] == rank[b]:
+            continue
+        common = {"cat": "message", "name": "message", "id": first + i}
+        leaves = timeline.end[a].item() - _within(timeline, a)
+        found.append({"ph": "s", **common, "pid": home[a][0], "tid": home[a][1], "ts": leaves})
+        comes = timeline.start[b].item() + _within(timeline, b)
+        found.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": comes})
+    return found
+
+
+def _within(timeline: Timeline, row: int) -> float:
+    """A tenth of a µs, or half of a pass that is shorter: readers cut times to whole nanoseconds, each on its own."""
+    length: float = (timeline.end[row] - timeline.start[row]).item()
+    return min(0.1, length / 2)
+
+
+def _memory(timeline: Timeline, offset: int) -> list[Event]:
+    if timeline.held is None and not timeline.problem.edges.bytes.any():
+        return []
+    problem, found = timeline.problem, list[Event]()
+    homes = [(rank, "memory") for rank in range(problem.ranks)]
+    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # beside the first rank that has bytes there
+        users = problem.passes.rank[problem.edges.before[problem.edges_in(pool)]]
+        homes.append((int(users.min(initial=problem.ranks - 1)), printable(problem.pool_name(pool))))
+    for pool, (rank, name) in enumerate(homes):
+        times, held = timeline.memory(pool)
+        for time, size in zip(times.tolist(), held.tolist(), strict=True):
+            found.append({"ph": "C", "name": name, "pid": offset + rank, "ts": time, "args": {"bytes": size}})
+    return found

@@ -17,9 +17,8 @@ from ..costs.layer_costs import Model
 from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, least_there, roles, shards_beside
 from ..costs.vocabulary_shards import Shards
 from ..layout import Layout
-from .bound_kernels import NEVER, refuted
 from .bound_row import bound_rows, chain_bounds
-from .layout_rules import CHAIN, NO_ROOM, WORK, dominators, least_behind, pipeline_bounds, work_bounds
+from .layout_rules import CHAIN, NEVER, NO_ROOM, WORK, dominators, least_behind, pipeline_bounds, refuted, work_bounds
 from .layout_rules import RULES as OF_LAYOUTS
 
 DOMINATED = "dominated by another layout"

@@ -14,11 +14,10 @@ from ...util.errors import BadInput
 from ...util.files import write_bytes, write_text
 from ...util.text import printable
 from ..schedule_page import schedule_as_page
-from ..schedule_trace import schedule_as_trace
-from .drawing import PAPER, Area, Box, Dot, Drawing, Line, Mark, Row, Words
+from ..tracks import schedule_as_trace
+from .drawing import PAPER, Area, Box, Dot, Drawing, Line, Mark, Row, Words, to_svg
 from .schedule import schedule_drawing
 from .style import USUAL, Style
-from .svg import to_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

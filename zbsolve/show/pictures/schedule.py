@@ -13,10 +13,9 @@ from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
 from ..sentences import certificate_lines, headline, headline_of_all, pool_lines, value_line
-from .drawing import SOFT, TICK, Drawing, Line, Mark, Words
+from .drawing import SOFT, TICK, Drawing, Line, Mark, Words, to_svg
 from .gantt import Axis, Gantt, MemoryStrips, axis_height, legend_entries, rows_height
 from .style import LINE, USUAL, Style, legend, paragraph, short_time, text_width, wrapped
-from .svg import to_svg
 
 
 def schedule_as_svg(
