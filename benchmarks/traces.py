@@ -186,7 +186,7 @@ def noise(effort: float = 4.0) -> Results:
 
 def noise_table(sample: Results) -> list[str]:
     """Measured steps, and those that were drawn, ms."""
-    rows = [("steps", "as given", "mean", "p50", "p95", "p99", "bound", "shorter in")]
+    rows = [("steps", "as given", "mean", "p50", "p95", "p99", "no mean below", "shorter in")]
     rows.append((f"measured ({sample['steps']})", "", *(f"{us / 1e3:,.1f}" for us in sample["measured"]), "", "", ""))
     for what, row in sample["rows"].items():
         times = (row["given"], *(row[name][0] for name in ("mean", "p50", "p95", "p99", "bound")))

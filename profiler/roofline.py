@@ -44,8 +44,8 @@ from .devices import (
 from .memory import LayerMemory, costs_of, held
 from .operation_costs import FusedNorms, Op, OptimizerState, PassOps, passes, state_of, total
 from .stage_rounds import stages_of
-from .vocabulary import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
 from .vocabulary_cut import cut_of
+from .vocabulary_times import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
 
 HEADS = "heads"  # of queries in causal attention, a number that divides those of all layers; 0: there is none
 SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from profiler import estimate, measure
 from profiler.dataflow import batch_of, fake_mode, flow, quiet
 from profiler.operation_costs import Work, total
-from profiler.vocabulary import counted_shard, counted_table
 from profiler.vocabulary_cut import RANKS, Cut, cut_of
+from profiler.vocabulary_times import counted_shard, counted_table
 from zbsolve import BadInput, Profile
 from zbsolve.exec.vocabulary.shard import pass_s
 from zbsolve.models.by_name import load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     from ..profile.doubtful import doubts
     from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison import compare_schedules
-    from ..show.schedule_comparison_text import PICTURES, noise_as_text, save_comparison, schedules_as_text
+    from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
 
     if options.output:
         checked_ending(options.output, PICTURES)
@@ -116,18 +117,16 @@ def _side_by_side(options: argparse.Namespace) -> int:
         except ZbsolveError as error:
             absent.append((path, str(error).removeprefix(f"{path}: ")))
     result = compare_schedules(named, absent)
-    if options.output:
-        save_comparison(result, options.output, [] if profile is None else doubts(profile))
     if options.noise:
         from ..noise import under_noise
 
-        noisy = under_noise(dict(named), _noise(options.noise))
-        result_and_noise = {**result.to_json(), "under_noise": noisy.to_json()}
+        result = replace(result, noise=under_noise(dict(named), _noise(options.noise)))
+    if options.output:
+        save_comparison(result, options.output, [] if profile is None else doubts(profile))
     if options.json:
-        print_json(result_and_noise if options.noise else result.to_json())
+        print_json(result.to_json())
     else:
         print(schedules_as_text(result), end="")
-        print("\n" + noise_as_text(noisy) if options.noise else "", end="")
     return 0
 
 

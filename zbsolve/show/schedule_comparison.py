@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from ..problem import Problem
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput
 from ..util.text import format_times
+
+if TYPE_CHECKING:
+    from ..noise import UnderNoise
 
 PARTS = ("S", "FQ")  # kinds that have a part of F or of a backward
 BACKWARDS = ("B", "W", "BW")
@@ -84,11 +87,13 @@ class ComparedSchedule:
 @dataclass(frozen=True)
 class ScheduleComparison:
     """Schedules of the same work in the order in which they were named, the first is the one that others are held against;
-    `absent`: (name, why) of those that cannot be. `objective`: "makespan" or "span"."""
+    `absent`: (name, why) of those that cannot be. `objective`: "makespan" or "span". `noise`: what they take where times
+    vary, where that was asked."""
 
     rows: tuple[ComparedSchedule, ...]
     absent: tuple[tuple[str, str], ...]
     objective: str
+    noise: UnderNoise | None = None
 
     @property
     def best(self) -> ComparedSchedule:
@@ -99,7 +104,8 @@ class ScheduleComparison:
         """All rows, and those that cannot be with their reason."""
         absent = [{"name": name, "why": why} for name, why in self.absent]
         rows = [row.to_json() for row in self.rows]
-        return {"objective": self.objective, "best": self.best.name, "schedules": rows, "absent": absent}
+        noise = {} if self.noise is None else {"under_noise": self.noise.to_json()}
+        return {"objective": self.objective, "best": self.best.name, "schedules": rows, "absent": absent, **noise}
 
 
 def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..build.vocabulary import model_routes
-from ..noise import SHARES, UnderNoise
 from ..placement import describe
 from ..schedule import relative_gap
 from ..util.errors import BadInput
@@ -20,6 +20,9 @@ from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 from .sentences import certificate_lines, headline_of_all, without_notes
+
+if TYPE_CHECKING:
+    from ..noise import UnderNoise
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
 MAX_PEAKS = 16  # ranks whose peaks are shown one by one
@@ -50,7 +53,7 @@ def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
     found = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
         found.append(("most activations held", _peaks(c)))
-    return found
+    return found if c.noise is None else [*found, _noise(c.noise)]
 
 
 def source_lines(c: ScheduleComparison) -> list[str]:
@@ -149,21 +152,21 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
     return [f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent]
 
 
-def noise_as_text(found: UnderNoise) -> str:
-    """A table of what schedules take under noise, each with its bound and the rank that critical paths are on most."""
+def _noise(found: UnderNoise) -> tuple[str, Rows]:
+    """What schedules take where times vary, each with its bound and the rank that critical paths are on most."""
+    from ..noise import SHARES
+
     first = next(iter(found.spreads.values()))
     unit, show = time_unit(max(one.at(SHARES[-1])[0] for one in found.spreads.values()))
     quantiles = [f"p{100 * share:.0f}" for share in SHARES]
-    rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, "bound", "shorter in", "most critical")]
+    rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, "no mean below", "shorter in", "most critical")]
     for name, one in found.spreads.items():
         middle, off = (show(us) for us in one.mean)
         ranked = [show(one.at(share)[0]) for share in SHARES]
         often = "" if one is first else f"{one.shorter(first):.1%}"
         critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}"
         rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
-    title = f"{found.draws:,} steps where times vary: {found.noise}"
-    note = "bound: no order of these passes has a shorter mean, even one made for each step's own times"
-    return "\n".join([title, *aligned(rows), note]) + "\n"
+    return f"{found.draws:,} steps where times vary: {found.noise}", rows
 
 
 def _difference(found: OrderDifference) -> str:
