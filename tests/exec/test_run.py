@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from zbsolve import BadInput, Schedule, Trace, verify
+from zbsolve import BadInput, Schedule, Trace, preset, problem_for, verify
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
@@ -214,3 +215,41 @@ def test_a_run_says_where_ranks_take_turns_on_cores(
     run = ["run", schedule, "--model", "mlp-tiny", "--local", "--steps", "1", "--warmup", "0", *options]
     assert main(run) == 0
     assert ("WARNING: 2 ranks share 1 core:" in capsys.readouterr().out) == warned
+
+
+OWN_OPTIMIZER = """
+import torch
+from torch import nn
+
+def pipeline():
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)], torch.randn(4, 8)
+
+def optimizer(parameters):
+    named = list(zip(parameters.names, parameters, strict=True))
+    assert all(int(name.split(".")[0]) < 4 for name in parameters.names)
+    plain = [p for name, p in named if name.endswith("0.weight")]
+    return [torch.optim.Muon(plain, lr=0.02), torch.optim.AdamW([p for name, p in named if p.dim() < 2], lr=0.5)]
+"""
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("name", ["1f1b", "pipedream-2bw"])
+def test_a_models_own_optimizers_train_it(name: str, tmp_path: Path) -> None:
+    """Muon for matrices, AdamW for the rest, behind the step or in passes U, where weights are compared with one process."""
+    (tmp_path / "own.py").write_text(OWN_OPTIMIZER)
+    step = problem_for(name, 2, 4)
+    schedule = preset(name, replace(step, layers=(2, 2)))
+    trace = run_local(schedule, f"{tmp_path / 'own.py'}:pipeline", steps=3, warmup=0, check=True)
+    assert isinstance(trace, Trace)
+    assert trace.facts["check"]["passed"]
+    assert trace.facts["optimizer"] == "the model's"
+    assert trace.losses[-1] < 0.9 * trace.losses[0]
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_optimizer_that_is_none_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_OPTIMIZER.replace("return [torch.optim.Muon", "return 3, [torch.optim.Muon"))
+    schedule = preset("1f1b", replace(problem_for("1f1b", 2, 2), layers=(2, 2)))
+    with pytest.raises(BadInput, match=r"optimizer\(\): a torch optimizer or a list of them is needed"):
+        run_local(schedule, f"{tmp_path / 'own.py'}:pipeline", steps=1, warmup=0)

@@ -45,7 +45,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="how the backward is split: in the layers, by each layer's graph, by graphs that inductor compiles, or (auto) "
         "as is measured faster, a layer at a time; :least keeps less between F and B, auto:inductor tries to compile too",
     )
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="torch's, with its defaults")
+    parser.add_argument(
+        "--optimizer",
+        choices=("sgd", "adamw"),
+        default="sgd",
+        help="torch's, with its defaults; a function optimizer(parameters) beside the model's is taken instead",
+    )
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
     parser.add_argument(
         "--check",

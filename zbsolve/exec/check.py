@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from .base.torch_private import tree_map
 from .base.values import full, joined, tensors_of
 from .connecting import Update
 from .transport.format import Format
-from .updates import groups_of, versions_of
+from .updates import NamedParameters, groups_of, versions_of
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 COUNT_ROUNDING = 1e-3  # by which gradients of a row may differ otherwise
@@ -140,7 +141,8 @@ def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data,
     2BW: see `build.updates`). An update is made once its group's gradients are there. update: makes a torch optimizer of
     parameters. The layers of `stages` end with the newest weights.
     """
-    rules = [_UpdatedStage(stage, update) for stage in stages]
+    firsts = accumulate((len(stage) for stage in stages), initial=0)
+    rules = [_UpdatedStage(stage, first, update) for stage, first in zip(stages, firsts, strict=False)]
     version, group, size = versions_of(problem), groups_of(problem), problem.round
     layers, total = [layer for stage in stages for layer in stage], 0.0
     for m in sorted(data.inputs):
@@ -158,11 +160,13 @@ def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data,
 
 
 class _UpdatedStage:
-    """A stage's weights and all their versions."""
+    """A stage's weights and all their versions. first: the number of its first layer."""
 
-    def __init__(self, layers: Sequence[nn.Module], update: Update) -> None:
-        self._weights = [p for p in nn.ModuleList(layers).parameters() if p.requires_grad]
-        self._newest = [nn.Parameter(p.detach().clone()) for p in self._weights]
+    def __init__(self, layers: Sequence[nn.Module], first: int, update: Update) -> None:
+        named = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers, first)}).named_parameters()
+        trained = [(name, p) for name, p in named if p.requires_grad]
+        self._weights = [p for _, p in trained]
+        self._newest = NamedParameters((name, nn.Parameter(p.detach().clone())) for name, p in trained)
         self._optimizer = update(self._newest) if self._newest else None
         self._versions = [[p.detach().clone() for p in self._weights]]
 

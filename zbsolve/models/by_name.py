@@ -35,7 +35,8 @@ def load(spec: str, seed: int = 0) -> Model:
     their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
     a tensor or a pytree of tensors; or a function of (microbatch, step) that gives such a sample, or an iterable of them
     (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (of all its
-    floating-point tensors, added up). Functions `parallelize` and `work` beside it are the model's. Raises BadInput.
+    floating-point tensors, added up). Functions `parallelize`, `work` and `optimizer` beside it are the
+    model's. Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -73,7 +74,7 @@ def _own(spec: str, seed: int) -> Model:
     place, _, name = spec.rpartition(":")
     module = _module(place, spec)
     function = getattr(module, name, None)
-    beside = {other: getattr(module, other, None) for other in ("parallelize", "work")}
+    beside = {other: getattr(module, other, None) for other in ("parallelize", "work", "optimizer")}
     if not callable(function):
         raise BadInput(f"model '{spec}': {place} has no function '{name}'")
     for other, value in beside.items():

@@ -25,6 +25,7 @@ class Model:
     loss(output, target): a mean, one number. tied: groups of places that hold one parameter; the first place of a group
     gives the starting values. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh beside "pp" (see
     `exec.Pipeline`); None: nobody knows how. work(rank, piece, pieces): what ranks do beside the step.
+    optimizer(parameters): makes torch optimizers, one or a list, of a rank's parameters; `parameters.names` are their names.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Model:
     tied: tuple[tuple[Place, ...], ...] = ()
     parallelize: Callable[[nn.Module, Any], nn.Module | None] | None = None
     work: Callable[[int, int, int], Any] | None = None
+    optimizer: Callable[[Any], Any] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
         """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied

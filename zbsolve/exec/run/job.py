@@ -9,9 +9,10 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from ..splits import SPLITS
 from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.wires import CPU
+from ..updates import NamedParameters, as_one
 from .checking import checked, mean_over_data
 from .host import at_once, goes_on, keep_freed_memory
 from .numbers import RunNumbers, run_numbers
@@ -111,9 +113,11 @@ class Options:
         """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
         return mesh_sizes(self.mesh, ranks)
 
-    def make_optimizer(self, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters. On GPUs torch updates all at once by default, which it cannot where only some
-        are DTensors, or of different meshes."""
+    def make_optimizer(self, model: Model, parameters: NamedParameters) -> torch.optim.Optimizer:
+        """The optimizer of these parameters: the model's own where it has one. On GPUs torch updates all at once by default,
+        which it cannot where only some are DTensors, or of different meshes."""
+        if model.optimizer is not None:
+            return as_one(model.optimizer(parameters), f"model '{model.name}': optimizer()")
         meshes = {p.device_mesh if is_dtensor(p) else None for p in parameters}  # type: ignore[attr-defined]
         return OPTIMIZERS[self.optimizer](parameters, lr=self.lr, foreach=False if len(meshes) > 1 else None)
 
@@ -154,13 +158,13 @@ def run_rank(
         hooks=Hooks(announce=announce, limit=options.memory_limit),
         emulate=times,
         watch=options.watch,
-        update=options.make_optimizer if view.step.round else None,
+        update=partial(options.make_optimizer, model) if view.step.round else None,
         split=options.split,
     )
     trained = train(pipeline, model, options)
     announce("collecting")
     trained.results[-1].seen.wait()
-    facts = _facts(pipeline, spec, options, trained)
+    facts = _facts(pipeline, model, options, trained)
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
@@ -193,7 +197,7 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
     one = OneDevice(model, schedule, streams, seed=options.seed, hooks=hooks, split=options.split)
     trained = train(one, model, options)
-    facts = _facts(one, spec, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
+    facts = _facts(one, model, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
     facts |= {"splits": one.splits} if one.splits else {}
     trace = trace_of(schedule, trained.results[options.warmup :], trained.memory, facts)
     return replace(trace, host=())
@@ -223,7 +227,9 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     if first is None:
         raise RunFailed(INTERRUPTED)
     trainer.announce("checking")
-    verdict = checked(pipeline, model, options.seed, options.make_optimizer, first.loss) if options.check else None
+    verdict = (
+        checked(pipeline, model, options.seed, partial(options.make_optimizer, model), first.loss) if options.check else None
+    )
     trainer.update()
     results: list[Any] = []
     total = options.warmup + options.steps + 1
@@ -250,8 +256,10 @@ class Trainer:
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
         places = pipeline.mesh.places if isinstance(pipeline, Pipeline) and pipeline.mesh is not None else 1
         self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
-        parameters = [p for p in pipeline.parameters() if p.requires_grad]
-        self.optimizer = options.make_optimizer(parameters) if parameters else None
+        mine = pipeline.layers.items()
+        names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
+        parameters = NamedParameters((names.get(p, ""), p) for p in pipeline.parameters() if p.requires_grad)
+        self.optimizer = options.make_optimizer(model, parameters) if parameters else None
 
     @property
     def tells(self) -> bool:
@@ -284,10 +292,10 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=False)
 
 
-def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained: Trained) -> dict[str, Any]:
+def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, trained: Trained) -> dict[str, Any]:
     """What a trace says of its run."""
     facts: dict[str, Any] = {
-        "model": spec,
+        "model": model.name,
         "backend": "" if pipeline.wires is None else "gloo" if pipeline.device.type == "cpu" else "nccl",
         "on": described(pipeline.device),
         "ranks": 1 if pipeline.wires is None else pipeline.wires.size,
@@ -310,4 +318,4 @@ def _facts(pipeline: Pipeline | OneDevice, spec: str, options: Options, trained:
     if trained.verdict is not None:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})
-    return facts
+    return facts if model.optimizer is None else facts | {"optimizer": "the model's", "lr": None}
