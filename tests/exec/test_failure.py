@@ -109,7 +109,7 @@ def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit() -> None:
 
 
 def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
-    """In the first two steps, once; what ranks tell each other is longer by a number there, and not later."""
+    """In the first two steps, once; what ranks tell each other is longer by two numbers there, and not later."""
     jobs = [("loaded", [5, 5]), ("loaded", [5, 6])]
     (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs", jobs)
     assert [set(map(len, one["said"].values())) for one in (alike, same, first)] == [{0}] * 3
@@ -119,9 +119,12 @@ def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
         "bfloat16": 1,
         "none": 0,
         "part": 0,
+        "targets": 1,
     }
-    assert other["said"]["plain"][0].startswith("rank 1 was given other inputs than rank 0, so its targets may not be")
-    assert first["sizes"] == [5, 5, 4, 4] * 5
+    for form, what in (("plain", "inputs"), ("targets", "targets")):
+        told = f"rank 1 was given other {what} than rank 0, so its batch may be another one: give loaders one seed"
+        assert other["said"][form][0].startswith(told)
+    assert first["sizes"] == [6, 6, 4, 4] * 6
 
 
 def test_targets_that_do_not_fit_end_the_step_on_all_ranks() -> None:

@@ -177,7 +177,8 @@ def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seeds[rank]))
     forms = {"plain": x, "cut": list(x.chunk(4)), "bfloat16": {"x": x.bfloat16(), "name": "a"}, "none": None if rank else x}
     said, sizes = {}, list[int]()
-    for name, form in (forms | {"part": dict.fromkeys(range(4 if rank == 0 else 3), x[:2])}).items():
+    more = {"part": dict.fromkeys(range(4 if rank == 0 else 3), x[:2]), "targets": torch.ones(8, 4)}
+    for name, form in (forms | more).items():
         first = nn.Sequential(Float(), nn.Linear(4, 4)) if name == "bfloat16" else nn.Linear(4, 4)
         schedule = random_schedule(a_problem((0, 1), 4, layers=2))
         runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss, timeout=20)
@@ -185,7 +186,7 @@ def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
         runner.mailbox.tell = lambda tensor, *to, tell=tell: sizes.append(len(tensor)) or tell(tensor, *to)  # type: ignore
         with warnings.catch_warnings(record=True) as caught:
             for _ in range(4):
-                runner.step(x if rank and name == "cut" else form, torch.ones(8, 4))
+                runner.step(x if rank and name == "cut" else form, x if name == "targets" else torch.ones(8, 4))
         said[name] = [str(one.message) for one in caught]
     return {"said": said, "sizes": sizes}
 

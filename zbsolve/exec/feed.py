@@ -120,6 +120,7 @@ def first_tensor(value: Any) -> Tensor:
     return found
 
 
+NOT_COMPARED = (0, 0)  # in place of checksums
 REFUSED = -1  # in place of the number of a shape: the route's first rank was given what does not fit
 
 
@@ -141,14 +142,14 @@ class ShapeNumbers:
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
 
     def agree(
-        self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device, given: int = 0
+        self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device, given: Sequence[int] = NOT_COMPARED
     ) -> dict[int, int]:
         """Microbatch → the number of its input's shape, for those that pass this rank; `REFUSED` for those of a first rank
-        that refuses them. inputs: None where this rank refuses its batch. given: the `checksum` of its batch. Warns
-        where it is not the first rank's. Raises LostRank."""
+        that refuses them. inputs: None where this rank refuses its batch. given: the `checksum` of its inputs and of its
+        targets. Warns where one is not the first rank's. Raises LostRank."""
         numbers: dict[int, int] = {}
-        more = [given] if self.compared else []
-        self.compared -= len(more)
+        more = list(given) if self.compared else []
+        self.compared -= bool(more)
         for tag, chain, passing in self._routes:
             place = chain.index(self._rank)
             if place:
@@ -166,10 +167,12 @@ class ShapeNumbers:
             numbers |= zip(passing, said.tolist(), strict=False)
         return numbers
 
-    def _compare(self, given: int, first: Sequence[int], rank: int) -> None:
-        if given and any(first) and given != first[0]:
-            text = f"rank {self._rank} was given other inputs than rank {rank}, so its targets may not be of this batch"
-            warnings.warn(f"{text}: give loaders one seed on all ranks, or None where inputs are not read", stacklevel=2)
+    def _compare(self, given: Sequence[int], first: Sequence[int], rank: int) -> None:
+        for what, mine, other in zip(("inputs", "targets"), given, first, strict=False):
+            if mine and other and mine != other:
+                text = f"rank {self._rank} was given other {what} than rank {rank}, so its batch may be another one"
+                warnings.warn(f"{text}: give loaders one seed on all ranks, or None where {what} are not read", stacklevel=2)
+                return
 
     def _say(self, tag: int, signs: list[Any]) -> Tensor:
         """Numbers that no other rank gives, most often those of the step before."""

@@ -273,7 +273,8 @@ class Pipeline:
         data = self.cutting.data(first, last, seed, self._shares(targets) if uneven else {}, self.counting, scale)
         self.wait_gradients()
         reads = self._runner.shapes.compared and (self.inputs or self.targets)
-        given = checksum(inputs, len(self.microbatches)) if reads else 0
+        count = len(self.microbatches)
+        given = [checksum(one, count) if reads else 0 for one in (inputs, targets)]
         result = self._runner.run(data, self.device, memory, given)
         self.steps += 1
         if scaler is not None:

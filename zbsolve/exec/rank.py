@@ -78,9 +78,9 @@ class RankRunner:
         """What features have here."""
         return self.interpreter.state.parts
 
-    def run(self, data: Data, device: torch.device, memory: bool, given: int = 0) -> StepResult:
-        """One step. memory: count bytes. given: the `checksum` of this rank's inputs, where they are compared. Raises
-        RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: then nothing has run."""
+    def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int]) -> StepResult:
+        """One step. memory: count bytes. given: `checksum` of this rank's inputs and of its targets, where they are compared.
+        Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run then."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
             numbers = self.shapes.agree(self.mailbox, data.inputs, device, given)
             refused = [number == REFUSED for number in numbers.values()]
