@@ -80,7 +80,7 @@ class RankRunner:
 
     def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int]) -> StepResult:
         """One step. memory: count bytes. given: `checksum` of this rank's inputs and of its targets, where compared.
-        Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run then."""
+        Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
             numbers = self.shapes.agree(self.mailbox, data.inputs, device, given)
             refused = [number == REFUSED for number in numbers.values()]
