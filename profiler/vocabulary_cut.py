@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.vocabulary.loss import embedding_of, recognised
 from zbsolve.exec.vocabulary.parts import EmbeddingShard, add_gradient, look_up, tokens_of, without_embedding, without_output
-from zbsolve.exec.vocabulary.shard import Merged, OutputShard, input_gradient, merge, pass_s, pass_t, shard_rows
+from zbsolve.exec.vocabulary.shard import Merged, OutputShard, blocks, input_gradient, merge, pass_s, pass_t, shard_rows
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
@@ -62,10 +62,10 @@ class Cut:
         """V."""
         return int(self.weight.shape[0])
 
-    def output(self, ranks: int) -> OutputShard:
-        """The largest shard of the output layer, with parameters and gradients of its own."""
+    def output(self, ranks: int, rows: Callable[[Tensor], Iterator[slice]] = blocks) -> OutputShard:
+        """The largest shard of the output layer, with parameters and gradients of its own. rows: of logits, that S takes."""
         bias = None if self.bias is None else self._shard(self.bias, ranks)
-        return OutputShard(self._shard(self.weight, ranks), bias, 0, self.size, self.loss)
+        return OutputShard(self._shard(self.weight, ranks), bias, 0, self.size, self.loss, rows)
 
     def embedding(self, ranks: int) -> EmbeddingShard | None:
         """The largest shard of the embedding, likewise, where that is sharded."""

@@ -62,7 +62,7 @@ def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
 def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
     """The operations of S, "merge" and T. cut: of fake tensors."""
     found: PassOps = {}
-    shard = cut.output(ranks)._replace(blocks=lambda logits: _few_blocks(logits, found["S"]))
+    shard = cut.output(ranks, lambda logits: _few_blocks(logits, found["S"]))
     run_shard(shard, cut.hidden, cut.labels, ranks, barriers, _counting(found))
     return found
 
@@ -119,7 +119,7 @@ def _statistic_bytes(cut: Cut) -> int:
 def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     """Bytes that S keeps for T, without hidden states and their gradient; the most that a pass takes on top of what is there
     before or after it."""
-    shard = cut.output(ranks)._replace(blocks=lambda logits: _few_blocks(logits, []))
+    shard = cut.output(ranks, lambda logits: _few_blocks(logits, []))
     own = [t for one in (shard.weight, shard.bias) if one is not None for t in (one, one.grad) if t is not None]
     after: dict[str, int] = {}
     over = [0]

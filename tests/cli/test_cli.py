@@ -289,7 +289,7 @@ def test_what_went_says_what_to_write_now(capsys):
 def test_debug_stands_anywhere(capsys):
     for words in (["--debug", "check", "none.json"], ["check", "--debug", "none.json"], ["check", "none.json", "--debug"]):
         assert main(words) == 2
-        assert "BadInput: none.json: no such file" in capsys.readouterr().err
+        assert "CannotRead: none.json: no such file" in capsys.readouterr().err
 
 
 def test_bad_use_exits_with_2():

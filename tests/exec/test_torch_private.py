@@ -144,6 +144,13 @@ def buffers_of() -> None:
     assert dict(private.buffers_of(nn.Sequential(layer))) == {}
 
 
+def persistent_buffers() -> None:
+    layer = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Identity())
+    layer[1].register_buffer("table", torch.ones(3), persistent=False)
+    found = private.persistent_buffers(layer)
+    assert [id(one) for one in found] == [id(one) for one in layer.state_dict(keep_vars=True).values()]
+
+
 def padding_around() -> None:
     layer = nn.Conv1d(1, 1, 3, padding=2, padding_mode="circular")
     x = torch.randn(1, 1, 5)

@@ -41,7 +41,7 @@ from zbsolve.show.plan_text import plan_as_text
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.systems.table import presets_of
 from zbsolve.util.clock import Clock
-from zbsolve.util.text import format_gap, format_time, in_one_unit
+from zbsolve.util.text import format_gap, format_time, format_times, in_one_unit
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -321,7 +321,9 @@ def test_a_plan_says_how_much_of_the_exchange_is_exposed(tmp_path: Path, capsys:
     plan.save(path)
     assert check_plan(path).wrong == ()
     said = plan_as_text(plan)
-    assert f"behind its last compute pass: exchange of gradients {format_time(found.exposed)} (of " in said
+    busiest = np.bincount(problem.passes.rank[problem.rows("C")], sums).max()
+    exposed = format_times(found.exposed, busiest, found.behind)[0]
+    assert f"behind its last compute pass: exchange of gradients {exposed} (of " in said
     assert "1.2 times as long as without messages beside it (assumed)), update and constant" in said
     assert main(["export", str(path), "--to", "jaxpp", "-o", str(tmp_path / "x")]) == 0
     capsys.readouterr()

@@ -118,7 +118,7 @@ def test_what_is_beside_activations_by_hand() -> None:
     assert StageMemory(rows, 4.0, ((60, (0, 3)),)).of_ranks((1, 1, 1, 1), routes)[0] == (4.0 * (200 - 60), 800.0)
     assert StageMemory(rows, 4.0, ((60, (0, 3)),)).of_ranks((2, 2), ((0, 1),)) == ((800.0, 800.0), (9 + 20, 7 + 20))
     # A stage that recomputes makes in F what it does not keep.
-    assert StageMemory(rows, 4.0, ()).of_ranks((2, 2), ((0, 1),), recomputing=[1])[1] == (9 + 20, 7 + 50 + 20)
+    assert StageMemory(rows, 4.0, ()).of_ranks((2, 2), ((0, 1),), again=(0, 2))[1] == (9 + 20, 7 + 50 + 20)
 
 
 @pytest.mark.usefixtures("forked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from numba.core.dispatcher import Dispatcher
 import zbsolve
 from zbsolve.util.kernels import inner_kernel
 
+# Files of one second and one length are one file to Python's own cache.
+NO_BYTECODE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
 SOURCE = """
 from typing import NamedTuple
 from zbsolve.util.kernels import kernel
@@ -39,7 +42,13 @@ def test_an_index_that_names_a_class_of_another_version_is_made_anew(tmp_path: P
     for name in ("Old", "Old", "New", "New"):
         path.write_text(SOURCE.format(name=name))
         done = subprocess.run(
-            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+            [sys.executable, str(path)],
+            cwd=tmp_path,
+            env=NO_BYTECODE,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
         )
         said.append(done.stdout.strip())
     assert said == ["7 0", "7 1", "7 0", "7 1"]  # compiled, read, compiled anew, read
@@ -112,7 +121,13 @@ def test_whoever_asks_is_told_once_before_kernels_are_compiled(tmp_path: Path) -
     path.write_text(TOLD)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+            [sys.executable, str(path)],
+            cwd=tmp_path,
+            env=NO_BYTECODE,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
         )
         said.append(done.stdout.strip())
     assert said == ["['too', 'compiles']", "[]"]

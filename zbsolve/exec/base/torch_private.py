@@ -79,6 +79,7 @@ __all__ = [
     "padding_around",
     "parameters_of",
     "partition_joint",
+    "persistent_buffers",
     "pipeline_runtime",
     "profiler_enabled",
     "run_backward",
