@@ -138,6 +138,7 @@ def test_words_say_it() -> None:
         ("speed=1%", "noise 'speed=1%'"),
         ("rank=-1%", "noise: rank '-1%': a share"),
         ("stall=1%", "a chance, and how many times as long"),
+        ("stall=1%x8.8.8", "a chance, and how many times as long"),
         ("stall=1%x0.5", "a stall is 1 to 1,000,000 times as long"),
         ("rank=300%", "deviations are 200% at most"),
     ):

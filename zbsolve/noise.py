@@ -30,7 +30,7 @@ SURE = 1.96  # deviations of a normal number that leave 5 % outside
 SHARES = (0.5, 0.95, 0.99)
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
 MEASURED = 20_000  # factors of single passes that are kept of a trace
-STALL = re.compile(r"(.+)x([0-9.]+)")
+STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     if options.noise:
         from ..noise import under_noise
 
-        result = replace(result, noise=under_noise(dict(named), _noise(options.noise)))
+        result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, _noise(options.noise)))
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
     if options.json:
