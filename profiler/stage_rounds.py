@@ -1,4 +1,5 @@
-"""Rounds: the model's layers, each a stage of its own, are run and timed exactly as the executor runs passes."""
+"""Rounds: the model's layers, each a stage of its own, are run and timed exactly as the executor runs passes;
+layers that a mesh spreads, by all its ranks together."""
 
 from __future__ import annotations
 

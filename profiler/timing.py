@@ -1,4 +1,5 @@
-"""How long passes take: rounds are run until medians are known well enough or time is up; and what disturbed them."""
+"""How long passes take: rounds are run until medians are known well enough or time is up; and what disturbed them;
+also as CUDA graphs, as a captured run replays them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How long the passes of a sharded vocabulary take: shards of the real output layer and embedding, and what is left of the
-layers, run as the executor runs them."""
+"""What a sharded vocabulary costs, and how long its passes take: shards of the real output layer and embedding, and what is
+left of the layers, run as the executor runs them."""
 
 from __future__ import annotations
 

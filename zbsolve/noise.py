@@ -23,9 +23,9 @@ from .util.errors import BadInput
 from .util.kernels import kernel
 from .util.text import parse_share
 
-DRAWS, CHUNK = 10_000, 256  # steps that are drawn; so many at a time, so that memory stays small
-MOST_PASSES = 2_000_000_000  # of all draws together
-LEAST_DRAWS = 1000
+DRAWS, CHUNK = 10_000, 256  # steps that are drawn; so many share a generator of random numbers
+BLOCK = 2**22  # times of passes that are drawn at once, so that memory stays small
+MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # of all draws of a schedule together, some ten seconds; but so many draws
 SURE = 1.96  # deviations of a normal number that leave 5 % outside
 SHARES = (0.5, 0.95, 0.99)
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
@@ -39,9 +39,11 @@ class Noise:
 
     step, rank, microbatch, single: standard deviation of the logarithm of a factor that all passes of a step have, those of
         one rank in it, those of one microbatch on all stages, or a pass alone.
-    stall, times: the chance of an F to stall, and how many times as long it is then.
+    stall, times: the chance of a pass to stall, and how many times as long it is then.
     measured: logarithms of factors of single passes, drawn in place of `single` and stalls; (): none.
     measured_steps: the same of whole steps, in place of `step`.
+
+    Raises BadInput for deviations above 2, chances above 1, and stalls that are shorter.
     """
 
     step: float = 0.0
@@ -68,13 +70,11 @@ class Noise:
             found[fields[name]] = parse_share(stalls[1] if stalls else value, f"noise: {name}")
             if stalls:
                 found["times"] = float(stalls[2])
-        return cls(**found).checked()
+        return cls(**found)
 
-    def checked(self) -> Noise:
-        """Itself. Raises BadInput for deviations above 2, chances above 1, and stalls that are shorter."""
+    def __post_init__(self) -> None:
         if max(self.step, self.rank, self.microbatch, self.single) > 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
             raise BadInput("noise: deviations are 200% at most, a chance 100%, and a stall is 1 to 1,000,000 times as long")
-        return self
 
     @classmethod
     def of(cls, trace: Trace, where: str = "trace") -> Noise:
@@ -105,38 +105,41 @@ class Noise:
         whole = float(np.std(self.measured_steps)) if self.measured_steps else self.step
         parts = [f"steps {whole:.1%}", f"ranks {self.rank:.1%}", f"microbatches {self.microbatch:.1%}"]
         single = f"passes as measured ({np.std(self.measured):.1%})" if self.measured else f"passes {self.single:.1%}"
-        stalls = [f"{self.stall:.2%} of all F are {self.times:g} times as long"] if self.stall else []
+        stalls = [f"{self.stall:.2%} of passes are {self.times:g} times as long"] if self.stall else []
         return ", ".join([*parts, single, *stalls])
 
     def steps(self, problem: Problem, draws: int, seed: int = 0) -> Iterator[Floats]:
         """µs of each pass in `draws` steps, shape (some steps, passes). Factors of ranks and of microbatches are the same
         for all problems with as many."""
-        p, own = problem.passes, problem.in_microbatch
-        sent, forward = problem.sending, p.are("F")
+        p, own, sent, computing = problem.passes, problem.in_microbatch, problem.sending, problem.computing
+        of = np.where(own, p.microbatch, 0)
         for number, begin in enumerate(range(0, draws, CHUNK)):
-            count = min(CHUNK, draws - begin)
             shared, single = (np.random.default_rng([seed, number, turn]) for turn in (0, 1))
-            factor = self.rank * shared.standard_normal((CHUNK, problem.ranks))[:count, p.rank]
+            ranks = self.rank * shared.standard_normal((CHUNK, problem.ranks))
             if self.measured_steps:
-                factor += shared.choice(np.array(self.measured_steps), (CHUNK, 1))[:count]
+                ranks += shared.choice(np.array(self.measured_steps), (CHUNK, 1))
             else:
-                factor += self.step * shared.standard_normal((CHUNK, 1))[:count]
-            common = shared.standard_normal((CHUNK, problem.microbatches))[:count]
-            factor += np.where(own, self.microbatch * common[:, np.where(own, p.microbatch, 0)], 0.0)
-            shape = (count, len(p))
-            if self.measured:
-                factor += single.choice(np.array(self.measured), shape)
-            else:
-                factor += self.single * single.standard_normal(shape)
-                factor += np.where(forward & (single.random(shape) < self.stall), np.log(self.times), 0.0)
-            yield np.asarray((p.duration - sent) * np.exp(np.where(problem.computing, factor, 0.0)) + sent, np.float64)
+                ranks += self.step * shared.standard_normal((CHUNK, 1))
+            microbatches = self.microbatch * shared.standard_normal((CHUNK, problem.microbatches))
+            count = min(CHUNK, draws - begin)
+            for block in np.array_split(np.arange(count), -(-count * len(p) // BLOCK)):
+                factor = ranks[block][:, p.rank] + np.where(own, microbatches[block][:, of], 0.0)
+                factor += self._alone(single, factor.shape)
+                yield np.asarray((p.duration - sent) * np.exp(np.where(computing, factor, 0.0)) + sent, np.float64)
+
+    def _alone(self, draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Logarithms of the factors that passes have alone."""
+        if self.measured:
+            return draw.choice(np.array(self.measured), shape)
+        alone = self.single * draw.standard_normal(shape)
+        return alone + np.log(self.times) * (draw.random(shape) < self.stall) if self.stall else alone
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What a schedule's steps take under noise. given: µs by the problem's own times. values: µs of each drawn step.
-    bounds: µs that no order of the problem's passes takes less than in that step. critical: rank → its share of the time of
-    critical paths."""
+    """What a schedule's steps take under noise. given: µs by the problem's own times. values: µs of each drawn step, shape
+    (draws,). bounds: µs that no order of the problem's passes takes less than in that step, shape (draws,). critical: each
+    rank's share of the time of critical paths, shape (ranks,)."""
 
     given: float
     values: Floats
@@ -196,7 +199,7 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
 
     schedules: by name; each order is held fixed. The first is what others are held against.
     noise: how times vary.
-    draws: steps that are drawn; None: 10,000, or fewer where steps have very many passes.
+    draws: steps that are drawn; None: 10,000, or fewer (200 at least) where they have 100 million passes together.
     seed: of the draws.
 
     Raises BadInput for no schedule, fewer than two draws, or another objective than the makespan; Deadlock.

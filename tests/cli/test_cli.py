@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import Schedule, __version__, solve
-from zbsolve.cli import app as gone
+from zbsolve.cli import app
 from zbsolve.cli.app import COMMANDS, main, parser
 from zbsolve.util.errors import interruption
 
@@ -272,17 +272,17 @@ def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, mon
 
 
 def test_what_went_says_what_to_write_now(capsys):
-    for command, instead in gone.REMOVED.items():
+    for command, instead in app.REMOVED.items():
         assert main([command, "p.json"]) == 2
         assert capsys.readouterr().err == f"zbsolve {command}: went: {instead}\n"
-    for commands, options, instead in gone.OPTIONS:
+    for commands, options, instead in app.OPTIONS:
         for command in commands.split():
             for option in options.split():
                 assert main([command, f"{option}=1"]) == 2
                 assert capsys.readouterr().err == f"zbsolve {command}: {option} went: {instead}\n"
     (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
-    assert not known.choices.keys() & gone.REMOVED.keys()
-    for commands, options, _ in gone.OPTIONS:
+    assert not known.choices.keys() & app.REMOVED.keys()
+    for commands, options, _ in app.OPTIONS:
         assert all(not known.choices[one]._option_string_actions.keys() & set(options.split()) for one in commands.split())
 
 

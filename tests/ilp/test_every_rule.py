@@ -40,7 +40,7 @@ from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.lanes import group_bound, group_of
-from zbsolve.search import finder as prover
+from zbsolve.search import finder
 from zbsolve.search.certify import certificate_of, work_bound
 from zbsolve.search.state import State
 from zbsolve.util.clock import Clock
@@ -156,9 +156,9 @@ RULES: dict[str, list[Example]] = {
     ],
     "end_losses.bound": [("two", of_both_ends, "while memory fills and")],
     "cp.streams_bound": [("slow copies", lambda name: of_streams(name, (1,), 1167), "copies and memory too")],
-    "finder.cp": [("small", lambda name: by_solver(name, lambda state: prover.cp(state, 0, 60.0)), "CP-SAT searched")],
+    "finder.cp": [("small", lambda name: by_solver(name, lambda state: finder.cp(state, 0, 60.0)), "CP-SAT searched")],
     "finder.milp": [
-        ("small", lambda name: by_solver(name, lambda state: prover.milp(state, "cbc", 0)), "milp cbc: the whole")
+        ("small", lambda name: by_solver(name, lambda state: finder.milp(state, "cbc", 0)), "milp cbc: the whole")
     ],
 }
 # They hand on what another place made, or prove it again.

@@ -29,7 +29,6 @@ from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import FIELDS, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.race import searches
-from zbsolve.planner.race import searches as space_race
 from zbsolve.planner.race.estimates import Promise
 from zbsolve.planner.race.searches import SpaceRace
 from zbsolve.planner.solved_space import families
@@ -215,7 +214,7 @@ def test_a_poor_schedule_brings_a_search_with_fused_backwards(monkeypatch: pytes
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=0.4)
     assert set(looked_at.values()) == {1}
     looked_at.clear()
-    monkeypatch.setattr(space_race, "POOR", 0.0)  # all are
+    monkeypatch.setattr(searches, "POOR", 0.0)  # all are
     zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     assert 2 in looked_at.values()
 
@@ -511,8 +510,8 @@ def test_ctrl_c_while_bounds_are_raised_keeps_those_that_were(monkeypatch: pytes
         raise KeyboardInterrupt
 
     monkeypatch.setattr(space_bounds, "PART", 5)
-    monkeypatch.setattr(space_race, "FIRST_ROWS", 15)
-    monkeypatch.setattr(space_race, "raising", pressed_at_last)
+    monkeypatch.setattr(searches, "FIRST_ROWS", 15)
+    monkeypatch.setattr(searches, "raising", pressed_at_last)
     plan = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     cheap = space_bounds.cheap_bounds(SMALL, plan.bounds.layout, A100, plan.memory)
     assert 5 < (plan.bounds.pipeline != cheap.pipeline).sum() <= 10

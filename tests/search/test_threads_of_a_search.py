@@ -16,7 +16,6 @@ from zbsolve import pipeline
 from zbsolve.ilp import cp
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.search import finder
-from zbsolve.search import finder as prover
 from zbsolve.search.finder import search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State
@@ -103,7 +102,7 @@ def test_cp_sat_has_half_of_the_threads(
     monkeypatch.setattr(cp, "make_solver", make_solver)
     state = state_with(threads)
     state.clock = Clock(PATIENCE, effort)
-    prover.cp(state, 0, 5.0)
+    finder.cp(state, 0, 5.0)
     assert asked == [(5.0 if effort is None else cp.NO_LIMIT, exact)]
     assert state.schedule is not None
     assert state.bound.value == state.value

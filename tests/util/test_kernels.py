@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -16,8 +15,13 @@ from numba.core.dispatcher import Dispatcher
 import zbsolve
 from zbsolve.util.kernels import inner_kernel
 
-# Files of one second and one length are one file to Python's own cache.
-NO_BYTECODE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+
+def printed(folder: Path, *words: str) -> str:
+    """What Python prints; without its own cache, to which files of one second and one length are one file."""
+    command = [sys.executable, "-B", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=True).stdout.strip()
+
+
 SOURCE = """
 from typing import NamedTuple
 from zbsolve.util.kernels import kernel
@@ -41,16 +45,7 @@ def test_an_index_that_names_a_class_of_another_version_is_made_anew(tmp_path: P
     path, said = tmp_path / "old_cache.py", []
     for name in ("Old", "Old", "New", "New"):
         path.write_text(SOURCE.format(name=name))
-        done = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=tmp_path,
-            env=NO_BYTECODE,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
-        said.append(done.stdout.strip())
+        said.append(printed(tmp_path, str(path)))
     assert said == ["7 0", "7 1", "7 0", "7 1"]  # compiled, read, compiled anew, read
 
 
@@ -83,15 +78,7 @@ def test_a_change_of_what_a_kernel_calls_or_reads_compiles_it_anew(tmp_path: Pat
     (folder / "caller.py").write_text(CALLER)
     for step, sign in ((1, "+"), (1, "+"), (1, "-"), (2, "-"), (2, "-")):
         (folder / "called.py").write_text(CALLED.format(step=step, sign=sign))
-        done = subprocess.run(
-            [sys.executable, "-B", "-m", "pair.caller"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
-        said.append(done.stdout.strip())
+        said.append(printed(tmp_path, "-m", "pair.caller"))
     assert said == ["12 0", "12 1", "10 0", "10 0", "10 1"]
 
 
@@ -120,16 +107,7 @@ def test_whoever_asks_is_told_once_before_kernels_are_compiled(tmp_path: Path) -
     path, said = tmp_path / "told.py", []
     path.write_text(TOLD)
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, str(path)],
-            cwd=tmp_path,
-            env=NO_BYTECODE,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        )
-        said.append(done.stdout.strip())
+        said.append(printed(tmp_path, str(path)))
     assert said == ["['too', 'compiles']", "[]"]
 
 

@@ -1,4 +1,4 @@
-"""A suite solved: every problem several times, each solve verified and timed from outside."""
+"""A suite solved: every problem several times, each solve verified and timed from outside; and the report of it."""
 
 from __future__ import annotations
 

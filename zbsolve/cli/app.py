@@ -1,6 +1,7 @@
 """The command line: a module a command, with its `options` and the `command` itself; only the wanted one is loaded.
 
-Every command reads files, calls one function and prints. What takes long to import stays inside functions."""
+Every command reads files, calls one function and prints. What takes long to import stays inside functions. Commands and
+options that went say what to write now."""
 
 from __future__ import annotations
 

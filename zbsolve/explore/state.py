@@ -1,6 +1,7 @@
 """What the controls of the page say, as a record that an address holds: `State` ↔ the query behind `?`.
 
-A control is a row of CONTROLS: parsing, printing, limits and the page's form all read that table.
+A control is a row of CONTROLS: parsing, printing, limits and the page's form all read that table. A state is also a
+profile, a step, and the command lines that give the same.
 """
 
 from __future__ import annotations

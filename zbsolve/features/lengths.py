@@ -2,7 +2,7 @@
 
 A microbatch of l times a profile's sequence takes l times as long at all but causal attention, whose part takes l² times as
 long; it keeps and sends l times the bytes. Which microbatch comes first is a decision: lanes run in the order of numbers, so
-another order is another numbering.
+another order is another numbering. Ranks and microbatches that are unlike by a profile's factors are here, too.
 """
 
 from __future__ import annotations

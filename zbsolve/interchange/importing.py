@@ -1,4 +1,5 @@
-"""`import_schedule`: another engine's order on a profile's times, as a verified schedule of ours."""
+"""`import_schedule`: another engine's order on a profile's times, as a verified schedule of ours; text grids, a row
+a rank, as people write them by hand."""
 
 from __future__ import annotations
 

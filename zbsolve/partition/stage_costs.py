@@ -1,4 +1,4 @@
-"""What stages of a model's layers cost and need on the ranks of a pipeline."""
+"""What stages of a model's layers cost and need on the ranks of a pipeline; and a bound of every partition."""
 
 from __future__ import annotations
 
@@ -250,15 +250,21 @@ def least_step(costs: StageCosts, objective: str) -> int:
     def price(s: int) -> Floats:
         stage = costs.stages - s
         found = _stage_at_least(costs, sums, shard, stage, objective)
-        if (
-            costs.microbatches > 1 and objective != "span"
-        ):  # a microbatch's whole way is behind the others' F on the stage, or before their B
+        # One microbatch's whole way is behind the others' F on the stage, or before their B.
+        if costs.microbatches > 1 and objective != "span":
             passes = [_at_least(costs, one, kind, costs.factors[stage]) for one, kind in zip(sums, "FB", strict=False)]
             found = np.maximum(found, way + (costs.microbatches - 1) * np.max(passes, axis=0))
         return np.asarray(found)[None]
 
     table = cut_dp(len(costs.layers), costs.stages, price, maximum=True)
     return max(shared, ceil(table.cost(costs.stages) - 1e-6))
+
+
+def _message(costs: StageCosts) -> float:
+    """µs of the shortest message between two ranks, at least."""
+    smaller = min(1.0, *costs.microbatch_factors) if costs.microbatch_factors else 1.0
+    time = smaller * round(min(costs.link.message(one) for one in costs.layers))
+    return max(0.0, time - HALF * bool(costs.microbatch_factors))
 
 
 def _at_least(costs: StageCosts, times: Floats, kind: str, factor: float, stages: int = 1) -> Floats:
@@ -273,11 +279,9 @@ def _at_least(costs: StageCosts, times: Floats, kind: str, factor: float, stages
 def _ways(costs: StageCosts, sums: list[Floats]) -> Floats:
     """[way, s]: µs of a microbatch's F through the first s stages, and of its B (or BW) back through them, with messages, at
     least: each stage has a layer, so those have the first s layers or more. Of all stages: all layers."""
-    factor, stages = min(costs.rank_factors, default=1.0), costs.stages
-    message = min(costs.link.message(one) for one in costs.layers) * min(1.0, *costs.microbatch_factors, 1.0)
-    each = max(0.0, round(message) - HALF * bool(costs.microbatch_factors))
-    hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0), [0]])
-    hops[-1] = hops[-2]
+    factor, stages, each = min(costs.rank_factors, default=1.0), costs.stages, _message(costs)
+    hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0)])
+    hops = np.append(hops, hops[-1])
     reach = [*range(stages), len(costs.layers)]
     return np.array(
         [
@@ -338,7 +342,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
-    message = max(0.0, smaller * round(min(costs.link.message(c) for c in costs.layers)) - again)
+    message = _message(costs)
     sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
     hops = int(np.count_nonzero(np.diff(costs.routes[0][: stage + 1])))
     head, tail = (np.asarray(one) + others + hops * each for one, each in zip(before, (message, sent_back), strict=True))

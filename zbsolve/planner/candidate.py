@@ -1,5 +1,5 @@
 """`Candidate`: one layout with a partition and a schedule, and what its step takes; the profile that its problem is made of;
-and `Choice`, a plan's best candidate without its space.
+and `Choice`, a plan's best candidate without its space. Orders of engines that take none are here, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Plan`: what `plan` found, its file, and whether what the file says follows."""
+"""`Plan`: what `plan` found, its file with the model as people say it, and whether what the file says follows."""
 
 from __future__ import annotations
 

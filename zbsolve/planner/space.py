@@ -1,4 +1,4 @@
-"""Every legal layout of a model on so many devices."""
+"""Every legal layout of a model on so many devices, and `Only`: which of them a plan looks at."""
 
 from __future__ import annotations
 

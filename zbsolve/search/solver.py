@@ -2,7 +2,8 @@
 
 A finder (list scheduling, annealed policies, building blocks, large-neighbourhood search) and a prover (bounds of one
 rank after the other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other,
-so that the outcome depends on nothing but the problem and the seed. What leaves here was verified.
+so that the outcome depends on nothing but the problem and the seed. What leaves here was verified. Where messages that
+wait find no room, it searches again.
 """
 
 from __future__ import annotations

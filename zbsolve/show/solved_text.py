@@ -1,4 +1,5 @@
-"""What `solve` found, in words: how long it takes, what is proven about that, what memory it needs, and both beside 1F1B."""
+"""What `solve` found, in words: how long it takes, what is proven about that, what memory it needs, and both beside 1F1B;
+a search while it runs, and what it tried."""
 
 from __future__ import annotations
 

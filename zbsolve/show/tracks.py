@@ -1,4 +1,5 @@
-"""What charts share: a track a stream, stages by number, colours of kinds, which kind of pass fills a cell of time."""
+"""What charts share: a track a stream, stages by number, colours of kinds, which kind of pass fills a cell of time; and a
+schedule for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What can go wrong, as types. Every message is one line that names a file, field, pass or rank."""
+"""What can go wrong, as types. Every message is one line that names a file, field, pass or rank; and
+where in a person's own code an error was raised."""
 
 from __future__ import annotations
 

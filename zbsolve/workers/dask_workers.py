@@ -1,5 +1,6 @@
 """Workers of a Dask cluster (`dask.distributed`, Rocklin 2015): the scheduler places tasks, and places them again where a
-worker dies. Messages are pickled by Dask's own protocol, so all of a cluster must be trusted."""
+worker dies. Messages are pickled by Dask's own protocol, so all of a cluster must be trusted. `workers_on`
+says by name where tasks run."""
 
 from __future__ import annotations
 

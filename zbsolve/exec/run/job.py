@@ -227,9 +227,8 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     if first is None:
         raise RunFailed(INTERRUPTED)
     trainer.announce("checking")
-    verdict = (
-        checked(pipeline, model, options.seed, partial(options.make_optimizer, model), first.loss) if options.check else None
-    )
+    update = partial(options.make_optimizer, model)
+    verdict = checked(pipeline, model, options.seed, update, first.loss) if options.check else None
     trainer.update()
     results: list[Any] = []
     total = options.warmup + options.steps + 1

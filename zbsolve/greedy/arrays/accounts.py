@@ -2,7 +2,8 @@
 
 Where all memory is on devices an account needs the sum of what it takes: that is quick, and as a rule nothing is taken again
 behind what was freed. Offload does take again. With further pools an account needs the peak of its passes run one after the
-other, in an order that frees as soon and takes as late as the graph allows.
+other, in an order that frees as soon and takes as late as the graph allows. Records and compressed rows are tables
+for compiled code.
 """
 
 from __future__ import annotations

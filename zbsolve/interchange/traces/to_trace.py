@@ -1,4 +1,5 @@
-"""A `Recording` as a `Trace`: its problem has the medians of what ran, its steps are measured Timelines."""
+"""A `Recording` as a `Trace`: its problem has the medians of what ran, its steps are measured Timelines
+on one clock, which messages alone may say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A decoder block: normalised attention and MLP with residual paths, as published models draw it."""
+"""A decoder block: normalised attention and MLP with residual paths, as published models draw it; its causal
+attention."""
 
 from __future__ import annotations
 

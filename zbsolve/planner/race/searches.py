@@ -3,6 +3,7 @@
 Greedy schedules say little of a layout, so every layout that is looked at gets a search, the most promising first. One in
 `REDUCTION` of these is searched again `REDUCTION` times longer, and one in as many of those once more, whenever there are
 enough to choose from. So searches of each length take about as much time together, however much time there is.
+`SpaceRace` is what a plan is made of while it grows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. `svg.py` and `files.py`
-write it."""
+"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. As SVG it loads
+nothing; `files.py` writes it."""
 
 from __future__ import annotations
 

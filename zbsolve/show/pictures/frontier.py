@@ -1,4 +1,5 @@
-"""The frontier as a picture: what a step takes, and could take at least, over the memory of a rank."""
+"""The frontier as a picture: what a step takes, and could take at least, over the memory of a rank; and several
+of them."""
 
 from __future__ import annotations
 
