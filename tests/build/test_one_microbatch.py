@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zbsolve import pipeline
-from zbsolve.build.one_microbatch import one_microbatch_needs
+from zbsolve.build.mixing import one_microbatch_needs
 from zbsolve.build.recompute import least_room
 
 from ..support.exact_streams import optimum

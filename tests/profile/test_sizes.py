@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zbsolve import BadInput, Infeasible, Profile, Step, solve, verify
-from zbsolve.build.one_microbatch import checked_room
+from zbsolve.build.mixing import checked_room
 from zbsolve.cli import main
 from zbsolve.layer import HostLink, Layer, Link
 from zbsolve.partition.stage_costs import StageCosts, least_step

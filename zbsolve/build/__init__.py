@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .attention_balance import Handing as Handing
     from .attention_costs import AttentionExchange as AttentionExchange
     from .attention_exchange import with_attention_exchange as with_attention_exchange
-    from .exchange import with_exchange as with_exchange
     from .joined import with_fused_backward as with_fused_backward
     from .joined import with_joined as with_joined
     from .mixing import mixed as mixed
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from .sharded import with_sharding as with_sharding
     from .slices import with_slices as with_slices
     from .untrained import without_backward as without_backward
+    from .updates import with_exchange as with_exchange
     from .updates import with_updates as with_updates
     from .vocabulary import Vocabulary as Vocabulary
     from .vocabulary import with_vocabulary as with_vocabulary
@@ -40,14 +40,13 @@ __getattr__, __dir__ = handing_on(
         "attention_balance": "Handing",
         "attention_costs": "AttentionExchange",
         "attention_exchange": "with_attention_exchange",
-        "exchange": "with_exchange",
         "mixing": "mixed",
         "offload": "Host with_offload",
         "joined": "with_fused_backward with_joined",
         "sharded": "regathered with_sharding",
         "slices": "with_slices",
         "untrained": "without_backward",
-        "updates": "with_updates",
+        "updates": "with_exchange with_updates",
         "vocabulary": "Vocabulary with_vocabulary",
         "work": "Work with_work",
     },

@@ -18,11 +18,11 @@ from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .attention_costs import AttentionExchange
 from .attention_exchange import with_attention_exchange
-from .exchange import with_exchange
 from .numbers import Numbers, Table, check_apart, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
 from .untrained import without_backward
+from .updates import with_exchange
 
 
 def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) -> Problem:

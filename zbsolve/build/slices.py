@@ -19,8 +19,8 @@ from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
+from .mixing import one_microbatch_needs
 from .numbers import Table, check_before, whole_table
-from .one_microbatch import one_microbatch_needs
 from .untrained import untrained_stages
 
 MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second

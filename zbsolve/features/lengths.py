@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.one_microbatch import checked_room
+from ..build.mixing import checked_room
 from ..layer import layer_ranges
 from ..problem import Problem
 from ..util.errors import BadInput

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..build.mixing import one_microbatch_needs
 from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
-from ..build.one_microbatch import one_microbatch_needs
 from ..build.vocabulary import model_stages
 from ..kinds import OFFLOAD as NAME
 from ..layer import HostLink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..build.exchange import with_exchange
+from ..build.updates import with_exchange
 from ..kinds import EXCHANGE
 from ..layer import Link
 from ..problem import Problem

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..build.one_microbatch import one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
 from ..build.vocabulary import barriers_of, with_vocabulary
 from ..kinds import VOCABULARY as NAME
 from ..partition.stage_memory import NO_SHARD, Shard

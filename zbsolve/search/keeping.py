@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build.one_microbatch import one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
 from ..features.cuts import MAX_SLICES, SEQUENCE, tokens_of
 from ..features.feature import AUTO, is_auto
 from ..features.offload import FULL, NO_OFFLOAD, is_none, known_host

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..build.one_microbatch import one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
 from ..greedy.syncs import with_syncs
 from ..handover import needed
 from ..problem import Ints, Problem

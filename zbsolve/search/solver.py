@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from ..build.one_microbatch import one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
 from ..build.plain import pipeline
 from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.period_search import try_each_way
