@@ -17,6 +17,7 @@ from zbsolve.noise import Noise
 from zbsolve.timeline import Floats
 
 from .support.exhaustive import optimum
+from .support.profiles import equal_layers
 from .support.recorded import SAMPLES
 
 NOISE = Noise(rank=0.02, microbatch=0.2, single=0.05, stall=0.02, times=8)
@@ -161,5 +162,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         row = rows[path]
         assert row["bound"][0] <= row["mean"][0]
         assert row["p50"][0] <= row["p95"][0] <= row["p99"][0]
+    equal_layers(4).save(tmp_path / "p.json")
+    assert main(["compare", *[str(tmp_path / "p.json")] * 2, "--noise", "rank=1%"]) == 2
+    assert "--noise is for schedules" in capsys.readouterr().err
     assert main(["compare", *paths, "--noise", "nothing"]) == 2
     assert "noise 'nothing': rank=1%" in capsys.readouterr().err

@@ -129,6 +129,7 @@ def test_without_stages_it_is_the_plain_problem() -> None:
         ([-1], "no stage -1"),
         ("some", "'some' is neither"),
         ("0,,1", "'' is neither"),
+        ("0:2,1,0:3", "stage 0 is named twice, with other numbers of layers"),
         ("0:1.5", "'1.5' is no number of layers"),
         ({1: 0}, "'0' is no number of layers"),
         ("1:1", "part of stage 1 needs its time X"),

@@ -39,11 +39,13 @@ def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
         if not 0 <= stage < stages:
             raise BadInput(f"recompute: there is no stage {stage} (they are 0 to {stages - 1})")
         try:
-            found[stage] = float(count or inf)
+            number = float(count or inf)
         except ValueError:
-            found[stage] = nan
-        if not found[stage] >= 1 or not (found[stage].is_integer() or found[stage] == inf):
+            number = nan
+        if not number >= 1 or not (number.is_integer() or number == inf):
             raise BadInput(f"recompute: stage {stage}: '{count}' is no number of layers, at least 1 and whole")
+        if found.setdefault(stage, number) != number:
+            raise BadInput(f"recompute: stage {stage} is named twice, with other numbers of layers")
     return dict(sorted(found.items()))
 
 

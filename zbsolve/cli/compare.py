@@ -70,6 +70,8 @@ def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
         raise BadInput("two profiles are compared, and nothing else with them; --profile names one that says times")
     if options.output is not None:
         raise BadInput("-o: nothing is drawn of two profiles")
+    if options.noise is not None:
+        raise BadInput("--noise is for schedules")
     share = None if options.within is None else parse_share(options.within, "--within")
     found = drift(*(Profile.load(path) for path in options.what))
     if options.json:
