@@ -6,6 +6,7 @@ from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline, updates
 from zbsolve.exec.handlers import HANDLERS
 from zbsolve.exec.layers import layer_counts
 from zbsolve.exec.lowering import lower
+from zbsolve.exec.memory import predicted
 from zbsolve.placement import mirror
 
 from ..support.exec_tools import a_problem, random_schedule
@@ -41,6 +42,16 @@ def test_a_rank_hands_over_to_itself() -> None:
     assert by_name["0F0"].hands.after == "1F0"
     assert by_name["1F0"].takes == "0F0"
     assert by_name["0F0"].sends == ()
+
+
+def test_messages_that_wait_are_predicted() -> None:
+    """Of 7 bytes: during the pass that sends one, and from where it is received until the pass that takes it."""
+    schedule = random_schedule(a_problem((0, 1), 1, fused=True), 0)
+    more = []
+    for program in lower(schedule):
+        both = predicted(schedule, program, lambda _: 7), predicted(schedule, program)
+        more.append([with_messages - without for with_messages, without in zip(*both, strict=True)])
+    assert more == [[7 + 7, 0], [0, 7]]
 
 
 def test_a_deadlock_is_refused() -> None:

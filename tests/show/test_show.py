@@ -163,6 +163,11 @@ def test_page_tells_everything(schedule: Schedule, trace: Trace) -> None:
     assert "<title>A title</title>" in schedule_as_page(schedule, trace, "A title")
 
 
+def test_copies_are_no_work_of_a_rank() -> None:
+    row = schedule_as_page(with_copies()).split("<td>rank 0</td>")[1].split("</tr>")[0]
+    assert f"<td>{1 - 3 * 10 / 50:.1%}</td>" in row
+
+
 def test_page_is_self_contained(schedule: Schedule, trace: Trace) -> None:
     text = schedule_as_page(schedule, trace)
     assert re.search(r"https?:|src=|href=|@import|url\(|//[a-z]+\.", text) is None
