@@ -16,14 +16,4 @@ if TYPE_CHECKING:
     from .torch_csv import TorchOrder as TorchOrder
     from .torch_csv import torch_order as torch_order
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "exported": "Export Options",
-        "exports": "export",
-        "foreign_order": "ForeignOrder",
-        "importing": "Imported import_schedule read_order",
-        ".planner.engines": "TARGETS",
-        "torch_csv": "TorchOrder torch_order",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

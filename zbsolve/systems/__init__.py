@@ -17,14 +17,4 @@ if TYPE_CHECKING:
     from .torch_gathers import torch_window as torch_window
     from .two_directions import overlapped as overlapped
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "entry": "System",
-        "problems": "problem_for",
-        "steps": "step_for",
-        "table": "PRESETS SYSTEMS name_on preset presets_of system",
-        "torch_gathers": "torch_window",
-        "two_directions": "overlapped",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

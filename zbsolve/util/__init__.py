@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from .kernels import kernel as kernel
     from .machine import run_threads as run_threads
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "clock": "Clock",
-        "errors": "BadInput Deadlock Infeasible NotFound WrongBound ZbsolveError",
-        "kernels": "kernel",
-        "machine": "run_threads",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)
