@@ -34,7 +34,7 @@ from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show import schedule_as_page
 from zbsolve.show.solved_text import repeated_as_text
 from zbsolve.systems import preset
-from zbsolve.systems.long_steps import lane_order, long_systems_of
+from zbsolve.systems.table import lane_order, long_systems_of
 from zbsolve.util.text import format_time
 
 from ..support.profiles import equal_layers

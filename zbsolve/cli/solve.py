@@ -125,7 +125,7 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
     from ..problem import Problem
     from ..search.auto import splits_differ
-    from ..systems.steps import check_backward, step_for
+    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
     if not is_named(options.method):
@@ -214,7 +214,7 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
     BadInput, Infeasible, NotFound."""
     from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
-    from ..systems.steps import check_backward, step_for
+    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
     name, solver = method_of(method)

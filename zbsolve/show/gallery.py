@@ -10,9 +10,8 @@ from ..ilp.steady.rounds import period, rounds_of
 from ..placement import parse_routes
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.entry import GROUPS, System
 from ..systems.problems import problem_for
-from ..systems.table import SYSTEMS, preset
+from ..systems.table import GROUPS, SYSTEMS, System, preset
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render

@@ -23,7 +23,7 @@ from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_o
 from ..search.least_peak import LeastPeak
 from ..step import Step
 from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of
-from ..systems.steps import usual_schedule
+from ..systems.problems import usual_schedule
 from ..util.errors import BadInput
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, Solved
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .entry import System as System
     from .problems import problem_for as problem_for
-    from .steps import step_for as step_for
+    from .problems import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
+    from .table import System as System
     from .table import name_on as name_on
     from .table import preset as preset
     from .table import presets_of as presets_of
