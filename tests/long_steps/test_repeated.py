@@ -26,9 +26,8 @@ from zbsolve.interchange.exported import Options
 from zbsolve.interchange.exports import export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
-from zbsolve.long_steps.files import as_text, from_text
+from zbsolve.long_steps.files import as_text, from_text, schedule_to_show
 from zbsolve.long_steps.repeated import RepeatedSchedule
-from zbsolve.long_steps.shown import schedule_to_show
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show import schedule_as_page

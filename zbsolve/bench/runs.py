@@ -154,6 +154,10 @@ def _together(samples: list[Result]) -> Result:
     return Result(first.name, first.digest, first.proof, first.solver, *columns)
 
 
+Sampled = Annotated[tuple[AMOUNT, ...], msgspec.Meta(min_length=1)]
+Counted = Annotated[tuple[COUNT, ...], msgspec.Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """One problem, solved once a repeat: `values` and `bounds` in µs, `seconds` of wall time, and `yardstick`, the
@@ -163,10 +167,10 @@ class Result:
     digest: str
     proof: str
     solver: str
-    values: tuple[int, ...]
-    bounds: tuple[int, ...]
-    seconds: tuple[float, ...]
-    yardstick: tuple[float, ...]
+    values: Counted
+    bounds: Counted
+    seconds: Sampled
+    yardstick: Sampled
 
     @property
     def value(self) -> int:
@@ -213,50 +217,7 @@ class Report:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Read a bench file; `-` is standard input. Raises BadInput naming the field."""
-        form = read_document(path, "bench", ReportForm)
-        results = tuple(
-            Result(
-                one.name,
-                one.digest,
-                one.proof,
-                one.solver,
-                tuple(one.values),
-                tuple(one.bounds),
-                tuple(one.seconds),
-                tuple(one.yardstick),
-            )
-            for one in form.results
-        )
-        return cls(form.suite, form.seconds, form.effort, form.seed, form.machine, form.versions, results)
-
-
-Sampled = Annotated[list[AMOUNT], msgspec.Meta(min_length=1)]
-Counted = Annotated[list[COUNT], msgspec.Meta(min_length=1)]
-
-
-class ResultForm(msgspec.Struct):
-    """A result in a file: one number a repeat."""
-
-    name: str
-    digest: str
-    proof: str
-    solver: str
-    values: Counted
-    bounds: Counted
-    seconds: Sampled
-    yardstick: Sampled
-
-
-class ReportForm(msgspec.Struct):
-    """A report in a file."""
-
-    suite: str
-    seed: int
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    results: list[ResultForm]
-    seconds: float | None = None
-    effort: float | None = None
+        return read_document(path, "bench", cls)
 
 
 def report_as_text(report: Report) -> str:

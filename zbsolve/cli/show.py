@@ -158,8 +158,7 @@ def _check_page(path: str | None) -> None:
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
     """What the file holds, and a line to say below its picture. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
-    from ..long_steps.files import KIND, load
-    from ..long_steps.shown import schedule_to_show
+    from ..long_steps.files import KIND, load, schedule_to_show
     from ..schedule import Schedule
     from ..trace import Trace
     from ..util.files import document_kind, read_one_of

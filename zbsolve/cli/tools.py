@@ -105,8 +105,7 @@ def saving(*saves: Callable[[], None]) -> Iterator[None]:
 
 def save_found(found: Schedule | RepeatedSchedule, path: str) -> None:
     """A schedule's file, or its picture, by the ending."""
-    from ..long_steps.files import save
-    from ..long_steps.shown import schedule_to_show
+    from ..long_steps.files import save, schedule_to_show
     from ..schedule import Schedule
     from ..show.pictures.files import save_schedule_picture
 
