@@ -280,7 +280,7 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     """One frontier, or one for each way to keep activations."""
     from ..search.keeping import curves
     from ..search.pareto import frontier
-    from ..show.frontier_report import curves_as_text, frontier_as_text, save_curves, save_frontier
+    from ..show.frontier_report import frontier_as_text, save_frontier
 
     if not step.auto:
         one = frontier(profile, step, **limits)
@@ -289,7 +289,7 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     several = curves(profile, step, **limits)
     named = ((name.replace(" ", "-"), one) for name, one in several.frontiers.items())
     points = [(f"{name}-{point.memory}", point) for name, one in named for point in one.points]
-    return _Found(curves_as_text(several), several.to_json(), partial(save_curves, several), points)
+    return _Found(frontier_as_text(several), several.to_json(), partial(save_frontier, several), points)
 
 
 def _make_folder(name: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ..search.keeping import Curves
 from ..search.pareto import Frontier
@@ -21,26 +23,40 @@ INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says 
 NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
 
 
-def save_frontier(frontier: Frontier, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write the frontier as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
+class Report(NamedTuple):
+    """What is said of frontiers: one line of model, ranks, microbatches, placement and objective; a sentence;
+    the table with its header; and the picture in a style."""
+
+    headline: str
+    sentence: str
+    rows: Sequence[tuple[str, ...]]
+    drawing: Callable[[Style], Drawing]
+
+
+def report_of(found: Frontier | Curves) -> Report:
+    """The frontier over memory, or one for each way to keep activations, in words and numbers."""
+    one = found.first if isinstance(found, Curves) else found
+    headline = (
+        f"{printable(one.model)}: {one.objective} over memory a rank, {one.ranks} ranks, {one.microbatches} microbatches, "
+        f"placement {printable(one.placement)}"
+    )
+    if isinstance(found, Curves):
+        sentence = _curves_sentence(found)
+        return Report(headline, sentence, _curve_rows(found), partial(curves_drawing, found, headline, sentence))
+    sentence = _sentence(found)
+    return Report(headline, sentence, _rows(found), partial(frontier_drawing, found, headline, sentence))
+
+
+def save_frontier(found: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
+    """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
-    save_report(path, lambda: _drawing(frontier, style), lambda: frontier_as_page(frontier), frontier.save)
-
-
-def save_report(
-    path: str | os.PathLike[str],
-    drawing: Callable[[], Drawing],
-    page: Callable[[], str],
-    save: Callable[[str | os.PathLike[str]], None],
-) -> None:
-    """Write a picture, a page, or else what `save` writes, by the ending of `path`. Raises BadInput for others."""
     check_frontier_path(path)
     if str(path).endswith(tuple(PICTURES)):
-        save_drawing(drawing(), path)
+        save_drawing(report_of(found).drawing(style), path)
     elif str(path).endswith(".html"):
-        write_text(path, page())
+        write_text(path, frontier_as_page(found))
     else:
-        save(path)
+        found.save(path)
 
 
 def check_frontier_path(path: str | os.PathLike[str]) -> None:
@@ -49,41 +65,22 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
         raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
 
 
-def frontier_as_svg(frontier: Frontier, width: int = 1200) -> str:
+def frontier_as_svg(found: Frontier | Curves, width: int = 1200) -> str:
     """A well-formed SVG document `width` pixels wide: memory to the right, time lost to bubbles upwards."""
-    return to_svg(_drawing(frontier, Style(width)))
+    return to_svg(report_of(found).drawing(Style(width)))
 
 
-def _drawing(frontier: Frontier, style: Style) -> Drawing:
-    return frontier_drawing(frontier, frontier_headline(frontier), _sentence(frontier), style)
-
-
-def frontier_as_page(frontier: Frontier) -> str:
+def frontier_as_page(found: Frontier | Curves) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    return report_page(frontier_headline(frontier), _sentence(frontier), _drawing(frontier, INSIDE), _rows(frontier))
+    headline, sentence, rows, drawing = report_of(found)
+    return render("frontier.html", title=headline, picture=picture(to_svg(drawing(INSIDE))), sentence=sentence, rows=rows)
 
 
-def report_page(headline: str, sentence: str, drawing: Drawing, rows: Sequence[tuple[str, ...]]) -> str:
-    """A page with a picture in the style INSIDE, whose words stand around it."""
-    return render("frontier.html", title=headline, picture=picture(to_svg(drawing)), sentence=sentence, rows=rows)
-
-
-def frontier_as_text(frontier: Frontier) -> str:
+def frontier_as_text(found: Frontier | Curves) -> str:
     """The table as text, and what it says."""
-    return _as_text(frontier, _rows(frontier), _sentence(frontier))
-
-
-def _as_text(frontier: Frontier, rows: Sequence[tuple[str, ...]], sentence: str) -> str:
-    note = printable(times_note(frontier.source))
-    return "\n".join([*filter(None, [note]), *aligned(rows, left=(-1,)), sentence]) + "\n"
-
-
-def frontier_headline(frontier: Frontier) -> str:
-    """One line: model, ranks, microbatches, placement, objective."""
-    return (
-        f"{printable(frontier.model)}: {frontier.objective} over memory a rank, {frontier.ranks} ranks, "
-        f"{frontier.microbatches} microbatches, placement {printable(frontier.placement)}"
-    )
+    report, one = report_of(found), found.first if isinstance(found, Curves) else found
+    note = printable(times_note(one.source))
+    return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
 
 
 def _sentence(frontier: Frontier) -> str:
@@ -115,28 +112,6 @@ def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
         found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
     head = ("memory", "needed", f"{frontier.objective}, {unit}", f"bound, {unit}", "gap", "bubble", "by")
     return [head, *(row for _, row in sorted(found, key=lambda row: row[0]))]
-
-
-def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write the frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
-    Raises BadInput otherwise."""
-    save_report(path, lambda: _curves_drawing(curves, style), lambda: curves_as_page(curves), curves.save)
-
-
-def curves_as_page(curves: Curves) -> str:
-    """The picture and its table as one HTML page that loads nothing."""
-    return report_page(
-        frontier_headline(curves.first), _curves_sentence(curves), _curves_drawing(curves, INSIDE), _curve_rows(curves)
-    )
-
-
-def curves_as_text(curves: Curves) -> str:
-    """The table as text, and what it says."""
-    return _as_text(curves.first, _curve_rows(curves), _curves_sentence(curves))
-
-
-def _curves_drawing(curves: Curves, style: Style) -> Drawing:
-    return curves_drawing(curves, frontier_headline(curves.first), _curves_sentence(curves), style)
 
 
 def _best(frontier: Frontier, memory: int) -> tuple[int, str] | None:
