@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..util.errors import BadInput
 from ..util.text import format_gap, format_time, parse_share
 from .solve_many import check_repeated
-from .tools import print_json, profile_from, searching, tell_other_model
+from .tools import profile_from, searching, tell, tell_other_model
 
 if TYPE_CHECKING:
     from ..planner.plan_file import CheckedPlan
@@ -90,16 +90,10 @@ def command(options: argparse.Namespace) -> int:
         proofs.append(f"proven now: {schedule.certificate.proof}")
         if options.output:
             schedule.save(options.output)
-    if options.json:
-        found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
-        print_json(
-            {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
-        )
-    elif options.output != "-":
-        for violation in violations:
-            print(f"{options.schedule}: {violation}")
-        if not violations:
-            print("\n".join(_lines(options.schedule, schedule, proofs)))
+    found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
+    body = {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
+    wrong = [f"{options.schedule}: {violation}" for violation in violations]
+    tell(options, lambda: body, lambda: wrong or _lines(options.schedule, schedule, proofs))
     return 1 if violations else 0
 
 
@@ -111,12 +105,9 @@ def _check_plan(options: argparse.Namespace) -> int:
     if options.output:
         raise BadInput("-o: nothing of a plan is written")
     found = check_plan(options.schedule, options.seconds, search=options.bound)
-    if options.json:
-        gap = 1 - found.bound / found.step
-        own = {"schedule": None if found.proof is None else _proven(found.schedule.certificate)}
-        print_json({"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": gap, **own})
-    else:
-        print("\n".join(_plan_lines(options.schedule, found)))
+    body = {"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": 1 - found.bound / found.step}
+    body["schedule"] = None if found.proof is None else _proven(found.schedule.certificate)
+    tell(options, lambda: body, lambda: _plan_lines(options.schedule, found))
     return 1 if found.wrong else 0
 
 
@@ -196,10 +187,7 @@ def check_period(options: argparse.Namespace) -> int:
         schedule = best.schedule
     if options.output:
         schedule.save(options.output)
-    if options.json:
-        print_json(body)
-    elif options.output != "-":
-        print("\n".join(lines))
+    tell(options, lambda: body, lambda: lines)
     return 0
 
 
@@ -246,10 +234,7 @@ def check_again(options: argparse.Namespace) -> int:
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")
     found = _still_good(schedule, profile, within, options)
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print("\n".join(_profile_lines(options, found)))
+    tell(options, found.to_json, lambda: _profile_lines(options, found))
     return 0 if found.good else 1
 
 

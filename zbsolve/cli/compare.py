@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
-from .tools import print_json, profile_from, run_of, tell_other_model
+from .tools import profile_from, run_of, tell, tell_other_model
 
 if TYPE_CHECKING:
     from ..noise import Noise
@@ -74,10 +74,7 @@ def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
         raise BadInput("--noise is for schedules")
     share = None if options.within is None else parse_share(options.within, "--within")
     found = drift(*(Profile.load(path) for path in options.what))
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print(drift_as_text(found), end="")
+    tell(options, found.to_json, lambda: drift_as_text(found))
     return int(share is not None and not found.within(share))
 
 
@@ -125,10 +122,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
         result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, _noise(options.noise)))
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
-    if options.json:
-        print_json(result.to_json())
-    else:
-        print(schedules_as_text(result), end="")
+    tell(options, result.to_json, lambda: schedules_as_text(result))
     return 0
 
 
@@ -191,8 +185,5 @@ def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) 
         from ..show.pictures.files import save_schedule_picture
 
         save_schedule_picture(schedule, options.output, trace)
-    if options.json:
-        print_json(result.to_json())
-    else:
-        print(comparison_as_text(result), end="")
+    tell(options, result.to_json, lambda: comparison_as_text(result))
     return 0

@@ -10,18 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .tools import (
-    add_outputs,
-    add_search_limits,
-    add_workers,
-    need_torch,
-    print_json,
-    progress_line,
-    saving,
-    search_limits,
-    searching,
-    workers_of,
-)
+from . import tools
 
 if TYPE_CHECKING:
     from ..planner.answers import Front
@@ -61,7 +50,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", metavar="FIELD=VALUE,…", help="only such layouts, such as tp=8,pp=8,dp=2 or placement=loop,recompute=full"
     )
-    add_search_limits(parser, 60.0, "seconds to search at most", "plan")
+    tools.add_search_limits(parser, 60.0, "seconds to search at most", "plan")
     parser.add_argument(
         "--what-if",
         action="append",
@@ -75,8 +64,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="OVER",
         help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
     )
-    add_workers(parser)
-    add_outputs(
+    tools.add_workers(parser)
+    tools.add_outputs(
         parser,
         "the plans within 1 %%",
         "plan.json, which solve, run, export and show read, or - for standard output; x.html: a page of the space, "
@@ -105,13 +94,13 @@ def command(options: argparse.Namespace) -> int:
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
-    model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), search_limits(options)
+    model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), tools.search_limits(options)
     only = parse_only(options.engine, options.fix)
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
     changed_cases(base, options.what_if)  # bad ones are said before the search
     over = parse_front(options.front) if options.front else None
-    with workers_of(options, "plan") as workers, searching("plan", further=compiled) as (_, pressed):
-        limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
+    with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
+        limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
         found = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)
 
@@ -121,11 +110,8 @@ def command(options: argparse.Namespace) -> int:
         else:
             found.save(path)
 
-    with saving(*[partial(save, path) for path in options.output]):
-        if options.json:
-            print_json(_as_json(found) | fields)
-        elif "-" not in options.output:
-            print("\n".join([plan_as_text(found), *texts]), end="")
+    saves = [partial(save, path) for path in options.output]
+    tools.tell(options, lambda: _as_json(found) | fields, lambda: "\n".join([plan_as_text(found), *texts]), *saves)
     return 0
 
 
@@ -151,7 +137,7 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     from ..planner.profiled_model import ProfiledModel
     from ..planner.shape import shape_by_name
 
-    need_torch()
+    tools.need_torch()
     from profiler.devices import DEVICES
     from profiler.roofline import estimates
 

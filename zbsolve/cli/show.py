@@ -12,7 +12,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
-from .tools import print_json, run_of
+from .tools import print_json, run_of, tell
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -107,10 +107,8 @@ def _systems(options: argparse.Namespace) -> int:
         from ..util.files import write_text
 
         write_text(options.output, gallery_as_page(shown, absent))
-    if options.json:
-        print_json([*(one.to_json() for one in shown), *(one.to_json() for one in absent)])
-    elif options.output != "-":
-        print(gallery_as_text(shown, absent), end="")
+    body = [*(one.to_json() for one in shown), *(one.to_json() for one in absent)]
+    tell(options, lambda: body, lambda: gallery_as_text(shown, absent))
     return 0
 
 

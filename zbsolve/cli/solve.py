@@ -12,22 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..util.errors import BadInput, ZbsolveError
 from ..util.text import counted
+from . import tools
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
-from .tools import (
-    PICTURES,
-    add_outputs,
-    add_search_limits,
-    add_workers,
-    method_of,
-    print_json,
-    profile_from,
-    save_found,
-    saving,
-    search_limits,
-    searching,
-    workers_of,
-)
 
 if TYPE_CHECKING:
     from ..problem import Problem
@@ -55,8 +42,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "zbsolve show systems; interleaved:16 is Megatron's in groups of 16 microbatches); several, such as 1f1b,zb-v,auto, "
         "are compared, with the schedule that the file holds: a named one on its own placement with its own backward",
     )
-    add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
-    add_workers(parser)
+    tools.add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
+    tools.add_workers(parser)
     parser.add_argument(
         "--prefer",
         choices=("time", "memory"),
@@ -73,7 +60,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
     )
-    add_outputs(
+    tools.add_outputs(
         parser,
         "the certificate, table or frontier",
         "schedule.json, or - for standard output; x.html, .svg, .pdf or .png: a picture, of several methods of all; of a "
@@ -99,10 +86,10 @@ def command(options: argparse.Namespace) -> int:
         return solve_repeated(options, one, given[1].microbatches)
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
-    with searching("solve", options.method) as (search, pressed):
+    with tools.searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
         if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
-            with workers_of(options, "solve", threads=2) as workers:
+            with tools.workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
                 schedule, tried = solve_auto(*given, **arguments)
         else:
@@ -111,11 +98,8 @@ def command(options: argparse.Namespace) -> int:
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None)
-    with saving(*[partial(save_found, schedule, path) for path in options.output]):
-        if options.json:
-            print_json(found.to_json())
-        elif "-" not in options.output:
-            print(solved_as_text(found), end="")
+    saves = [partial(tools.save_found, schedule, path) for path in options.output]
+    tools.tell(options, found.to_json, lambda: solved_as_text(found), *saves)
     for note in found.notes:
         print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
@@ -162,8 +146,8 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
-    method, solver = method_of(options.method)
-    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **search_limits(options)}
+    method, solver = tools.method_of(options.method)
+    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **tools.search_limits(options)}
     if options.hint:
         from ..schedule import Schedule
 
@@ -179,11 +163,11 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
     for method in methods:
-        check_options(*method_of(method), None)
+        check_options(*tools.method_of(method), None)
     given = step_or_problem(options, partition="balanced")
     named, absent = _held(options.profile), list[tuple[str, str]]()
-    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
-        limits = {**search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
+    with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
+        limits = {**tools.search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
         for method in methods:
             try:
                 named.append((method, _solved(given, method, limits, options.profile)))
@@ -192,11 +176,8 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     result = compare_schedules(named, absent)
     doubted = doubts(given[0]) if isinstance(given, tuple) else []
     drawn, best = partial(save_comparison, result, doubts=doubted), result.best.schedule.save
-    with saving(*[partial(drawn if path.endswith(PICTURES) else best, path) for path in options.output]):
-        if options.json:
-            print_json(result.to_json())
-        elif "-" not in options.output:
-            print(schedules_as_text(result), end="")
+    saves = [partial(drawn if path.endswith(tools.PICTURES) else best, path) for path in options.output]
+    tools.tell(options, result.to_json, lambda: schedules_as_text(result), *saves)
     return 0
 
 
@@ -217,7 +198,7 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
     from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
-    name, solver = method_of(method)
+    name, solver = tools.method_of(method)
     how: dict[str, Any] = {"method": name, "solver": solver}
     if isinstance(given, tuple):
         profile, step = given
@@ -246,24 +227,20 @@ def solve_frontier(options: argparse.Namespace) -> int:
             raise BadInput(f"--{name}: is not for a frontier, which searches at many limits of memory")
     if options.method != "auto":
         raise BadInput(f"--method {options.method}: a frontier is found by auto")
-    profile, step = profile_from(options.profile, "solve"), step_from(options)
+    profile, step = tools.profile_from(options.profile, "solve"), step_from(options)
     for name in CLOSED:
         if getattr(step, name) == "auto":
             raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
-    limits = search_limits(options) | {"points": options.frontier}
+    limits = tools.search_limits(options) | {"points": options.frontier}
     for folder in folders:
         _make_folder(folder)
-    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
+    with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
         found = _searched(profile, step, limits)
     saves = [partial(found.save, path) for path in files]
     for folder in folders:
         saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
-    with saving(*saves):
-        if options.json:
-            print_json(found.body)
-        elif "-" not in options.output:
-            print(found.text, end="")
+    tools.tell(options, lambda: found.body, lambda: found.text, *saves)
     return 0
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..util.text import times_note
-from .tools import print_json, progress_line, save_found, saving, search_limits
+from .tools import progress_line, save_found, search_limits, tell
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -56,13 +56,10 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     limits = search_limits(options)
     found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
     show("")
-    with saving(*[partial(save_found, found, path) for path in options.output]):
-        if options.json:
-            print_json(as_json(found) | {"source": one.source} | placed(one))
-        elif "-" not in options.output:
-            if note := times_note(one.source):
-                print(note)
-            print(repeated_as_text(found), end="")
+    note = f"{times_note(one.source)}\n".lstrip("\n")
+    saves = [partial(save_found, found, path) for path in options.output]
+    body = as_json(found) | {"source": one.source} | placed(one)
+    tell(options, lambda: body, lambda: note + repeated_as_text(found), *saves)
     return 0
 
 
@@ -77,15 +74,12 @@ def check_repeated(options: argparse.Namespace) -> int:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
     long = load(options.schedule)
     found = [*violations(long), *_bound_again(long)]
-    if options.json:
-        told = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
-        print_json({"violations": told, **as_json(long)} if options.bound else told)
-    elif found:
-        print("\n".join(f"{options.schedule}: {one}" for one in found))
-    else:
-        bound = "it states no bound" if long.certificate is None else "its bound is proven again"
-        print(f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}")
-        print(repeated_as_text(long), end="")
+    rows = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
+    body = {"violations": rows, **as_json(long)} if options.bound else rows
+    wrong = [f"{options.schedule}: {one}" for one in found]
+    bound = "it states no bound" if long.certificate is None else "its bound is proven again"
+    holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
+    tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))
     return 1 if found else 0
 
 
