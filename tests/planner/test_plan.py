@@ -563,7 +563,7 @@ def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     def pressing() -> Any:
         return lambda line: signal.raise_signal(signal.SIGINT) if "layouts solved" in line else None
 
-    monkeypatch.setattr("zbsolve.cli.plan.progress_line", pressing)
+    monkeypatch.setattr("zbsolve.cli.tools.progress_line", pressing)
     path = tmp_path / "plan.json"
     assert main([*COMMAND, "-o", str(path)]) == 0
     said = capsys.readouterr()
