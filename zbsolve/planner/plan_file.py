@@ -19,7 +19,7 @@ from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bounds.layout_rules import NEVER
 from .bounds.space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
-from .candidate import Candidate, Choice, behind_of, layout_profile, step_of
+from .candidate import Candidate, Choice, Unsolved, layout_profile, step_of
 from .cluster import Cluster, Positive
 from .costs.layer_costs import Model
 from .layout import Layout, rows_of
@@ -334,12 +334,11 @@ def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, wh
     if Profile.from_json(form.profile, f"{where}: profile") != profile:
         wrong.append("field 'profile' is not what the cost model says of the layout")
     step = step_of(layout, form.memory, schedule.problem.layers, form.fused)
-    if step.problem(profile) != schedule.problem:
+    unsolved = Unsolved.of(model, layout, cluster, step, profile)
+    if unsolved.problem != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {violation}" for violation in verify(schedule.problem, schedule)]
-    return Candidate(
-        layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
-    ), wrong
+    return unsolved.solved(schedule), wrong
 
 
 def _plain(layout: Layout) -> dict[str, int]:
