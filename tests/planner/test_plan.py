@@ -21,22 +21,32 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, planning, shape_by_name
+from zbsolve.planner import (
+    CLUSTERS,
+    SHAPES,
+    Plan,
+    Shape,
+    candidate,
+    check_plan,
+    layout_profile,
+    planning,
+    searches,
+    shape_by_name,
+)
 from zbsolve.planner.bounds import space_bounds
 from zbsolve.planner.bounds.bound_row import bound_rows
 from zbsolve.planner.bounds.layout_rules import refuted
 from zbsolve.planner.candidate import unsolved
+from zbsolve.planner.estimates import Promise
 from zbsolve.planner.layout import FIELDS, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
-from zbsolve.planner.race import searches
-from zbsolve.planner.race.estimates import Promise
-from zbsolve.planner.race.searches import SpaceRace
+from zbsolve.planner.searches import SpaceRace
 from zbsolve.planner.solved_space import families
 from zbsolve.planner.space import Only, layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task
 from zbsolve.search.task_runner import TaskRunner
-from zbsolve.show.plan_text import plan_as_text
+from zbsolve.show.plan_report import plan_as_text
 from zbsolve.show.schedule_page import schedule_as_page
 from zbsolve.systems.table import presets_of
 from zbsolve.util.clock import Clock

@@ -80,8 +80,7 @@ def command(options: argparse.Namespace) -> int:
     from ..planner.plan_file import model_of
     from ..planner.planning import compiled, memory_of, plan
     from ..planner.space import parse_only
-    from ..show.plan_page import plan_as_page
-    from ..show.plan_text import plan_as_text
+    from ..show.plan_report import plan_as_page, plan_as_text
     from ..util.files import write_text
 
     cluster = _cluster(options.cluster)
@@ -118,7 +117,7 @@ def command(options: argparse.Namespace) -> int:
 def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
-    from ..show.plan_text import front_as_text, what_if_as_json, what_if_as_text
+    from ..show.plan_report import front_as_text, what_if_as_json, what_if_as_text
 
     texts: list[str] = []
     fields: _Fields = {}

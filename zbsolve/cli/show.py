@@ -89,7 +89,7 @@ def _schedule(options: argparse.Namespace) -> int:
 def _space(options: argparse.Namespace) -> int:
     """The page of a plan's space."""
     from ..planner.plan_file import read_space
-    from ..show.plan_page import plan_as_page
+    from ..show.plan_report import plan_as_page
     from ..util.files import write_text
 
     write_text(options.output, plan_as_page(read_space(options.what)))

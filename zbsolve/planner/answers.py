@@ -21,7 +21,7 @@ from .costs.rank_costs import least_bytes
 from .layout import rows_of
 from .plan_file import Plan
 from .planning import plan
-from .race.searches import Progress
+from .searches import Progress
 from .solved_space import SAME_US
 from .space import layouts
 
