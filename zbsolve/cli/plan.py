@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..profile.profile import Profile
 from ..util.errors import BadInput
+from ..util.files import document_kind, write_text
 from . import tools
 
 if TYPE_CHECKING:
@@ -81,7 +83,6 @@ def command(options: argparse.Namespace) -> int:
     from ..planner.planning import compiled, memory_of, plan
     from ..planner.space import parse_only
     from ..show.plan_report import plan_as_page, plan_as_text
-    from ..util.files import write_text
 
     cluster = _cluster(options.cluster)
     if not options.model:
@@ -158,8 +159,6 @@ def _cluster(said: str) -> Cluster:
     named too. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
-    from ..profile.profile import Profile
-    from ..util.files import document_kind
 
     name, *further = said.split(",")
     cluster = cluster_of(name)

@@ -13,6 +13,10 @@ from ..exec.devices import DEVICES, choose, described, device_of, local_place
 from ..exec.run.host import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
+from ..profile.lengths import stalls_of
+from ..profile.measured_run import FROM_STEPS, LINKS
+from ..profile.measured_run import from_trace as profile_of
+from ..profile.profile import Profile
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
@@ -20,8 +24,6 @@ from .tools import need_torch, print_json, progress_line, saving, searching, tel
 
 if TYPE_CHECKING:
     import torch
-
-    from ..profile.profile import Profile
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -216,10 +218,6 @@ def _device(options: argparse.Namespace) -> torch.device:
 def from_trace(options: argparse.Namespace) -> int:
     """Write the profile that a run amounts to, and say what its step could be."""
     from ..interchange.traces.reading import read_trace
-    from ..profile.lengths import stalls_of
-    from ..profile.measured_run import FROM_STEPS, LINKS
-    from ..profile.measured_run import from_trace as profile_of
-    from ..profile.profile import Profile
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times, today_as_text, today_line
 

@@ -10,20 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..problem import Problem
+from ..profile.doubtful import doubts
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..show.schedule_comparison import compare_schedules
+from ..step import Step
 from ..util.errors import BadInput, ZbsolveError
+from ..util.files import document_kind
 from ..util.text import counted
 from . import tools
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
 
 if TYPE_CHECKING:
-    from ..problem import Problem
-    from ..profile.profile import Profile
-    from ..schedule import Schedule
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
-    from ..step import Step
 
     Given = tuple[Profile, Step] | Problem
 
@@ -70,7 +73,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
-    from ..problem import Problem
     from ..search.auto import solve_auto, splits_differ
     from ..show.solved_step import solved
     from ..show.solved_text import solved_as_text
@@ -107,7 +109,6 @@ def command(options: argparse.Namespace) -> int:
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
-    from ..problem import Problem
     from ..search.auto import splits_differ
     from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
@@ -149,17 +150,13 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     method, solver = tools.method_of(options.method)
     arguments = {"method": method, "solver": solver, "prefer": options.prefer, **tools.search_limits(options)}
     if options.hint:
-        from ..schedule import Schedule
-
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Solve by each method, compare what they found beside a schedule that the file holds, and write the best."""
-    from ..profile.doubtful import doubts
     from ..search.solver import check_options
-    from ..show.schedule_comparison import compare_schedules
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
     for method in methods:
@@ -183,9 +180,7 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
 def _held(path: str) -> list[tuple[str, Schedule]]:
     """The schedule of a file, with its name, where it is one."""
-    from ..schedule import Schedule
     from ..search.certify import proven
-    from ..util.files import document_kind
 
     return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 

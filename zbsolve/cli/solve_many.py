@@ -8,15 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..show.sentences import placed
+from ..step import Step
+from ..util.errors import BadInput
 from ..util.text import times_note
+from ..verifier import Violation
 from .tools import progress_line, save_found, search_limits, tell
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
-    from ..problem import Problem
-    from ..profile.profile import Profile
-    from ..step import Step
-    from ..verifier import Violation
 
 FEW = 4  # microbatches that are compared with one: routes in turn, or other times, show among them
 
@@ -35,7 +37,6 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
 def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
     """The step with one microbatch, where several are that one several times; else None."""
     from ..build.mixing import with_microbatches
-    from ..util.errors import BadInput
 
     fixed = replace(step, partition=step.counts(profile))
     try:
@@ -49,7 +50,6 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     """Find a schedule of so many microbatches, write it, say how good it is."""
     from ..long_steps.files import as_json
     from ..search.many import solve_many
-    from ..show.sentences import placed
     from ..show.solved_text import repeated_as_text
 
     show, began = progress_line(), time.monotonic()
@@ -68,7 +68,6 @@ def check_repeated(options: argparse.Namespace) -> int:
     from ..long_steps.check import violations
     from ..long_steps.files import as_json, load
     from ..show.solved_text import repeated_as_text
-    from ..util.errors import BadInput
 
     if options.output:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
@@ -86,7 +85,6 @@ def check_repeated(options: argparse.Namespace) -> int:
 def _bound_again(long: RepeatedSchedule) -> list[Violation]:
     """Whether the stated bound follows: closed forms, which take no search."""
     from ..ilp.bounds.many import bound_of_many
-    from ..verifier import Violation
 
     if long.certificate is None:
         return []
