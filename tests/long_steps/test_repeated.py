@@ -22,8 +22,7 @@ from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
-from zbsolve.interchange.exported import Options
-from zbsolve.interchange.exports import export, export_long
+from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
 from zbsolve.long_steps.files import as_text, from_text, schedule_to_show

@@ -47,7 +47,7 @@ from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task
 from zbsolve.search.task_runner import TaskRunner
 from zbsolve.show.plan_report import plan_as_text
-from zbsolve.show.schedule_page import schedule_as_page
+from zbsolve.show.schedule_report import schedule_as_page
 from zbsolve.systems.table import presets_of
 from zbsolve.util.clock import Clock
 from zbsolve.util.text import format_gap, format_time, format_times, in_one_unit

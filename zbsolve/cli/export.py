@@ -15,7 +15,7 @@ from ..util.text import aligned
 from .tools import print_json
 
 if TYPE_CHECKING:
-    from ..interchange.exported import Export, Options
+    from ..interchange.exports import Export, Options
     from ..planner.candidate import Choice
 
 
@@ -47,8 +47,7 @@ def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
     if options.list:
         return _list(options)
-    from ..interchange.exported import Options
-    from ..interchange.exports import export
+    from ..interchange.exports import Options, export
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")

@@ -184,7 +184,7 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
 
 def draw(schedule: Schedule, trace: Trace | None = None) -> None:
     """The schedule in the terminal, as wide as that is."""
-    from ..show.schedule_text import schedule_as_text
+    from ..show.schedule_report import schedule_as_text
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(schedule_as_text(schedule, trace, shutil.get_terminal_size((100, 24)).columns, colour), end="")

@@ -6,8 +6,8 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from ..planner.engines import TARGETS as TARGETS
-    from .exported import Export as Export
-    from .exported import Options as Options
+    from .exports import Export as Export
+    from .exports import Options as Options
     from .exports import export as export
     from .foreign_order import ForeignOrder as ForeignOrder
     from .importing import Imported as Imported

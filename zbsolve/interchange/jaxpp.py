@@ -11,7 +11,7 @@ from typing import Any
 from ..placement import describe
 from ..planner.engines import target
 from ..schedule import Schedule
-from .exported import Export, Options
+from .exports import Export, Options
 from .node_lists import python_file
 from .order import order_for
 

@@ -17,7 +17,7 @@ from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
-from .exported import Export, Options
+from .exports import Export, Options
 from .foreign_order import ForeignOrder
 from .messages import Event, posted
 from .node_lists import Node, StageOf, Words, order_of_nodes, python_file, stages_of

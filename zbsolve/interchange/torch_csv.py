@@ -20,7 +20,7 @@ from ..planner.engines import Target, target
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .exported import Export, LongExport, Options
+from .exports import Export, LongExport, Options
 from .order import Cell, Order, Refused, backwards, needs, order_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}

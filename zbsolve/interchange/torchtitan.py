@@ -13,7 +13,7 @@ from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .exported import Export, Options, layer_letters, stage_letters
+from .exports import Export, Options, layer_letters, stage_letters
 from .order import Order, Refused
 from .torch_csv import TorchOrder, torch_order
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .schedule_comparison import ScheduleComparison as ScheduleComparison
     from .schedule_comparison import compare_schedules as compare_schedules
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
-    from .schedule_page import schedule_as_page as schedule_as_page
-    from .schedule_text import schedule_as_text as schedule_as_text
+    from .schedule_report import schedule_as_page as schedule_as_page
+    from .schedule_report import schedule_as_text as schedule_as_text
     from .solved_step import solved as solved
     from .solved_text import Solved as Solved
     from .solved_text import solved_as_text as solved_as_text
