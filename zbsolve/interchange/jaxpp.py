@@ -12,7 +12,7 @@ from ..placement import describe
 from ..planner.engines import target
 from ..schedule import Schedule
 from .exports import Export, Options
-from .node_lists import python_file
+from .foreign_order import python_file
 from .order import order_for
 
 TARGET = target("jaxpp")
