@@ -43,14 +43,9 @@ class Parts:
 
     def minus(self, other: Parts) -> Parts:
         """Part by part; its total is the difference of the totals."""
-        kinds = {**self.passes, **other.passes}
-        return Parts(
-            {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in kinds},
-            self.waiting - other.waiting,
-            self.launch - other.launch,
-            self.before - other.before,
-            self.after - other.after,
-        )
+        passes = {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in {**self.passes, **other.passes}}
+        idle = (getattr(self, name) - getattr(other, name) for name in ("waiting", "launch", "before", "after"))
+        return Parts(passes, *idle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what
 MAX_SIZE = 20_000  # ranks times microbatches: half a minute, 0.7 GB
 HELD_BYTES = 600  # that a rank's share of a microbatch holds, half of them until B
 HEAD = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")  # of `_cells`
-# What a system says of itself in JSON; its order and its rounds are functions.
-WORDS = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
 
 
 @dataclass(frozen=True, slots=True)
