@@ -251,7 +251,6 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
 
 
 def _profile_lines(options: argparse.Namespace, found: StillGood) -> list[str]:
-    """What holds and what not, in words."""
     name, by = options.schedule, f"by the times of {options.profile}"
     if found.wrong:
         return [f"{name}: does not hold {by}: {found.wrong}"]

@@ -65,7 +65,6 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
-    """What changed from one profile to another."""
     from ..show.run_text import drift_as_text
 
     if len(kinds) != 2 or not {"profile", "plan"}.issuperset(kinds):
@@ -167,7 +166,6 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
 
 
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
-    """A run of a schedule beside its prediction."""
 
     if options.profile:
         raise BadInput("--profile: a run's schedule says its times")

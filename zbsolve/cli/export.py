@@ -114,7 +114,6 @@ def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """The table of engines."""
 
     rows = [one.words for one in TARGETS]
     if options.json:

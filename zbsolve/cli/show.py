@@ -66,7 +66,6 @@ def _refuse(options: argparse.Namespace, *names: str) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    """A schedule, or a run with its schedule."""
 
     given, note = _opened(options.what)
     trace: Trace | None
@@ -87,7 +86,6 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _space(options: argparse.Namespace) -> int:
-    """The page of a plan's space."""
     from ..planner.plan_file import read_space
     from ..show.plan_report import plan_as_page
 

@@ -203,5 +203,4 @@ def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
 
 
 def _name(long: RepeatedSchedule, lanes: Ints, place: int) -> str:
-    """The name of the pass at a place of an order."""
     return long.name_of(int(lanes[place]), int(counted(lanes[: place + 1])[-1]))

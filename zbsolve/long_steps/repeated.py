@@ -171,7 +171,6 @@ def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> 
 
 
 def _begin(order: Ints, place: int, start: Ints) -> int:
-    """When the pass at a place of a rank's order starts, µs."""
     lane = order[place]
     return int(start[lane, (order[:place] == lane).sum()])
 

@@ -263,6 +263,5 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
 
 
 def _group_link(rows: Sequence[CollectiveRow]) -> Link:
-    """Of the largest group."""
     row = max(rows, key=lambda one: one.ranks)
     return Link(row.latency, 2 * (row.ranks - 1) / row.ranks * row.bytes_per_us)

@@ -286,7 +286,6 @@ def _only(form: PlanForm) -> Only:
 
 
 def _layouts(form: PlanForm, model: Model, cluster: Cluster) -> Layout:
-    """The layouts that the plan looked at."""
     return layouts(model, form.devices, form.batch, cluster, _only(form))
 
 

@@ -281,7 +281,6 @@ def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
 
 
 def _first_effort(one: Unsolved) -> float:
-    """Effort of the first search of a layout."""
     return max(LEAST_EFFORT, EFFORT_PER_PASS * len(one.problem.passes))
 
 

@@ -84,7 +84,6 @@ def frontier_as_text(found: Frontier | Curves) -> str:
 
 
 def _sentence(frontier: Frontier) -> str:
-    """What the picture says, in words."""
     first, last = frontier.points[0], frontier.points[-1]
     limit = NEAR_BEST * last.value
     near = min(point.peak for point in frontier.points if point.value <= limit)

@@ -114,7 +114,6 @@ def bound_line(space: SolvedSpace) -> str:
 
 
 def _lost(plan: Plan) -> Iterator[str]:
-    """Families by field."""
     yield "what families of layouts lose at least (0: still in the race):"
     found = families(plan.space)
     for field, meaning in FIELDS.items():

@@ -17,7 +17,6 @@ from .sentences import host_lines
 
 
 def _warnings(profile: Profile) -> list[str]:
-    """What is to be doubted of it, a line each."""
     return [f"WARNING: {note}" for note in doubts(profile)]
 
 

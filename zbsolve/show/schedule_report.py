@@ -82,7 +82,6 @@ def _rank_rows(schedule: Schedule, trace: Trace | None, comparison: Comparison |
 
 
 def _columns(run: str, timeline: Timeline) -> tuple[str, ...]:
-    """Their heads; a run whose bytes nobody counted says so."""
     unsure = f" ({NOT_COUNTED})" if run == "measured" and timeline.held is None else ""
     return "first start", "last end", "idle", f"peak memory{unsure}"
 

@@ -76,7 +76,6 @@ def problem_for(
 
 
 def _check_options(one: System, options: dict[str, Any]) -> None:
-    """Raise BadInput for an option of other systems."""
     for name, field in OWN.items():
         if options.get(name) is not None and not getattr(one, field):
             those = ", ".join(other.name for other in SYSTEMS if getattr(other, field))

@@ -1,4 +1,4 @@
-"""The systems of the literature: what each is called, where it is defined, its formulas, and a problem to see it on.
+"""The systems of the literature: what each is called, where it is defined, its formulas, its order; also of very long steps.
 
 p ranks, v chunks a rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M what 1F1B's first rank
 holds: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan where nothing is said.

@@ -242,6 +242,5 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
 
 
 def _in_turn(problem: Problem, rank: int, tick: Ints) -> Ints:
-    """The rows of a rank's passes by their ticks."""
     rows = np.flatnonzero(problem.passes.rank == rank)
     return rows[np.argsort(tick[rows], kind="stable")]
