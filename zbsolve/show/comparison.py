@@ -16,7 +16,7 @@ from ..timeline import Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
-from ..util.text import aligned, times_note
+from ..util.text import aligned, first_difference, times_note
 
 MOST_NAMED = 6  # kinds of passes in a line
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
@@ -191,12 +191,10 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
     if mine != other:
         raise BadInput(f"{what}: a run of problem {other}, but the schedule is for problem {mine}")
     for stream in sorted({*schedule.order, *trace.schedule}):
-        planned, ran = schedule.order.get(stream, ()), trace.schedule.get(stream, ())
-        if planned != ran:
-            pairs = enumerate(zip(planned, ran, strict=False))
-            i = next((i for i, (a, b) in pairs if a != b), min(len(planned), len(ran)))
-            a, b = (names[i] if i < len(names) else "nothing" for names in (planned, ran))
-            raise BadInput(f"{what}: a run of another order of problem {mine}: {stream} ran {b} at place {i}, not {a}")
+        if other_pass := first_difference(schedule.order.get(stream, ()), trace.schedule.get(stream, ())):
+            place, planned, ran = other_pass
+            order = f"{stream} ran {ran} at place {place}, not {planned}"
+            raise BadInput(f"{what}: a run of another order of problem {mine}: {order}")
     if not trace.steps or len(trace.ready) != len(trace.steps):
         raise BadInput(f"{what}: {len(trace.steps)} steps with {len(trace.ready)} columns of ready times")
 
