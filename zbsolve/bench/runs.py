@@ -99,7 +99,8 @@ def run_suite(
     problems = suite(name) if problems is None else problems
     compiled()
     counted = settings.effort is not None
-    options = {"seed": settings.seed, "method": settings.method, **_limit(settings)}
+    limit = {"effort": settings.effort} if counted else {"seconds": settings.seconds}
+    options = {"seed": settings.seed, "method": settings.method, **limit}
     labels = [(i, label) for i in range(settings.repeats) for label in problems]
     tasks = (
         Task(one, problems[one[1]], options, None, f"{one[1]} ({one[0] + 1} of {settings.repeats})", measured=True)
@@ -115,10 +116,6 @@ def run_suite(
     results = tuple(_together([found[i, label] for i in range(settings.repeats)]) for label in problems)
     seconds = None if counted else settings.seconds
     return Report(name, seconds, settings.effort, settings.seed, _common(facts), library_versions(), results)
-
-
-def _limit(settings: Settings) -> dict[str, float]:
-    return {"seconds": settings.seconds} if settings.effort is None else {"effort": settings.effort}
 
 
 def _result(answer: Answer) -> Result:

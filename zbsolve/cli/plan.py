@@ -188,7 +188,7 @@ def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
 
     row = plan.number(one)
     return {
-        "layout": {name: int(value) for name, value in one.layout._asdict().items()},
+        "layout": one.layout.numbers,
         "step": one.value,
         "mfu": plan.mfu(one),
         "tokens_per_second_and_device": plan.tokens(one) if plan.shape.sequence else None,

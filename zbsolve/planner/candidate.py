@@ -49,7 +49,7 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     costs = model_costs(model, layout, cluster)
     first, block, last = costs.first, costs.block, costs.last
     blocks = (block.layer(f"block{i}", slices) for i in range(model.layers))
-    facts = {"cluster": cluster.name, "layout": {name: int(value) for name, value in layout._asdict().items()}}
+    facts = {"cluster": cluster.name, "layout": layout.numbers}
     return Profile(
         f"estimated: {model.source}, {cluster.title}",
         f"{model.name}, {layout.title}",

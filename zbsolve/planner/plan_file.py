@@ -151,7 +151,7 @@ class Plan:
                 "memory": self.memory,
                 "engine": self.only.engine,
                 "fixed": dict(self.only.fixed),
-                "layout": _plain(best.layout),
+                "layout": best.layout.numbers,
                 "fused": best.step.fused,
                 "step": best.value,
                 "bound": self.bound,
@@ -338,7 +338,3 @@ def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, wh
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {violation}" for violation in verify(schedule.problem, schedule)]
     return unsolved.solved(schedule), wrong
-
-
-def _plain(layout: Layout) -> dict[str, int]:
-    return {name: int(value) for name, value in layout._asdict().items()}

@@ -216,7 +216,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     mine = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
     origin = mine.min()  # times count from here, so that the last end is the step time, rounded once
     start, end = _whole(timeline.start - origin), _whole(timeline.end - origin)
-    rows = _computing(problem, rank)
+    rows = np.flatnonzero((problem.passes.rank == rank) & problem.computing)
     rows = rows[np.lexsort((end[rows], start[rows]))]
     inputs = _whole(np.nan_to_num(ready[rows] - origin, nan=-1.0))
     passes = {KINDS[k]: 0 for k in np.unique(problem.passes.kind[rows])}
@@ -231,11 +231,6 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
         passes[KINDS[kind]] += stop - begin
         at = stop
     return Parts(passes, waiting, launch, before, step_time(timeline) - at)
-
-
-def _computing(problem: Problem, rank: int) -> Ints:
-    """Rows of a rank's passes on compute streams."""
-    return np.flatnonzero((problem.passes.rank == rank) & problem.computing)
 
 
 def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:

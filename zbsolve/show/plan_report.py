@@ -195,8 +195,12 @@ def _fields(before: Plan, one: Answer) -> dict[str, Any]:
         return {"change": one.change, "reason": one.reason}
     best = one.plan.best
     found = {"change": one.change, "step": best.value, "bound": one.bound, "gap": one.gap, "proof": one.proof}
-    layout = {name: int(value) for name, value in best.layout._asdict().items()}
-    return {**found, "against": best.value / before.best.value - 1, "proven": list(_proven(before, one)), "layout": layout}
+    return {
+        **found,
+        "against": best.value / before.best.value - 1,
+        "proven": list(_proven(before, one)),
+        "layout": best.layout.numbers,
+    }
 
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
