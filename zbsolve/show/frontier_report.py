@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..search.keeping import Curves
+from ..search.memory_limits import Point
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
 from ..util.files import write_text
@@ -100,53 +101,55 @@ def _sentence(frontier: Frontier) -> str:
 
 def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """The table: a header, then points and named schedules by rising memory."""
-    found: list[tuple[int, tuple[str, ...]]] = []
-    unit, show = time_unit(max(*(one.value for one in frontier.points), *(one.value for one in frontier.named), 0))
+    rows: list[tuple[int, tuple[str, ...]]] = []
+    values = *(point.value for point in frontier.points), *(named.value for named in frontier.named)
+    unit, show = time_unit(max(values))
     for point in frontier.points:
         numbers = (format_bytes(point.peak), show(point.value), show(point.bound), format_gap(point.gap))
         bubble = f"{bubble_rate(frontier, point.value):.2%}"
-        found.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
-    for one in frontier.named:
-        value = (show(one.value), "", excess(frontier, one), f"{1 - one.work / one.value:.2%}")
-        found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
+        rows.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
+    for named in frontier.named:
+        value = (show(named.value), "", excess(frontier, named), f"{1 - named.work / named.value:.2%}")
+        rows.append((named.memory, ("", format_bytes(named.memory), *value, named.name)))
     head = ("memory", "needed", f"{frontier.objective}, {unit}", f"bound, {unit}", "gap", "bubble", "by")
-    return [head, *(row for _, row in sorted(found, key=lambda row: row[0]))]
+    return [head, *(row for _, row in sorted(rows, key=lambda row: row[0]))]
 
 
-def _best(frontier: Frontier, memory: int) -> tuple[int, str] | None:
-    """The least value within so much memory, and what was chosen for it."""
-    fitting = [(point.value, point.choice) for point in frontier.points if point.memory <= memory]
-    return min(fitting, default=None, key=lambda row: row[0])
+def _best(frontier: Frontier, memory: int) -> Point | None:
+    """The point with the least value within so much memory."""
+    fitting = [point for point in frontier.points if point.memory <= memory]
+    return min(fitting, default=None, key=lambda point: point.value)
 
 
 def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
     """The table: a header, then a row a memory limit; the last column says what the shortest of the row chose."""
-    limits = sorted({point.memory for one in curves.frontiers.values() for point in one.points})
-    found: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
-    for memory in limits:
-        row = [_best(one, memory) for one in curves.frontiers.values()]
-        least = min((one for one in row if one is not None), key=lambda one: one[0])
-        found.append((format_bytes(memory), *(format_time(one[0]) if one else "–" for one in row), least[1] or "–"))
-    return found
+    frontiers = curves.frontiers.values()
+    rows: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
+    for memory in sorted({point.memory for frontier in frontiers for point in frontier.points}):
+        points = [_best(frontier, memory) for frontier in frontiers]
+        least = min(filter(None, points), key=lambda point: point.value)
+        values = (format_time(point.value) if point else "–" for point in points)
+        rows.append((format_bytes(memory), *values, least.choice or "–"))
+    return rows
 
 
 def _curves_sentence(curves: Curves) -> str:
     """What the picture says, in words: where each begins, and the price on the device's memory."""
-    parts = [
-        f"{name} from {format_bytes(one.points[0].memory)} ({format_time(one.points[0].value)})"
-        for name, one in curves.frontiers.items()
-        if one.points
+    begins = [
+        f"{name} from {format_bytes(frontier.points[0].memory)} ({format_time(frontier.points[0].value)})"
+        for name, frontier in curves.frontiers.items()
+        if frontier.points
     ]
-    first = curves.first
-    at = first.device if first.device is not None else first.points[0].memory
-    found = {name: _best(one, at) for name, one in curves.frontiers.items()}
+    device = curves.first.device
+    memory = curves.first.points[0].memory if device is None else device
+    best = {name: _best(frontier, memory) for name, frontier in curves.frontiers.items()}
     prices = [
-        f"{name} does not fit" if best is None else f"{name} {format_time(best[0])} ({best[0] / curves.bound - 1:+.1%})"
-        for name, best in found.items()
+        f"{name} {format_time(point.value)} ({point.value / curves.bound - 1:+.1%})" if point else f"{name} does not fit"
+        for name, point in best.items()
     ]
-    prices = prices if any(found.values()) else ["none of them fits"]
-    where = f"On the device's {format_bytes(at)}" if first.device is not None else f"With {format_bytes(at)}"
+    said = ", ".join(prices) if any(best.values()) else "none of them fits"
+    where = f"With {format_bytes(memory)}" if device is None else f"On the device's {format_bytes(memory)}"
     return (
-        f"Least memory a rank: {'; '.join(parts)}. {where}: {', '.join(prices)}; the bound for every choice and any memory "
-        f"is {format_time(curves.bound)}."
+        f"Least memory a rank: {'; '.join(begins)}. {where}: {said}; the bound for every choice and any memory is "
+        f"{format_time(curves.bound)}."
     )
