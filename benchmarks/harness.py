@@ -171,7 +171,7 @@ def brief(row: Results) -> str:
 def solved(problem: Problem, scale: int = 1, **how: Any) -> Results:
     """What `solve` finds, verified: value, bound, gap, who found it, the proof, seconds, and each better value or bound as
     it came. scale: how often times were multiplied to be whole."""
-    from zbsolve.bench import timed_solve
+    from zbsolve.bench.runs import timed_solve
 
     found = timed_solve(problem, **how)
     one = found.certificate

@@ -27,7 +27,7 @@ from zbsolve.long_steps.rank_part import CheckedRounds, RankPart, near_lanes
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
 from zbsolve.search.many import solve_many
 from zbsolve.search.solver import compiled
-from zbsolve.systems.long_steps import lane_order, long_systems_of
+from zbsolve.systems.table import lane_order, long_systems_of
 
 from .harness import ROOT, Results, rows_of, table
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from zbsolve import Problem, Schedule, pipeline, preset, verify
-from zbsolve.bench import timed_solve
+from zbsolve.bench.runs import timed_solve
 from zbsolve.build import Host, with_offload
 from zbsolve.placement import parse
 from zbsolve.search.solver import compiled

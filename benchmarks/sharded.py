@@ -12,7 +12,7 @@ from zbsolve.features.sharded_vocabulary import VOCABULARIES
 from zbsolve.layer import Link
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled
-from zbsolve.systems.steps import usual_schedule
+from zbsolve.systems.problems import usual_schedule
 from zbsolve.systems.torch_gathers import torch_window
 from zbsolve.util.errors import NotFound
 

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage
 from tests.support.exec_ranks import on_ranks
 from tests.support.recorded import SAMPLES
 from zbsolve import Noise, Problem, Schedule, Timeline, Trace, pipeline, under_noise
-from zbsolve.bench import timed_solve
+from zbsolve.bench.runs import timed_solve
 from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
 from zbsolve.cli import main
 from zbsolve.exec import split_stage

@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from .measurement import measure as measure
     from .roofline import estimate as estimate
 
-__getattr__, __dir__ = handing_on(__name__, {"measurement": "measure", "roofline": "estimate"})
+__getattr__, __dir__ = handing_on(__name__)

@@ -13,7 +13,7 @@ from zbsolve import BadInput, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.cli import main
 from zbsolve.order import Order, order_from
 from zbsolve.systems import preset
-from zbsolve.util import loops
+from zbsolve.util import columns
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_loops_give_the_same_compiled(problem: Problem, monkeypatch: pytest.Monk
     start, turn = found.timeline().start.tolist(), found.timeline().turn
     tight = replace(problem, capacity=(4,) * 3)
     expected = [str(one) for one in verify(tight, Schedule(tight, found.order))]
-    monkeypatch.setattr(loops, "MANY_ROWS", 1)
+    monkeypatch.setattr(columns, "MANY_ROWS", 1)
     again = Schedule(problem, found.order)
     assert again.timeline().start.tolist() == start
     assert again.timeline().turn.tolist() == turn.tolist()

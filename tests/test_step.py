@@ -10,7 +10,7 @@ import pytest
 from zbsolve import BadInput, Infeasible, Step, frontier
 from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.step import OPEN
-from zbsolve.systems.steps import usual_schedule
+from zbsolve.systems.problems import usual_schedule
 
 from .support.profiles import equal_layers, toy_profile
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .util.lazy import handing_on
 
-if TYPE_CHECKING:  # for type checkers; at run time the table below says where names are
+if TYPE_CHECKING:  # for type checkers
     from . import planner as planner
     from . import systems as systems
     from .build.plain import pipeline as pipeline
@@ -56,33 +56,5 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "build.plain": "pipeline",
-    "build.updates": "with_updates=updates",
-    "ilp.bounds.any_choice": "bound_over_choices bound_over_orders",
-    "layer": "HostLink Layer Link",
-    "noise": "Noise under_noise",
-    "planner": "",
-    "planner.planning": "plan",
-    "problem": "Edge Pass Problem",
-    "profile.profile": "Profile",
-    "schedule": "Certificate Schedule",
-    "search.auto": "solve_auto",
-    "search.pareto": "frontier",
-    "search.solver": "solve",
-    "search.task_runner": "solvers_on",
-    "search.idle_room": "work_room",
-    "show.comparison": "compare",
-    "show.schedule_comparison": "compare_schedules",
-    "step": "Step",
-    "systems": "",
-    "systems.problems": "problem_for",
-    "systems.table": "preset",
-    "systems.torch_gathers": "torch_window",
-    "timeline": "Timeline",
-    "trace": "Trace",
-    "util.errors": "BadInput Deadlock Infeasible NotFound ZbsolveError",
-    "verifier": "Violation verify",
-}
-__getattr__, __dir__ = handing_on(__name__, _HOMES)
+__getattr__, __dir__ = handing_on(__name__)
 __all__ = __dir__()

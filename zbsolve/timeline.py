@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .problem import Ints, Problem
+from .util.columns import looped
 from .util.errors import BadInput, Deadlock
-from .util.loops import looped
 
 LATEST = 1e15  # µs, some thirty years
 Floats = NDArray[np.float64]

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from .problem import Problem
 from .schedule import Schedule
 from .tables import Ints
+from .util.columns import looped
 from .util.errors import BadInput
-from .util.loops import looped
 
 
 @dataclass(frozen=True, slots=True)

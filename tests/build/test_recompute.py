@@ -29,9 +29,8 @@ from zbsolve.models.model import Model, seeded
 from zbsolve.models.presets import mlp
 from zbsolve.profile.profile import Layer, Link
 from zbsolve.step import Step
-from zbsolve.systems.entry import System
 from zbsolve.systems.problems import problem_for
-from zbsolve.systems.table import SYSTEMS, preset
+from zbsolve.systems.table import SYSTEMS, System, preset
 
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 from ..support.exhaustive import optimum

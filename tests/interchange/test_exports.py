@@ -16,8 +16,8 @@ from zbsolve.build import restaged, with_exchange
 from zbsolve.cli import main
 from zbsolve.interchange import TARGETS, Options, export
 from zbsolve.interchange.alternatives import best_order, first_fused
+from zbsolve.interchange.foreign_order import literal, python_file
 from zbsolve.interchange.megatron import best_group
-from zbsolve.interchange.node_lists import literal, python_file
 from zbsolve.interchange.order import Refused, order_for
 from zbsolve.planner.engines import target
 from zbsolve.systems import problem_for

@@ -22,19 +22,17 @@ from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
-from zbsolve.interchange.exported import Options
-from zbsolve.interchange.exports import export, export_long
+from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
-from zbsolve.long_steps.files import as_text, from_text
+from zbsolve.long_steps.files import as_text, from_text, schedule_to_show
 from zbsolve.long_steps.repeated import RepeatedSchedule
-from zbsolve.long_steps.shown import schedule_to_show
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show import schedule_as_page
 from zbsolve.show.solved_text import repeated_as_text
 from zbsolve.systems import preset
-from zbsolve.systems.long_steps import lane_order, long_systems_of
+from zbsolve.systems.table import lane_order, long_systems_of
 from zbsolve.util.text import format_time
 
 from ..support.profiles import equal_layers
@@ -77,7 +75,8 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         assert verify(step(name, count), whole) == ()
         assert whole.timeline().value == value_of_whole(short)
         assert whole.timeline().peak_bytes == tuple(peaks(long.one, long.order))
-        assert whole.order[long.streams[1]] == tuple(short.names_of(1))
+        lanes, at = (column.tolist() for column in short.rank_order(1))
+        assert whole.order[long.streams[1]] == tuple(map(short.name_of, lanes, at))
     assert long.certificate.value == value_of_whole(long)
     assert bound_of_many(long.one, long.microbatches).value == long.certificate.bound
 

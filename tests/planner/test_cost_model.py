@@ -23,7 +23,7 @@ from zbsolve.planner.costs.layer_formulas import (
 )
 from zbsolve.planner.fitting import errors
 from zbsolve.planner.layout import FULL, NONE, SELECTIVE, VEE, table_of
-from zbsolve.show.plan_text import honest_line
+from zbsolve.show.plan_report import honest_line
 from zbsolve.util.errors import BadInput
 
 GPT3 = Shape.gpt(12_288, 96, 96)

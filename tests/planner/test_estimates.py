@@ -8,8 +8,8 @@ from zbsolve import preset
 from zbsolve.planner import CLUSTERS, Layout, shape_by_name
 from zbsolve.planner.bounds.space_bounds import cheap_bounds
 from zbsolve.planner.candidate import unsolved
+from zbsolve.planner.estimates import estimated_steps, large_steps, needless_offload, room_on_a_rank
 from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, table_of
-from zbsolve.planner.race.estimates import estimated_steps, large_steps, needless_offload, room_on_a_rank
 
 V = Layout(dp=8, pp=8, chunks=2, placement=VEE, count=64, zero=1, vocabulary=SHARDED)  # of 64 devices
 

@@ -21,23 +21,33 @@ from zbsolve import BadInput, Infeasible
 from zbsolve.cli import main
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.planner import CLUSTERS, SHAPES, Plan, Shape, candidate, check_plan, layout_profile, planning, shape_by_name
+from zbsolve.planner import (
+    CLUSTERS,
+    SHAPES,
+    Plan,
+    Shape,
+    candidate,
+    check_plan,
+    layout_profile,
+    planning,
+    searches,
+    shape_by_name,
+)
 from zbsolve.planner.bounds import space_bounds
 from zbsolve.planner.bounds.bound_row import bound_rows
 from zbsolve.planner.bounds.layout_rules import refuted
 from zbsolve.planner.candidate import unsolved
+from zbsolve.planner.estimates import Promise
 from zbsolve.planner.layout import FIELDS, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, Layout, table_of
 from zbsolve.planner.plan_file import read_space
-from zbsolve.planner.race import searches
-from zbsolve.planner.race.estimates import Promise
-from zbsolve.planner.race.searches import SpaceRace
+from zbsolve.planner.searches import SpaceRace
 from zbsolve.planner.solved_space import families
 from zbsolve.planner.space import Only, layouts
 from zbsolve.search.state import Contest
 from zbsolve.search.task import Task, solve_task
 from zbsolve.search.task_runner import TaskRunner
-from zbsolve.show.plan_text import plan_as_text
-from zbsolve.show.schedule_page import schedule_as_page
+from zbsolve.show.plan_report import plan_as_text
+from zbsolve.show.schedule_report import schedule_as_page
 from zbsolve.systems.table import presets_of
 from zbsolve.util.clock import Clock
 from zbsolve.util.text import format_gap, format_time, format_times, in_one_unit
@@ -289,12 +299,18 @@ def test_a_certificate_inside_a_plan_is_proven_again_or_not_believed(
     assert "is not proven again" in capsys.readouterr().out
 
 
+def solved_alone(layout: Layout) -> candidate.Candidate:
+    """The layout on its balanced partition, greedily."""
+    steps = candidate.unsolved(SMALL, layout, A100, small().memory)
+    found = [one.solved(zbsolve.solve(one.problem, method="greedy", effort=0.1)) for one in steps]
+    return min(found, key=lambda one: one.value)
+
+
 @pytest.mark.parametrize("offload", [HALF_OFFLOAD, FULL_OFFLOAD])
 def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a layout that copies, as the plan that was found: bounds, the schedule with its copies, and what a device needs."""
     layout = Layout(1, 4, 2, 2, LOOP, 1, 16, offload=offload)
-    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
-    assert found is not None
+    found = solved_alone(layout)
     assert {"O", "R"} < set(found.schedule.problem.passes.kinds)
     assert sum(found.memory().values()) <= small().memory
     plan, path = replace(small(), candidates=(found,)), tmp_path / "plan.json"
@@ -309,8 +325,7 @@ def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: py
 def test_a_plan_says_how_much_of_the_exchange_is_exposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of replicas: each stage's exchange is a pass of the plan, beside the computing of other stages where it can be."""
     layout = Layout(2, 1, 4, 2, VEE, 1, 8, zero=1)
-    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
-    assert found is not None
+    found = solved_alone(layout)
     problem = found.schedule.problem
     sums = problem.passes.duration[problem.rows("C")]
     assert len(sums) == 8
@@ -563,7 +578,7 @@ def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     def pressing() -> Any:
         return lambda line: signal.raise_signal(signal.SIGINT) if "layouts solved" in line else None
 
-    monkeypatch.setattr("zbsolve.cli.plan.progress_line", pressing)
+    monkeypatch.setattr("zbsolve.cli.tools.progress_line", pressing)
     path = tmp_path / "plan.json"
     assert main([*COMMAND, "-o", str(path)]) == 0
     said = capsys.readouterr()

@@ -16,7 +16,7 @@ from zbsolve.features.slices import widest_slice
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import dominators
-from zbsolve.planner.candidate import behind_of, step_of
+from zbsolve.planner.candidate import Unsolved, step_of
 from zbsolve.planner.costs.layer_formulas import after_exchange
 from zbsolve.planner.costs.least_parts import shards_of
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, fullest, least_bytes, roles
@@ -85,10 +85,11 @@ def test_no_published_configuration_beats_the_plan(row: dict[str, str]) -> None:
     ):
         step, profile = step_of(layout, cluster.memory, fused=True), layout_profile(shape, layout, cluster)
         try:
-            schedule = zbsolve.solve(step.problem(profile), method="1f1b" if layout.chunks == 1 else "interleaved")
+            unsolved = Unsolved.of(shape, layout, cluster, step, profile)
+            schedule = zbsolve.solve(unsolved.problem, method="1f1b" if layout.chunks == 1 else "interleaved")
         except Infeasible:
             continue
-        values.append(schedule.timeline().makespan + behind_of(step, profile, schedule.problem, layout, cluster))
+        values.append(unsolved.solved(schedule).value)
     found = zbsolve.plan(shape, number["gpus"], number["gbs"], cluster, effort=0.2)
     assert values
     assert found.bound <= found.best.value <= min(values)

@@ -19,7 +19,7 @@ from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, 
 from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.space import layouts
-from zbsolve.show.plan_text import front_as_text, what_if_as_json, what_if_as_text
+from zbsolve.show.plan_report import front_as_text, what_if_as_json, what_if_as_text
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)

@@ -19,7 +19,7 @@ from zbsolve.search.auto import solve_auto
 from zbsolve.search.choices import copy_moves, fewest_again, with_fewest
 from zbsolve.search.keeping import bound_of_every_choice, curves
 from zbsolve.search.race import hint_on
-from zbsolve.show.frontier_report import curves_as_text
+from zbsolve.show.frontier_report import frontier_as_text
 from zbsolve.step import Step
 
 AWAY = ("none", "full", "half", "1:1", "0:0.5")
@@ -232,4 +232,4 @@ def test_a_large_model_fits_with_offload_alone_and_the_frontier_says_the_price(t
     found = curves(profile, replace(step, offload="auto"), points=2, effort=0.2)
     least = {name: one.points[0].memory for name, one in found.frontiers.items()}
     assert least["offload"] < profile.capacity < least["keep only"]
-    assert "On the device's 74.5 GiB: keep only does not fit, offload " in curves_as_text(found)
+    assert "On the device's 74.5 GiB: keep only does not fit, offload " in frontier_as_text(found)

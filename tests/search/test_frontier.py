@@ -16,7 +16,7 @@ from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
 from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
-from zbsolve.show.frontier_report import curves_as_text, frontier_as_page, frontier_as_svg, frontier_as_text, save_curves
+from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text, save_frontier
 from zbsolve.show.pictures.drawing import Area, Line, Words
 from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
 from zbsolve.show.pictures.style import Style, text_width
@@ -242,12 +242,12 @@ def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
         for point in found.frontiers[narrow].points:
             assert min(one.value for one in found.frontiers[wide].points if one.memory <= point.memory) <= point.value
     assert found.frontiers["both"].points[0].memory <= found.frontiers["keep only"].points[0].memory
-    text = curves_as_text(found)
+    text = frontier_as_text(found)
     assert "On the device's 400 B: keep only " in text
     small = replace(found, frontiers={name: replace(one, device=1) for name, one in found.frontiers.items()})
-    assert "On the device's 1 B: none of them fits; the bound " in curves_as_text(small)
+    assert "On the device's 1 B: none of them fits; the bound " in frontier_as_text(small)
     for ending in ("json", "svg", "html"):
-        save_curves(found, tmp_path / f"c.{ending}")
+        save_frontier(found, tmp_path / f"c.{ending}")
     body = json.loads((tmp_path / "c.json").read_text())
     assert body["frontiers"]["both"]["points"][0]["memory"] == found.frontiers["both"].points[0].memory
     root = ElementTree.fromstring((tmp_path / "c.svg").read_text())

@@ -16,7 +16,7 @@ from zbsolve.planner.bounds.space_bounds import RULES
 from zbsolve.planner.layout import PLACEMENTS
 from zbsolve.planner.plan_file import read_space
 from zbsolve.planner.solved_space import SolvedSpace
-from zbsolve.show.plan_page import plan_as_page
+from zbsolve.show.plan_report import plan_as_page
 from zbsolve.util.text import format_time
 
 from ..support.browser import PHONE, WIDE, opened

@@ -13,7 +13,7 @@ import pytest
 
 from zbsolve import Edge, Pass, Problem, Schedule, Trace
 from zbsolve.kinds import KINDS
-from zbsolve.show.schedule_page import schedule_as_page
+from zbsolve.show.schedule_report import schedule_as_page
 from zbsolve.util.text import format_time
 
 from ..support.browser import PHONE, WIDE, opened

@@ -20,8 +20,7 @@ from zbsolve.kinds import OURS, TABLE
 from zbsolve.show.pages import packed
 from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_as_svg
-from zbsolve.show.schedule_page import schedule_as_page
-from zbsolve.show.schedule_text import schedule_as_text
+from zbsolve.show.schedule_report import schedule_as_page, schedule_as_text
 from zbsolve.show.tracks import cell_kinds, letters, levels, schedule_as_trace
 from zbsolve.trace import Trace
 

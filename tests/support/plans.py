@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from zbsolve import preset, solve
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import NEVER, least_behind, pipeline_bounds
-from zbsolve.planner.candidate import Candidate, Choice, behind_of, step_of
+from zbsolve.planner.candidate import Choice, Unsolved, step_of
 from zbsolve.planner.costs.layer_costs import Model
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.tables import Ints
@@ -22,10 +22,9 @@ MEMORY = 16 << 30
 def chosen(shape: Shape, layout: Layout, order: str | None = None, *, fused: bool = True, memory: int = MEMORY) -> Choice:
     """A plan of that layout with a named order, or else a short search's."""
     profile, step = layout_profile(shape, layout, A100), step_of(layout, memory, fused=fused)
-    problem = step.problem(profile)
-    schedule = preset(order, problem) if order else solve(problem, effort=0.1)
-    best = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, A100))
-    return Choice(shape, A100, layout.dp * layout.count * layout.size, memory, best)
+    unsolved = Unsolved.of(shape, layout, A100, step, profile)
+    schedule = preset(order, unsolved.problem) if order else solve(unsolved.problem, effort=0.1)
+    return Choice(shape, A100, layout.dp * layout.count * layout.size, memory, unsolved.solved(schedule))
 
 
 @dataclass(frozen=True, eq=False)

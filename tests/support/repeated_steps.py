@@ -7,7 +7,7 @@ from functools import cache
 from zbsolve import Problem, pipeline
 from zbsolve.long_steps.check import earliest_starts
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
-from zbsolve.systems.long_steps import lane_order, long_systems_of
+from zbsolve.systems.table import lane_order, long_systems_of
 
 CHUNKS = {"single": 1, "loop": 2, "vee": 2}
 

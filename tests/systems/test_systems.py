@@ -11,8 +11,9 @@ from zbsolve.build.vocabulary import Vocabulary
 from zbsolve.cli import main
 from zbsolve.show.gallery import exhibits, gallery_as_page, gallery_as_text
 from zbsolve.systems import PRESETS, preset
+from zbsolve.systems.plain_step import ORDERS
 from zbsolve.systems.problems import problem_for
-from zbsolve.systems.table import SYSTEMS, system
+from zbsolve.systems.table import GROUPS, SYSTEMS, system
 
 TIMES = [(1, 1, 1), (3, 4, 2), (4, 4, 4), (5, 6, 3)]
 
@@ -100,3 +101,9 @@ def test_the_gallery_shows_every_system(tmp_path, capsys):
     assert "dualpipe: not here: placement mirror: 3 ranks are no multiple of 2" in capsys.readouterr().out
     assert main(["show", "systems", "--ranks", "0"]) == 2
     assert main(["show", "systems", "-o", str(tmp_path / "x.png")]) == 2
+
+
+def test_every_row_has_an_order_and_every_order_a_row() -> None:
+    assert set(ORDERS) == set(PRESETS)
+    assert len({one.name for one in SYSTEMS}) == len(SYSTEMS)
+    assert {one.group for one in SYSTEMS} == set(GROUPS)

@@ -18,7 +18,7 @@ import pytest
 
 import zbsolve
 from zbsolve import BadInput
-from zbsolve.bench import Settings, run_suite
+from zbsolve.bench.runs import Settings, run_suite
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Shape
 from zbsolve.search import task

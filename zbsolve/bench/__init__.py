@@ -1,7 +1,5 @@
 """Benchmarks of the search: suites of problems, reports that keep every sample, one report against another."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..util.lazy import handing_on
@@ -21,11 +19,4 @@ if TYPE_CHECKING:
     from .suites import problems_of as problems_of
     from .suites import suite as suite
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "regressions": "ReportComparison compare_reports regressions_as_markdown",
-        "runs": "Report Result Settings TimedSolve report_as_text run_suite timed_solve",
-        "suites": "SUITES problems_of suite",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

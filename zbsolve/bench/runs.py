@@ -99,7 +99,8 @@ def run_suite(
     problems = suite(name) if problems is None else problems
     compiled()
     counted = settings.effort is not None
-    options = {"seed": settings.seed, "method": settings.method, **_limit(settings)}
+    limit = {"effort": settings.effort} if counted else {"seconds": settings.seconds}
+    options = {"seed": settings.seed, "method": settings.method, **limit}
     labels = [(i, label) for i in range(settings.repeats) for label in problems]
     tasks = (
         Task(one, problems[one[1]], options, None, f"{one[1]} ({one[0] + 1} of {settings.repeats})", measured=True)
@@ -115,10 +116,6 @@ def run_suite(
     results = tuple(_together([found[i, label] for i in range(settings.repeats)]) for label in problems)
     seconds = None if counted else settings.seconds
     return Report(name, seconds, settings.effort, settings.seed, _common(facts), library_versions(), results)
-
-
-def _limit(settings: Settings) -> dict[str, float]:
-    return {"seconds": settings.seconds} if settings.effort is None else {"effort": settings.effort}
 
 
 def _result(answer: Answer) -> Result:
@@ -154,6 +151,10 @@ def _together(samples: list[Result]) -> Result:
     return Result(first.name, first.digest, first.proof, first.solver, *columns)
 
 
+Sampled = Annotated[tuple[AMOUNT, ...], msgspec.Meta(min_length=1)]
+Counted = Annotated[tuple[COUNT, ...], msgspec.Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """One problem, solved once a repeat: `values` and `bounds` in µs, `seconds` of wall time, and `yardstick`, the
@@ -163,10 +164,10 @@ class Result:
     digest: str
     proof: str
     solver: str
-    values: tuple[int, ...]
-    bounds: tuple[int, ...]
-    seconds: tuple[float, ...]
-    yardstick: tuple[float, ...]
+    values: Counted
+    bounds: Counted
+    seconds: Sampled
+    yardstick: Sampled
 
     @property
     def value(self) -> int:
@@ -213,50 +214,7 @@ class Report:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Read a bench file; `-` is standard input. Raises BadInput naming the field."""
-        form = read_document(path, "bench", ReportForm)
-        results = tuple(
-            Result(
-                one.name,
-                one.digest,
-                one.proof,
-                one.solver,
-                tuple(one.values),
-                tuple(one.bounds),
-                tuple(one.seconds),
-                tuple(one.yardstick),
-            )
-            for one in form.results
-        )
-        return cls(form.suite, form.seconds, form.effort, form.seed, form.machine, form.versions, results)
-
-
-Sampled = Annotated[list[AMOUNT], msgspec.Meta(min_length=1)]
-Counted = Annotated[list[COUNT], msgspec.Meta(min_length=1)]
-
-
-class ResultForm(msgspec.Struct):
-    """A result in a file: one number a repeat."""
-
-    name: str
-    digest: str
-    proof: str
-    solver: str
-    values: Counted
-    bounds: Counted
-    seconds: Sampled
-    yardstick: Sampled
-
-
-class ReportForm(msgspec.Struct):
-    """A report in a file."""
-
-    suite: str
-    seed: int
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    results: list[ResultForm]
-    seconds: float | None = None
-    effort: float | None = None
+        return read_document(path, "bench", cls)
 
 
 def report_as_text(report: Report) -> str:

@@ -132,7 +132,6 @@ def _small() -> dict[str, Problem]:
 
 
 def _full() -> dict[str, Problem]:
-    """What `full` has beside `small`."""
     problems: dict[str, Problem] = {}
     for objective in ("makespan", "span"):
         for model, row in TABLE9.items():

@@ -31,23 +31,4 @@ if TYPE_CHECKING:
     from .work import Work as Work
     from .work import with_work as with_work
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "plain": "pipeline with_all_to_all",
-        "recompute": "with_recompute",
-        "restage": "restaged",
-        "attention_balance": "Handing",
-        "attention_costs": "AttentionExchange",
-        "attention_exchange": "with_attention_exchange",
-        "mixing": "mixed",
-        "offload": "Host with_offload",
-        "joined": "with_fused_backward with_joined",
-        "sharded": "regathered with_sharding",
-        "slices": "with_slices",
-        "untrained": "without_backward",
-        "updates": "with_exchange with_updates",
-        "vocabulary": "Vocabulary with_vocabulary",
-        "work": "Work with_work",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
-from .tools import PICTURES, ends_on_sigterm, progress_line, under_torchrun
+from .tools import PICTURES, ends_on_sigterm, outputs_of, progress_line, under_torchrun
 
 REMOVED = {
     "frontier": "write zbsolve solve profile.json … --frontier [POINTS]",
@@ -161,8 +161,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """Refuse what cannot be written before the work begins."""
     from ..util.files import check_writable
 
-    output = getattr(options, "output", None)
-    outputs = [output] if isinstance(output, str) else list(output or ())
+    outputs = outputs_of(options)
     for path in outputs:
         if getattr(options, "frontier", None) is None or not (path.endswith("/") or os.path.isdir(path)):
             check_writable(path)

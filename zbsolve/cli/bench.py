@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..util.errors import BadInput
 from ..util.files import document_kind
 from .step_options import OPTIONS, add_some_step_options, step_words
-from .tools import add_search_limits, add_workers, print_json, search_limits, searching, workers_of
+from .tools import add_search_limits, add_workers, search_limits, searching, tell, workers_of
 
 if TYPE_CHECKING:
     from ..bench.runs import Report
@@ -50,10 +50,7 @@ def command(options: argparse.Namespace) -> int:
             now.save(options.output)
     if base is not None:
         return _compare(options, base, now)
-    if options.json:
-        print_json(now.to_json())
-    elif options.output != "-":
-        print(report_as_text(now), end="")
+    tell(options, now.to_json, lambda: report_as_text(now))
     return 0
 
 
@@ -100,9 +97,7 @@ def _compare(options: argparse.Namespace, base: Report, now: Report) -> int:
     from ..bench.regressions import compare_reports, regressions_as_markdown
 
     result = compare_reports(base, now)
-    if options.json:
-        rows = [{"name": row.name, "worse": list(row.worse), "better": list(row.better)} for row in result.rows]
-        print_json({"failed": result.failed, "noise": result.noise, "pace": result.pace, "rows": rows})
-    elif options.output != "-":
-        print(regressions_as_markdown(result, now.machine, f"zbsolve bench {now.suite}"), end="")
+    rows = [{"name": row.name, "worse": list(row.worse), "better": list(row.better)} for row in result.rows]
+    body = {"failed": result.failed, "noise": result.noise, "pace": result.pace, "rows": rows}
+    tell(options, lambda: body, lambda: regressions_as_markdown(result, now.machine, f"zbsolve bench {now.suite}"))
     return 1 if result.failed else 0

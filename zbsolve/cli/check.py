@@ -7,14 +7,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..schedule import GIVEN, Certificate, Schedule
+from ..show.sentences import verdict
 from ..util.errors import BadInput
-from ..util.text import format_gap, format_time, parse_share
+from ..util.files import document_kind
+from ..util.text import format_gap, format_time, format_times, parse_share
+from ..verifier import verify
 from .solve_many import check_repeated
-from .tools import print_json, profile_from, searching, tell_other_model
+from .tools import profile_from, searching, tell, tell_other_model
 
 if TYPE_CHECKING:
     from ..planner.plan_file import CheckedPlan
-    from ..schedule import Certificate, Schedule
 
 HOLDS = "each runs once, after all that it waits for, within the memory of its rank"
 MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took all of the time
@@ -56,10 +59,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Verify, and with --bound prove the certificate's bound again, or a bound where none is stated or -o is given."""
-    from ..schedule import Schedule
     from ..search.certify import proven_again
-    from ..util.files import document_kind
-    from ..verifier import verify
 
     if options.output and not (options.bound or options.period):
         raise BadInput("-o writes the schedule with the bound that --bound proves, or that of --period: give one of them")
@@ -90,16 +90,10 @@ def command(options: argparse.Namespace) -> int:
         proofs.append(f"proven now: {schedule.certificate.proof}")
         if options.output:
             schedule.save(options.output)
-    if options.json:
-        found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
-        print_json(
-            {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
-        )
-    elif options.output != "-":
-        for violation in violations:
-            print(f"{options.schedule}: {violation}")
-        if not violations:
-            print("\n".join(_lines(options.schedule, schedule, proofs)))
+    found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
+    body = {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
+    wrong = [f"{options.schedule}: {violation}" for violation in violations]
+    tell(options, lambda: body, lambda: wrong or _lines(options.schedule, schedule, proofs))
     return 1 if violations else 0
 
 
@@ -111,19 +105,14 @@ def _check_plan(options: argparse.Namespace) -> int:
     if options.output:
         raise BadInput("-o: nothing of a plan is written")
     found = check_plan(options.schedule, options.seconds, search=options.bound)
-    if options.json:
-        gap = 1 - found.bound / found.step
-        own = {"schedule": None if found.proof is None else _proven(found.schedule.certificate)}
-        print_json({"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": gap, **own})
-    else:
-        print("\n".join(_plan_lines(options.schedule, found)))
+    body = {"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": 1 - found.bound / found.step}
+    body["schedule"] = None if found.proof is None else _proven(found.schedule.certificate)
+    tell(options, lambda: body, lambda: _plan_lines(options.schedule, found))
     return 1 if found.wrong else 0
 
 
 def _plan_lines(name: str, found: CheckedPlan) -> list[str]:
     """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
-    from ..show.sentences import verdict
-    from ..util.text import format_gap, format_times
 
     if found.wrong:
         return [f"{name}: {line}" for line in found.wrong]
@@ -149,7 +138,6 @@ def _proven(certificate: Certificate | None) -> dict[str, Any]:
 
 def _prove(schedule: Schedule, seconds: float) -> Schedule:
     """The schedule with the highest bound that is proven in so many seconds, or with its own where that is higher."""
-    from ..schedule import GIVEN
     from ..search.certify import certified
 
     stated = schedule.certificate
@@ -161,7 +149,6 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
     """What holds; then the certificate, with how its bound was proven here, or with what proves it."""
-    from ..show.sentences import verdict
 
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
@@ -174,8 +161,6 @@ def check_period(options: argparse.Namespace) -> int:
     """How long a round takes in the steady state, the bound, and the best that is found in the time."""
     from ..ilp.steady.periodic import least_period, lower_bound
     from ..ilp.steady.rounds import period, rounds_of
-    from ..schedule import Schedule
-    from ..verifier import verify
 
     schedule = Schedule.load(options.schedule)
     for violation in verify(schedule.problem, schedule):
@@ -196,10 +181,7 @@ def check_period(options: argparse.Namespace) -> int:
         schedule = best.schedule
     if options.output:
         schedule.save(options.output)
-    if options.json:
-        print_json(body)
-    elif options.output != "-":
-        print("\n".join(lines))
+    tell(options, lambda: body, lambda: lines)
     return 0
 
 
@@ -240,21 +222,16 @@ class StillGood:
 def check_again(options: argparse.Namespace) -> int:
     """Time the order of a schedule's file by a profile, and search for a shorter one. 1 where it does not hold any more, or
     one is shorter by more than `--within`. Raises BadInput."""
-    from ..schedule import Schedule
 
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")
     found = _still_good(schedule, profile, within, options)
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print("\n".join(_profile_lines(options, found)))
+    tell(options, found.to_json, lambda: _profile_lines(options, found))
     return 0 if found.good else 1
 
 
 def _still_good(schedule: Schedule, profile: Any, within: float, options: argparse.Namespace) -> StillGood:
-    from ..schedule import GIVEN
     from ..search.certify import certified
     from ..search.order_on_profile import order_on, why_not
     from ..search.solver import solve
@@ -274,7 +251,6 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
 
 
 def _profile_lines(options: argparse.Namespace, found: StillGood) -> list[str]:
-    """What holds and what not, in words."""
     name, by = options.schedule, f"by the times of {options.profile}"
     if found.wrong:
         return [f"{name}: does not hold {by}: {found.wrong}"]

@@ -7,16 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..profile.changes import drift
+from ..profile.doubtful import doubts
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..show.comparison import compare, comparison_as_text
+from ..show.schedule_comparison import compare_schedules
+from ..trace import Trace
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
-from .tools import print_json, profile_from, run_of, tell_other_model
+from .tools import profile_from, run_of, tell, tell_other_model
 
 if TYPE_CHECKING:
     from ..noise import Noise
-    from ..profile.profile import Profile
-    from ..schedule import Schedule
-    from ..trace import Trace
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -61,9 +65,6 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
-    """What changed from one profile to another."""
-    from ..profile.changes import drift
-    from ..profile.profile import Profile
     from ..show.run_text import drift_as_text
 
     if len(kinds) != 2 or not {"profile", "plan"}.issuperset(kinds):
@@ -74,10 +75,7 @@ def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
         raise BadInput("--noise is for schedules")
     share = None if options.within is None else parse_share(options.within, "--within")
     found = drift(*(Profile.load(path) for path in options.what))
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print(drift_as_text(found), end="")
+    tell(options, found.to_json, lambda: drift_as_text(found))
     return int(share is not None and not found.within(share))
 
 
@@ -85,7 +83,6 @@ def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
     """A schedule and a run of it, where these are named; None: schedules are. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled
-    from ..trace import Trace
 
     *planned, ran = what
     if len(planned) > 1:
@@ -102,9 +99,7 @@ def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
 
 def _side_by_side(options: argparse.Namespace) -> int:
     """Schedules, each with its certificate; those that cannot be with the reason."""
-    from ..profile.doubtful import doubts
     from ..show.pictures.files import checked_ending
-    from ..show.schedule_comparison import compare_schedules
     from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
 
     if options.output:
@@ -125,10 +120,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
         result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, _noise(options.noise)))
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
-    if options.json:
-        print_json(result.to_json())
-    else:
-        print(schedules_as_text(result), end="")
+    tell(options, result.to_json, lambda: schedules_as_text(result))
     return 0
 
 
@@ -136,7 +128,6 @@ def _noise(said: str) -> Noise:
     """How times vary, in words, or as in the run of a trace's file."""
     from ..interchange.traces.reading import others_trace
     from ..noise import Noise
-    from ..trace import Trace
 
     if not Path(said).exists():
         return Noise.read(said)
@@ -152,7 +143,6 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
     from ..search.certify import certified, proven
     from ..search.order_on_profile import timed_again
     from ..systems.table import is_named
-    from ..trace import Trace
 
     if is_named(path) and not Path(path).exists():
         raise BadInput(f"a name, not a file: solve --method {path},auto compares schedules by name")
@@ -176,9 +166,6 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
 
 
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
-    """A run of a schedule beside its prediction."""
-    from ..schedule import Schedule
-    from ..show.comparison import compare, comparison_as_text
 
     if options.profile:
         raise BadInput("--profile: a run's schedule says its times")
@@ -191,8 +178,5 @@ def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) 
         from ..show.pictures.files import save_schedule_picture
 
         save_schedule_picture(schedule, options.output, trace)
-    if options.json:
-        print_json(result.to_json())
-    else:
-        print(comparison_as_text(result), end="")
+    tell(options, result.to_json, lambda: comparison_as_text(result))
     return 0

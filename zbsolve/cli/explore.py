@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..profile.profile import Profile
 from ..util.errors import BadInput
 from .tools import compiling
 
@@ -33,7 +34,6 @@ def command(options: argparse.Namespace) -> int:
         ) from None
     from ..explore.playground import Playground
     from ..explore.state import State
-    from ..profile.profile import Profile
     from ..search.solver import ready
 
     state = State.parse(options.state)

@@ -7,17 +7,20 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..planner.engines import TARGETS, target
+from ..schedule import Schedule
+from ..util.errors import BadInput
+from ..util.files import document_kind, write_parts, write_text
+from ..util.text import aligned
 from .tools import print_json
 
 if TYPE_CHECKING:
-    from ..interchange.exported import Export, Options
+    from ..interchange.exports import Export, Options
     from ..planner.candidate import Choice
-    from ..schedule import Schedule
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    from ..planner.engines import TARGETS
 
     parser.add_argument("schedule", nargs="?", help="schedule.json or plan.json, or - for standard input")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -44,11 +47,7 @@ def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
     if options.list:
         return _list(options)
-    from ..interchange.exported import Options
-    from ..interchange.exports import export
-    from ..planner.engines import target
-    from ..util.errors import BadInput
-    from ..util.files import write_text
+    from ..interchange.exports import Options, export
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")
@@ -80,7 +79,6 @@ def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export |
     from ..interchange.exports import export_long
     from ..interchange.order import Refused
     from ..long_steps.files import KIND, MAX_UNROLLED, load
-    from ..util.files import document_kind, write_parts
 
     if options.schedule == "-" or document_kind(options.schedule) != KIND:
         return None
@@ -103,7 +101,6 @@ def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:
     """The schedule of a file, and the plan whose it is where the file is one. Raises BadInput."""
     from ..long_steps.files import load_unrolled
     from ..planner.plan_file import KIND, read_choice
-    from ..util.files import document_kind
 
     if document_kind(path) != KIND:
         return load_unrolled(path), None
@@ -117,9 +114,6 @@ def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """The table of engines."""
-    from ..planner.engines import TARGETS
-    from ..util.text import aligned
 
     rows = [one.words for one in TARGETS]
     if options.json:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from ..show.sentences import certificate_lines, headline, value_line
 from .step_options import add_some_step_options
 from .tools import print_json, profile_from
 
@@ -51,8 +52,6 @@ def command(options: argparse.Namespace) -> int:
 
         draw(schedule)
     elif options.output != "-":
-        from ..show.sentences import certificate_lines, headline, value_line
-
         print("\n".join((headline(schedule), value_line(schedule), *certificate_lines(schedule))))
     return 0
 

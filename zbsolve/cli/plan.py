@@ -9,19 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..profile.profile import Profile
 from ..util.errors import BadInput
-from .tools import (
-    add_outputs,
-    add_search_limits,
-    add_workers,
-    need_torch,
-    print_json,
-    progress_line,
-    saving,
-    search_limits,
-    searching,
-    workers_of,
-)
+from ..util.files import document_kind, write_text
+from . import tools
 
 if TYPE_CHECKING:
     from ..planner.answers import Front
@@ -61,7 +52,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", metavar="FIELD=VALUE,…", help="only such layouts, such as tp=8,pp=8,dp=2 or placement=loop,recompute=full"
     )
-    add_search_limits(parser, 60.0, "seconds to search at most", "plan")
+    tools.add_search_limits(parser, 60.0, "seconds to search at most", "plan")
     parser.add_argument(
         "--what-if",
         action="append",
@@ -75,8 +66,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="OVER",
         help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
     )
-    add_workers(parser)
-    add_outputs(
+    tools.add_workers(parser)
+    tools.add_outputs(
         parser,
         "the plans within 1 %%",
         "plan.json, which solve, run, export and show read, or - for standard output; x.html: a page of the space, "
@@ -91,9 +82,7 @@ def command(options: argparse.Namespace) -> int:
     from ..planner.plan_file import model_of
     from ..planner.planning import compiled, memory_of, plan
     from ..planner.space import parse_only
-    from ..show.plan_page import plan_as_page
-    from ..show.plan_text import plan_as_text
-    from ..util.files import write_text
+    from ..show.plan_report import plan_as_page, plan_as_text
 
     cluster = _cluster(options.cluster)
     if not options.model:
@@ -105,13 +94,13 @@ def command(options: argparse.Namespace) -> int:
     for name in ("devices", "batch"):
         if getattr(options, name) is None:
             raise BadInput(f"--{name} is needed")
-    model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), search_limits(options)
+    model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), tools.search_limits(options)
     only = parse_only(options.engine, options.fix)
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
     changed_cases(base, options.what_if)  # bad ones are said before the search
     over = parse_front(options.front) if options.front else None
-    with workers_of(options, "plan") as workers, searching("plan", further=compiled) as (_, pressed):
-        limits |= {"progress": progress_line(), "stop": pressed, "workers": workers}
+    with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
+        limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
         found = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
         found, texts, fields = _further(found, options.what_if, over, limits)
 
@@ -121,18 +110,15 @@ def command(options: argparse.Namespace) -> int:
         else:
             found.save(path)
 
-    with saving(*[partial(save, path) for path in options.output]):
-        if options.json:
-            print_json(_as_json(found) | fields)
-        elif "-" not in options.output:
-            print("\n".join([plan_as_text(found), *texts]), end="")
+    saves = [partial(save, path) for path in options.output]
+    tools.tell(options, lambda: _as_json(found) | fields, lambda: "\n".join([plan_as_text(found), *texts]), *saves)
     return 0
 
 
 def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
-    from ..show.plan_text import front_as_text, what_if_as_json, what_if_as_text
+    from ..show.plan_report import front_as_text, what_if_as_json, what_if_as_text
 
     texts: list[str] = []
     fields: _Fields = {}
@@ -151,7 +137,7 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     from ..planner.profiled_model import ProfiledModel
     from ..planner.shape import shape_by_name
 
-    need_torch()
+    tools.need_torch()
     from profiler.devices import DEVICES
     from profiler.roofline import estimates
 
@@ -173,8 +159,6 @@ def _cluster(said: str) -> Cluster:
     named too. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
-    from ..profile.profile import Profile
-    from ..util.files import document_kind
 
     name, *further = said.split(",")
     cluster = cluster_of(name)
@@ -204,7 +188,7 @@ def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
 
     row = plan.number(one)
     return {
-        "layout": {name: int(value) for name, value in one.layout._asdict().items()},
+        "layout": one.layout.numbers,
         "step": one.value,
         "mfu": plan.mfu(one),
         "tokens_per_second_and_device": plan.tokens(one) if plan.shape.sequence else None,

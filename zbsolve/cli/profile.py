@@ -13,15 +13,17 @@ from ..exec.devices import DEVICES, choose, described, device_of, local_place
 from ..exec.run.host import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
+from ..profile.lengths import stalls_of
+from ..profile.measured_run import FROM_STEPS, LINKS
+from ..profile.measured_run import from_trace as profile_of
+from ..profile.profile import Profile
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
-from .tools import need_torch, print_json, progress_line, saving, searching
+from .tools import need_torch, print_json, progress_line, saving, searching, tell
 
 if TYPE_CHECKING:
     import torch
-
-    from ..profile.profile import Profile
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -141,21 +143,11 @@ def _print_profile(options: argparse.Namespace, found: Profile) -> None:
     if options.output == "-":
         return
     if options.json:
-        kinds = ("F", "B", "W", "BW")
-        total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in kinds}
+        total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in ("F", "B", "W", "BW")}
         link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
         host = {} if found.host is None else {"host_link": asdict(found.host)}
-        print_json(
-            {
-                "model": found.model,
-                "source": found.source,
-                "layers": len(found.layers),
-                "total": total,
-                "link": link,
-                **host,
-                **found.facts,
-            }
-        )
+        body = {"model": found.model, "source": found.source, "layers": len(found.layers), "total": total, "link": link}
+        print_json({**body, **host, **found.facts})
         return
     if not options.estimate:
         print(f"device: {found.facts['device']}")
@@ -226,10 +218,6 @@ def _device(options: argparse.Namespace) -> torch.device:
 def from_trace(options: argparse.Namespace) -> int:
     """Write the profile that a run amounts to, and say what its step could be."""
     from ..interchange.traces.reading import read_trace
-    from ..profile.lengths import stalls_of
-    from ..profile.measured_run import FROM_STEPS, LINKS
-    from ..profile.measured_run import from_trace as profile_of
-    from ..profile.profile import Profile
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times, today_as_text, today_line
 
@@ -242,16 +230,13 @@ def from_trace(options: argparse.Namespace) -> int:
         check_writable(options.output)
     with searching("profile", "auto" if options.seconds else "none") as (search, pressed):
         today = today_of(trace, seconds=options.seconds, seed=options.seed, progress=search.show, stop=pressed)
-    with saving(*[partial(found.save, options.output)] * bool(options.output)):
-        if options.json:
-            told = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
-            told |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": found.microbatch_factors}
-            told |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
-            print_json(told | {"today": today.to_json() | {"line": today_line(today)}})
-        elif options.output != "-":
-            print(run_in_words(trace, stalls), end="")
-            print(_ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS))
-            print(today_as_text(today), end="")
+    body = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
+    body |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": found.microbatch_factors}
+    body |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
+    body |= {"today": today.to_json() | {"line": today_line(today)}}
+    ranks = _ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS)
+    text = f"{run_in_words(trace, stalls)}{ranks}\n{today_as_text(today)}"
+    tell(options, lambda: body, lambda: text, *[partial(found.save, options.output)] * bool(options.output))
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..exec.devices import DEVICES
 from ..exec.splits import SPLITS, as_lines
 from ..profile.doubtful import other_model
+from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, print_json, saving
@@ -104,7 +105,6 @@ def command(options: argparse.Namespace) -> int:
     from ..long_steps.files import load_either, load_unrolled
     from ..long_steps.rank_part import CheckedRounds
     from ..long_steps.repeated import RepeatedSchedule
-    from ..trace import Trace
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:

@@ -9,14 +9,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..show.pictures.style import Style
+from ..step import Step
+from ..trace import Trace
 from ..util.errors import BadInput
-from .tools import print_json, run_of
-
-if TYPE_CHECKING:
-    from ..schedule import Schedule
-    from ..trace import Trace
+from ..util.files import checked, document_kind, read_one_of, write_text
+from ..util.text import format_times
+from .tools import print_json, run_of, tell
 
 SYSTEMS = "systems"  # the word for the schedules of the literature
 
@@ -44,7 +47,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Draw what the file holds."""
-    from ..util.files import document_kind
 
     kind = SYSTEMS if options.what == SYSTEMS else document_kind(options.what)
     if kind in (SYSTEMS, "profile"):
@@ -64,8 +66,6 @@ def _refuse(options: argparse.Namespace, *names: str) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    """A schedule, or a run with its schedule."""
-    from ..trace import Trace
 
     given, note = _opened(options.what)
     trace: Trace | None
@@ -77,7 +77,6 @@ def _schedule(options: argparse.Namespace) -> int:
         schedule, trace = given, (run_of(given, options.trace) if options.trace else None)
     if options.output:
         from ..show.pictures.files import save_schedule_picture
-        from ..show.pictures.style import Style
 
         save_schedule_picture(schedule, options.output, trace, Style(memory=options.with_memory))
         return 0
@@ -87,10 +86,8 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _space(options: argparse.Namespace) -> int:
-    """The page of a plan's space."""
     from ..planner.plan_file import read_space
-    from ..show.plan_page import plan_as_page
-    from ..util.files import write_text
+    from ..show.plan_report import plan_as_page
 
     write_text(options.output, plan_as_page(read_space(options.what)))
     return 0
@@ -104,25 +101,18 @@ def _systems(options: argparse.Namespace) -> int:
     sizes = {name: value for name in ("ranks", "microbatches") if (value := getattr(options, name)) is not None}
     shown, absent = exhibits(**sizes)
     if options.output:
-        from ..util.files import write_text
-
         write_text(options.output, gallery_as_page(shown, absent))
-    if options.json:
-        print_json([*(one.to_json() for one in shown), *(one.to_json() for one in absent)])
-    elif options.output != "-":
-        print(gallery_as_text(shown, absent), end="")
+    body = [*(one.to_json() for one in shown), *(one.to_json() for one in absent)]
+    tell(options, lambda: body, lambda: gallery_as_text(shown, absent))
     return 0
 
 
 def _profile(options: argparse.Namespace) -> int:
     """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
     from ..partition.by_name import named_partitions
-    from ..profile.profile import Profile
     from ..show.profile_meaning import stages
     from ..show.profile_report import partitions_as_text, profile_as_page, profile_as_text, stages_as_text
     from ..show.profile_rows import units_of
-    from ..step import Step
-    from ..util.files import write_text
 
     _check_page(options.output)
     profile, ranks = Profile.load(options.what), options.ranks
@@ -158,11 +148,7 @@ def _check_page(path: str | None) -> None:
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
     """What the file holds, and a line to say below its picture. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
-    from ..long_steps.files import KIND, load
-    from ..long_steps.shown import schedule_to_show
-    from ..schedule import Schedule
-    from ..trace import Trace
-    from ..util.files import document_kind, read_one_of
+    from ..long_steps.files import KIND, load, schedule_to_show
 
     foreign = others_trace(path)
     if foreign is not None:
@@ -183,8 +169,6 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
     """How long the step of a plan is, whose pipeline alone the schedule is. Raises BadInput."""
     from ..planner.plan_file import PlanForm
-    from ..util.files import checked
-    from ..util.text import format_times
 
     form = checked(body, PlanForm, path)
     if not (isfinite(form.step) and isfinite(form.bound)):
@@ -198,7 +182,7 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
 
 def draw(schedule: Schedule, trace: Trace | None = None) -> None:
     """The schedule in the terminal, as wide as that is."""
-    from ..show.schedule_text import schedule_as_text
+    from ..show.schedule_report import schedule_as_text
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(schedule_as_text(schedule, trace, shutil.get_terminal_size((100, 24)).columns, colour), end="")

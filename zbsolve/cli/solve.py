@@ -10,33 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..problem import Problem
+from ..profile.doubtful import doubts
+from ..profile.profile import Profile
+from ..schedule import Schedule
+from ..show.schedule_comparison import compare_schedules
+from ..step import Step
 from ..util.errors import BadInput, ZbsolveError
+from ..util.files import document_kind
 from ..util.text import counted
+from . import tools
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
-from .tools import (
-    PICTURES,
-    add_outputs,
-    add_search_limits,
-    add_workers,
-    method_of,
-    print_json,
-    profile_from,
-    save_found,
-    saving,
-    search_limits,
-    searching,
-    workers_of,
-)
 
 if TYPE_CHECKING:
-    from ..problem import Problem
-    from ..profile.profile import Profile
-    from ..schedule import Schedule
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
-    from ..step import Step
 
     Given = tuple[Profile, Step] | Problem
 
@@ -55,8 +45,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "zbsolve show systems; interleaved:16 is Megatron's in groups of 16 microbatches); several, such as 1f1b,zb-v,auto, "
         "are compared, with the schedule that the file holds: a named one on its own placement with its own backward",
     )
-    add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
-    add_workers(parser)
+    tools.add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
+    tools.add_workers(parser)
     parser.add_argument(
         "--prefer",
         choices=("time", "memory"),
@@ -73,7 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="POINTS",
         help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
     )
-    add_outputs(
+    tools.add_outputs(
         parser,
         "the certificate, table or frontier",
         "schedule.json, or - for standard output; x.html, .svg, .pdf or .png: a picture, of several methods of all; of a "
@@ -83,7 +73,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
-    from ..problem import Problem
     from ..search.auto import solve_auto, splits_differ
     from ..show.solved_step import solved
     from ..show.solved_text import solved_as_text
@@ -99,10 +88,10 @@ def command(options: argparse.Namespace) -> int:
         return solve_repeated(options, one, given[1].microbatches)
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
-    with searching("solve", options.method) as (search, pressed):
+    with tools.searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
         if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
-            with workers_of(options, "solve", threads=2) as workers:
+            with tools.workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
                 schedule, tried = solve_auto(*given, **arguments)
         else:
@@ -111,11 +100,8 @@ def command(options: argparse.Namespace) -> int:
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
     found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None)
-    with saving(*[partial(save_found, schedule, path) for path in options.output]):
-        if options.json:
-            print_json(found.to_json())
-        elif "-" not in options.output:
-            print(solved_as_text(found), end="")
+    saves = [partial(tools.save_found, schedule, path) for path in options.output]
+    tools.tell(options, found.to_json, lambda: solved_as_text(found), *saves)
     for note in found.notes:
         print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
@@ -123,9 +109,8 @@ def command(options: argparse.Namespace) -> int:
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
-    from ..problem import Problem
     from ..search.auto import splits_differ
-    from ..systems.steps import check_backward, step_for
+    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
     if not is_named(options.method):
@@ -162,28 +147,24 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
-    method, solver = method_of(options.method)
-    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **search_limits(options)}
+    method, solver = tools.method_of(options.method)
+    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **tools.search_limits(options)}
     if options.hint:
-        from ..schedule import Schedule
-
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Solve by each method, compare what they found beside a schedule that the file holds, and write the best."""
-    from ..profile.doubtful import doubts
     from ..search.solver import check_options
-    from ..show.schedule_comparison import compare_schedules
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
     for method in methods:
-        check_options(*method_of(method), None)
+        check_options(*tools.method_of(method), None)
     given = step_or_problem(options, partition="balanced")
     named, absent = _held(options.profile), list[tuple[str, str]]()
-    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
-        limits = {**search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
+    with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
+        limits = {**tools.search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
         for method in methods:
             try:
                 named.append((method, _solved(given, method, limits, options.profile)))
@@ -192,19 +173,14 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     result = compare_schedules(named, absent)
     doubted = doubts(given[0]) if isinstance(given, tuple) else []
     drawn, best = partial(save_comparison, result, doubts=doubted), result.best.schedule.save
-    with saving(*[partial(drawn if path.endswith(PICTURES) else best, path) for path in options.output]):
-        if options.json:
-            print_json(result.to_json())
-        elif "-" not in options.output:
-            print(schedules_as_text(result), end="")
+    saves = [partial(drawn if path.endswith(tools.PICTURES) else best, path) for path in options.output]
+    tools.tell(options, result.to_json, lambda: schedules_as_text(result), *saves)
     return 0
 
 
 def _held(path: str) -> list[tuple[str, Schedule]]:
     """The schedule of a file, with its name, where it is one."""
-    from ..schedule import Schedule
     from ..search.certify import proven
-    from ..util.files import document_kind
 
     return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 
@@ -214,10 +190,10 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
     BadInput, Infeasible, NotFound."""
     from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
-    from ..systems.steps import check_backward, step_for
+    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
-    name, solver = method_of(method)
+    name, solver = tools.method_of(method)
     how: dict[str, Any] = {"method": name, "solver": solver}
     if isinstance(given, tuple):
         profile, step = given
@@ -246,24 +222,20 @@ def solve_frontier(options: argparse.Namespace) -> int:
             raise BadInput(f"--{name}: is not for a frontier, which searches at many limits of memory")
     if options.method != "auto":
         raise BadInput(f"--method {options.method}: a frontier is found by auto")
-    profile, step = profile_from(options.profile, "solve"), step_from(options)
+    profile, step = tools.profile_from(options.profile, "solve"), step_from(options)
     for name in CLOSED:
         if getattr(step, name) == "auto":
             raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
-    limits = search_limits(options) | {"points": options.frontier}
+    limits = tools.search_limits(options) | {"points": options.frontier}
     for folder in folders:
         _make_folder(folder)
-    with workers_of(options, "solve", threads=2) as workers, searching("solve") as (search, pressed):
+    with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
         found = _searched(profile, step, limits)
     saves = [partial(found.save, path) for path in files]
     for folder in folders:
         saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
-    with saving(*saves):
-        if options.json:
-            print_json(found.body)
-        elif "-" not in options.output:
-            print(found.text, end="")
+    tools.tell(options, lambda: found.body, lambda: found.text, *saves)
     return 0
 
 
@@ -280,7 +252,7 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     """One frontier, or one for each way to keep activations."""
     from ..search.keeping import curves
     from ..search.pareto import frontier
-    from ..show.frontier_report import curves_as_text, frontier_as_text, save_curves, save_frontier
+    from ..show.frontier_report import frontier_as_text, save_frontier
 
     if not step.auto:
         one = frontier(profile, step, **limits)
@@ -289,7 +261,7 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     several = curves(profile, step, **limits)
     named = ((name.replace(" ", "-"), one) for name, one in several.frontiers.items())
     points = [(f"{name}-{point.memory}", point) for name, one in named for point in one.points]
-    return _Found(curves_as_text(several), several.to_json(), partial(save_curves, several), points)
+    return _Found(frontier_as_text(several), several.to_json(), partial(save_frontier, several), points)
 
 
 def _make_folder(name: str) -> None:

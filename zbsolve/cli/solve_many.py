@@ -8,15 +8,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..problem import Problem
+from ..profile.profile import Profile
+from ..show.sentences import placed
+from ..step import Step
+from ..util.errors import BadInput
 from ..util.text import times_note
-from .tools import print_json, progress_line, save_found, saving, search_limits
+from ..verifier import Violation
+from .tools import progress_line, save_found, search_limits, tell
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
-    from ..problem import Problem
-    from ..profile.profile import Profile
-    from ..step import Step
-    from ..verifier import Violation
 
 FEW = 4  # microbatches that are compared with one: routes in turn, or other times, show among them
 
@@ -35,7 +37,6 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
 def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
     """The step with one microbatch, where several are that one several times; else None."""
     from ..build.mixing import with_microbatches
-    from ..util.errors import BadInput
 
     fixed = replace(step, partition=step.counts(profile))
     try:
@@ -49,20 +50,16 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
     """Find a schedule of so many microbatches, write it, say how good it is."""
     from ..long_steps.files import as_json
     from ..search.many import solve_many
-    from ..show.sentences import placed
     from ..show.solved_text import repeated_as_text
 
     show, began = progress_line(), time.monotonic()
     limits = search_limits(options)
     found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
     show("")
-    with saving(*[partial(save_found, found, path) for path in options.output]):
-        if options.json:
-            print_json(as_json(found) | {"source": one.source} | placed(one))
-        elif "-" not in options.output:
-            if note := times_note(one.source):
-                print(note)
-            print(repeated_as_text(found), end="")
+    note = f"{times_note(one.source)}\n".lstrip("\n")
+    saves = [partial(save_found, found, path) for path in options.output]
+    body = as_json(found) | {"source": one.source} | placed(one)
+    tell(options, lambda: body, lambda: note + repeated_as_text(found), *saves)
     return 0
 
 
@@ -71,28 +68,23 @@ def check_repeated(options: argparse.Namespace) -> int:
     from ..long_steps.check import violations
     from ..long_steps.files import as_json, load
     from ..show.solved_text import repeated_as_text
-    from ..util.errors import BadInput
 
     if options.output:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
     long = load(options.schedule)
     found = [*violations(long), *_bound_again(long)]
-    if options.json:
-        told = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
-        print_json({"violations": told, **as_json(long)} if options.bound else told)
-    elif found:
-        print("\n".join(f"{options.schedule}: {one}" for one in found))
-    else:
-        bound = "it states no bound" if long.certificate is None else "its bound is proven again"
-        print(f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}")
-        print(repeated_as_text(long), end="")
+    rows = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
+    body = {"violations": rows, **as_json(long)} if options.bound else rows
+    wrong = [f"{options.schedule}: {one}" for one in found]
+    bound = "it states no bound" if long.certificate is None else "its bound is proven again"
+    holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
+    tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))
     return 1 if found else 0
 
 
 def _bound_again(long: RepeatedSchedule) -> list[Violation]:
     """Whether the stated bound follows: closed forms, which take no search."""
     from ..ilp.bounds.many import bound_of_many
-    from ..verifier import Violation
 
     if long.certificate is None:
         return []

@@ -103,10 +103,28 @@ def saving(*saves: Callable[[], None]) -> Iterator[None]:
             raise failed[0]
 
 
+def outputs_of(options: argparse.Namespace) -> list[str]:
+    """The files that are to be written."""
+    output = getattr(options, "output", None)
+    return [output] if isinstance(output, str) else list(output or ())
+
+
+def tell(
+    options: argparse.Namespace, body: Callable[[], Any], text: Callable[[], str | list[str]], *saves: Callable[[], None]
+) -> None:
+    """Write results (see `saving`), and print them: as JSON where that was asked for, else as a text, or lines, where
+    standard output is no file's."""
+    with saving(*saves):
+        if options.json:
+            print_json(body())
+        elif "-" not in outputs_of(options):
+            said = text()
+            print(said if isinstance(said, str) else "".join(f"{line}\n" for line in said), end="")
+
+
 def save_found(found: Schedule | RepeatedSchedule, path: str) -> None:
     """A schedule's file, or its picture, by the ending."""
-    from ..long_steps.files import save
-    from ..long_steps.shown import schedule_to_show
+    from ..long_steps.files import save, schedule_to_show
     from ..schedule import Schedule
     from ..show.pictures.files import save_schedule_picture
 

@@ -23,17 +23,4 @@ if TYPE_CHECKING:
     from .transport.failure import RunFailed as RunFailed
 
 # Torch is imported with the first use: the command line reads parts of this package without it.
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        ".models.huggingface_layers": "transformers_attention",
-        ".models.losses": "CrossEntropy auxiliary_loss auxiliary_losses",
-        ".models.slicing": "slice_offset sliced_attention",
-        "pipeline": "Pipeline",
-        "rank": "StepResult",
-        "run.launch": "run_local",
-        "optimizer.post_validation": "PostValidated",
-        "transport.failure": "RunFailed",
-        "torch_stages": "split_stage torch_schedule",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -1,7 +1,5 @@
 """The playground: a page on this machine whose controls say a step, with its schedule, bubble, peaks and bound."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..util.lazy import handing_on
@@ -14,6 +12,4 @@ if TYPE_CHECKING:
     from .server import serve as serve
     from .state import State as State
 
-__getattr__, __dir__ = handing_on(
-    __name__, {"playground": "Answer Row answer compared", "server": "serve", "state": "State"}
-)
+__getattr__, __dir__ = handing_on(__name__)

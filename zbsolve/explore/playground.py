@@ -16,7 +16,7 @@ from ..schedule import Certificate, Schedule
 from ..search.race import better
 from ..search.solver import solve
 from ..search.state import State as Search
-from ..systems.steps import step_for
+from ..systems.problems import step_for
 from ..util.errors import BadInput, Infeasible, ZbsolveError
 from .state import BEST, SYSTEM_NAMES, State, in_its_placement, profile_of, step_of
 

@@ -20,8 +20,7 @@ from ..problem import OBJECTIVES
 from ..profile.given import given_profile
 from ..profile.profile import Profile
 from ..step import Step
-from ..systems.entry import ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY
-from ..systems.table import SYSTEMS, system
+from ..systems.table import ASYNCHRONOUS, OFFLOAD, SLICES, SYSTEMS, VOCABULARY, system
 from ..util.errors import BadInput
 
 GIB = 2**30  # bytes

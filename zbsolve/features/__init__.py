@@ -13,7 +13,4 @@ if TYPE_CHECKING:
     from .vocabulary import ShardPasses as ShardPasses
     from .vocabulary import VocabularyCosts as VocabularyCosts
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {"feature": "Feature Field", "table": "APART FEATURES", "vocabulary": "ShardCosts ShardPasses VocabularyCosts"},
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -25,16 +25,4 @@ if TYPE_CHECKING:
     from .side_stream import without_side_streams as without_side_streams
 
 # Numba is loaded with the first use of a name that needs it.
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "blocks.block_search": "block_schedules",
-        "blocks.building_block": "BuildingBlock",
-        "decoding": "Decoded DecodeRule decode to_schedule",
-        "lists.list_scheduler": "Policy deepest_first list_schedule schedule_by_start",
-        "arrays.microbatch": "MicrobatchGraph microbatch_graph",
-        "lists.policy_annealing": "improve_policies starting_policies",
-        "arrays.problem_arrays": "ProblemArrays arrays_of",
-        "side_stream": "with_side_streams without_side_streams",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

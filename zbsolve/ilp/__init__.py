@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from .proof_check import recheck as recheck
 
 # OR-tools takes a second to load: it is loaded with the first use of a name that needs it.
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "cp": "CpResult build_cp solve_cp",
-        "milp": "MilpResult build_milp solve_milp",
-        "neighbourhood_search": "better_neighbours",
-        "proof_check": "recheck",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

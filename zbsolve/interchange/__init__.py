@@ -6,8 +6,8 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from ..planner.engines import TARGETS as TARGETS
-    from .exported import Export as Export
-    from .exported import Options as Options
+    from .exports import Export as Export
+    from .exports import Options as Options
     from .exports import export as export
     from .foreign_order import ForeignOrder as ForeignOrder
     from .importing import Imported as Imported
@@ -16,14 +16,4 @@ if TYPE_CHECKING:
     from .torch_csv import TorchOrder as TorchOrder
     from .torch_csv import torch_order as torch_order
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "exported": "Export Options",
-        "exports": "export",
-        "foreign_order": "ForeignOrder",
-        "importing": "Imported import_schedule read_order",
-        ".planner.engines": "TARGETS",
-        "torch_csv": "TorchOrder torch_order",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

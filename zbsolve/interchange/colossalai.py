@@ -15,10 +15,9 @@ from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
-from .exported import Export, Options
-from .foreign_order import ForeignOrder
+from .exports import Export, Options
+from .foreign_order import ForeignOrder, Node, Words, order_of_nodes, python_file, stages_of
 from .messages import Event, posted
-from .node_lists import Node, Words, order_of_nodes, python_file, stages_of
 from .order import Order, order_for
 
 TARGET = target("colossalai")

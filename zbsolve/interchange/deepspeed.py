@@ -15,9 +15,9 @@ from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.text import format_time
 from .alternatives import compared
-from .exported import Export, Options
+from .exports import Export, Options
+from .foreign_order import python_file
 from .messages import Event, Rows, blocking
-from .node_lists import python_file
 from .order import Order, order_for
 
 TARGET = target("deepspeed")

@@ -1,19 +1,25 @@
-"""`ForeignOrder`: which pass runs after which on every rank, as another engine's file says it, in our words."""
+"""`ForeignOrder`: which pass runs after which on every rank, as another engine's file says it, in our words. And what files
+of engines share: literals in Python files, where nothing that a person typed gets in; node lists in JSON, a list of nodes a
+rank, with CrossPipe's, which say how large each microbatch is."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from .. import __version__
 from ..build.plain import MAX_PASSES
-from ..placement import check_routes
+from ..placement import check_routes, parse
 from ..problem import Ints, pass_name
 from ..util.errors import BadInput
+from ..util.files import COUNT, checked
+from ..util.text import printable
 
 Routes = tuple[tuple[int, ...], ...]
 
@@ -120,3 +126,123 @@ class ForeignOrder:
             return check_routes(every[:period], self.ranks)
         except BadInput as error:
             raise BadInput(f"{self.where}: {error}") from None
+
+
+# --- Literals in Python files, and node lists ---
+
+
+def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code: str) -> str:
+    """A module: `title` as its docstring, each name of `data` as a literal (a tuple of tuples with a row a line), then
+    `code`."""
+    parts = [f'"""{title}\n\nWritten by zbsolve {__version__}."""\n']
+    parts += [f"{name} = {literal(value)}\n" for name, value in data.items()]
+    return "\n".join(["".join(parts[:1]), "".join(parts[1:]), code.strip("\n") + "\n"])
+
+
+def literal(value: Any) -> str:
+    """A literal of whole numbers, words and tuples of them; a tuple of tuples has a row a line."""
+    if isinstance(value, tuple) and value and all(isinstance(row, tuple) for row in value):
+        deep = any(isinstance(one, tuple) for row in value for one in row)
+        rows = ",\n".join(f"    {_nested(row) if deep else _flat(row)}" for row in value)
+        return f"(\n{rows},\n)"
+    return _flat(value)
+
+
+def _nested(row: tuple[Any, ...]) -> str:
+    if not row:
+        return "()"
+    return "(\n" + "".join(f"        {_flat(one)},\n" for one in row) + "    )"
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, tuple):
+        inner = ", ".join(_flat(one) for one in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if value is not None and not isinstance(value, bool | int | str):
+        raise TypeError(f"no literal of {type(value).__name__}")
+    return repr(value)
+
+
+StageOf = Mapping[tuple[int, int], int]  # (rank, chunk) → stage
+
+
+class Node(NamedTuple):
+    """One node: the engine's word, its chunk (a stage's place among the stages of its rank) and its microbatch."""
+
+    word: str
+    chunk: int
+    microbatch: int
+
+
+class Words(NamedTuple):
+    """What an engine's words are: passes, with the same names as ours, and those that follow from the passes."""
+
+    kinds: Collection[str]
+    skipped: Collection[str]
+
+
+def order_of_nodes(rows: Sequence[Sequence[Node]], words: Words, stage_of: StageOf, format: str, where: str) -> ForeignOrder:
+    """The order that the nodes say. Raises BadInput for an unknown word, and a chunk that no stage is."""
+    found = []
+    for rank, row in enumerate(rows):
+        cells = []
+        for i, node in enumerate(row):
+            place = f"{where}: rank {rank}, node {i}"
+            if node.word in words.skipped:
+                continue
+            if node.word not in words.kinds:
+                raise BadInput(f"{place}: '{printable(node.word)[:30]}' is no pass (passes are {' '.join(words.kinds)})")
+            if (rank, node.chunk) not in stage_of:
+                raise BadInput(f"{place}: chunk {node.chunk} is no stage of rank {rank}")
+            cells.append(ReadCell(stage_of[rank, node.chunk], node.word, node.microbatch, rank, i))
+        found.append(tuple(cells))
+    order = ForeignOrder(tuple(found), format, where, "rank {}, node {}")
+    order.check_size()
+    return order
+
+
+def stages_of(placement: str, ranks: int, where: str) -> StageOf:
+    """(rank, chunk) → stage of a placement by name. Raises BadInput."""
+    if not ranks:
+        raise BadInput(f"{where}: there are no ranks in it")
+    spot = parse(placement, ranks)
+    return {(rank, spot[:stage].count(rank)): stage for stage, rank in enumerate(spot)}
+
+
+READ = Words(("F", "B", "W", "BW"), ())
+
+
+class TaskForm(msgspec.Struct):
+    """A task in a file, as far as an order needs it; `device_id` is the rank."""
+
+    task_type: str
+    device_id: COUNT
+    microbatch_id: COUNT
+    chunk_id: COUNT = 0
+
+
+class ScheduleForm(msgspec.Struct):
+    """A file."""
+
+    schedule: list[list[TaskForm]]
+    microbatch_sizes: list[Annotated[float, msgspec.Meta(gt=0)]] = []
+
+
+def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
+    """The order that the tasks say; without a W in the file a B is the whole backward. Raises BadInput, also where several
+    chunks need a `placement` and none is named."""
+    form = checked(body, ScheduleForm, where)
+    rows, sizes = form.schedule, form.microbatch_sizes
+    for rank, row in enumerate(rows):
+        wrong = next((i for i, task in enumerate(row) if task.device_id != rank), None)
+        if wrong is not None:
+            raise BadInput(f"{where}: rank {rank}, node {wrong}: field 'device_id' is {row[wrong].device_id}, another rank")
+    if placement is None and any(task.chunk_id for row in rows for task in row):
+        raise BadInput(f"{where}: field 'chunk_id': chunks may be a loop or a vee: say --placement")
+    words = {} if any(task.task_type == "W" for row in rows for task in row) else {"B": "BW"}
+    found = [[Node(words.get(one.task_type, one.task_type), one.chunk_id, one.microbatch_id) for one in row] for row in rows]
+    stage_of = stages_of(placement or "single", len(rows), where)
+    order = order_of_nodes(found, READ, stage_of, "CrossPipe node lists", where)
+    if sizes and len(sizes) != order.microbatches:
+        raise BadInput(f"{where}: field 'microbatch_sizes' has {len(sizes)} numbers for {order.microbatches} microbatches")
+    return replace(order, factors=tuple(len(sizes) * size / sum(sizes) for size in sizes))

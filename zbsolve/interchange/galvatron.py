@@ -17,7 +17,7 @@ from ..schedule import Schedule
 from ..systems.table import preset
 from ..verifier import verify
 from .alternatives import cost_of_step
-from .exported import Export, Options, layer_letters, stage_letters
+from .exports import Export, Options, layer_letters, stage_letters
 from .order import Refused, order_for
 
 TARGET = target("galvatron")

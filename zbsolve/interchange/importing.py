@@ -24,7 +24,7 @@ from ..util.files import parse_json, read_text
 from ..util.text import bytes_of_ranks, exact_bytes, printable
 from ..verifier import Violation, verify
 from . import colossalai, primus
-from . import node_lists as crosspipe
+from . import foreign_order as crosspipe
 from .foreign_order import ForeignOrder, ReadCell
 from .torch_csv import COMMUNICATION, LETTERS, OVERLAPPED
 

@@ -11,8 +11,8 @@ from typing import Any
 from ..placement import describe
 from ..planner.engines import target
 from ..schedule import Schedule
-from .exported import Export, Options
-from .node_lists import python_file
+from .exports import Export, Options
+from .foreign_order import python_file
 from .order import order_for
 
 TARGET = target("jaxpp")

@@ -20,7 +20,7 @@ from ..util.errors import BadInput
 from ..util.text import format_bytes, format_time
 from ..verifier import verify
 from .alternatives import compared, cost_of_step
-from .exported import Export, Options, layer_letters, stage_letters
+from .exports import Export, Options, layer_letters, stage_letters
 from .order import Refused, order_for
 
 TARGET = target("megatron")

@@ -20,7 +20,7 @@ from ..planner.engines import Target, target
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .exported import Export, LongExport, Options
+from .exports import Export, LongExport, Options
 from .order import Cell, Order, Refused, backwards, needs, order_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
@@ -203,5 +203,4 @@ def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
 
 
 def _name(long: RepeatedSchedule, lanes: Ints, place: int) -> str:
-    """The name of the pass at a place of an order."""
     return long.name_of(int(lanes[place]), int(counted(lanes[: place + 1])[-1]))

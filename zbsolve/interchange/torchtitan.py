@@ -13,7 +13,7 @@ from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .exported import Export, Options, layer_letters, stage_letters
+from .exports import Export, Options, layer_letters, stage_letters
 from .order import Order, Refused
 from .torch_csv import TorchOrder, torch_order
 
@@ -98,7 +98,6 @@ def titan_for(made: TorchOrder, options: Options) -> Titan:
 
 
 def _pipeline_flags(order: Order, path: str, parts: tuple[tuple[str, ...], ...] | None) -> str:
-    """For ranks, placement, order and partition."""
     name = SCHEDULES[describe(order.placement).rstrip("0123456789")]
     flags = (
         f"--parallelism.pipeline_parallel_degree {len(order.rows)} --parallelism.pipeline_parallel_schedule {name} "

@@ -30,8 +30,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..problem import Ints, Problem
+from ..util.columns import compiled
 from ..util.errors import BadInput
-from ..util.loops import compiled
 from ..verifier import Violation
 from .repeated import RepeatedSchedule, counted, enough_copies, rank_lanes
 

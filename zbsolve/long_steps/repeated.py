@@ -88,11 +88,6 @@ class RepeatedSchedule:
         lanes = self.lanes_of(rank)
         return lanes, counted(lanes)
 
-    def names_of(self, rank: int) -> list[str]:
-        """The names of a rank's passes in the whole step, in order."""
-        lanes, microbatches = (column.tolist() for column in self.rank_order(rank))
-        return [self.name_of(lane, at) for lane, at in zip(lanes, microbatches, strict=True)]
-
     def name_of(self, lane: int, microbatch: int) -> str:
         """The name of a lane's pass of this microbatch."""
         head, tail = self.words[lane]
@@ -176,7 +171,6 @@ def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> 
 
 
 def _begin(order: Ints, place: int, start: Ints) -> int:
-    """When the pass at a place of a rank's order starts, µs."""
     lane = order[place]
     return int(start[lane, (order[:place] == lane).sum()])
 

@@ -11,7 +11,4 @@ if TYPE_CHECKING:
     from .presets import PRESETS as PRESETS
     from .published_models import PUBLISHED as PUBLISHED
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {"by_name": "load", "model": "Model Setting", "presets": "PRESETS", "published_models": "PUBLISHED"},
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -21,14 +21,4 @@ if TYPE_CHECKING:
     from .stage_costs import least_step as least_step
     from .stage_memory import StageMemory as StageMemory
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "by_name": "Partitioned named_partitions partition_by_name partitioned",
-        "cuts": "balanced balanced_ranks equal even",
-        "file": "Partition parse_partition",
-        "meshes": "mesh_partitions on_devices",
-        "stage_costs": "StageCosts least_step",
-        "stage_memory": "StageMemory",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

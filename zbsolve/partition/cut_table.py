@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..util.loops import compiled
+from ..util.columns import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -25,17 +25,4 @@ if TYPE_CHECKING:
     from .shape import shape_by_name as shape_by_name
     from .space import Only as Only
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "answers": "Answer PlanFront plan_front what_if",
-        "candidate": "layout_profile",
-        "cluster": "CLUSTERS Cluster cluster_by_name with_links_of",
-        "fitting": "fit predict",
-        "layout": "Layout",
-        "space": "Only",
-        "plan_file": "Plan check_plan",
-        "profiled_model": "ProfiledModel",
-        "shape": "SHAPES Shape shape_by_name",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

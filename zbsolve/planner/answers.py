@@ -21,7 +21,7 @@ from .costs.rank_costs import least_bytes
 from .layout import rows_of
 from .plan_file import Plan
 from .planning import plan
-from .race.searches import Progress
+from .searches import Progress
 from .solved_space import SAME_US
 from .space import layouts
 
@@ -96,11 +96,8 @@ def what_if(
 
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
     """Each change, and the case with it, which has a layout. Raises BadInput naming the change."""
-    return [(text, _legal(base, text)) for text in _expanded(changes)]
-
-
-def _expanded(changes: Sequence[str]) -> list[str]:
-    return [change for text in changes for change in (LINK_CHANGES if text.strip() == LINKS else (text,))]
+    each = (one for text in changes for one in (LINK_CHANGES if text.strip() == LINKS else (text,)))
+    return [(text, _legal(base, text)) for text in each]
 
 
 def _legal(base: Case, text: str) -> Case:
@@ -253,7 +250,8 @@ def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
     case = answer.case
     fitting = sorted((one for one in pool if sum(one.memory().values()) <= case.memory), key=lambda one: one.value)
     again = (retimed(one, case.model, case.cluster, case.memory) for one in fitting[:1])
-    best = min((*(one for one in again if one), *(answer.plan.near if answer.plan else ())), key=_value, default=None)
+    able = (*filter(None, again), *(answer.plan.near if answer.plan else ()))
+    best = min(able, key=lambda one: one.value, default=None)
     if best is None:
         return None
     value, bound = ceil(best.value - SAME_US), answer.bound
@@ -261,10 +259,6 @@ def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
     peak, solver = sum(best.memory().values()), best.schedule.certificate.solver if best.schedule.certificate else ""
     found = (case.memory, peak, value, whole, answer.proof, solver, answer.seconds)
     return Point(*found, best.schedule, best.layout.title)
-
-
-def _value(one: Candidate) -> float:
-    return one.value
 
 
 def _ladder(before: Plan, free: Plan | None) -> list[int]:

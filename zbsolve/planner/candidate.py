@@ -19,8 +19,7 @@ from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
-from ..search.state import ALONE
-from ..search.task import Task, solve_task
+from ..search.task import Task
 from ..step import Step
 from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
@@ -50,7 +49,7 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     costs = model_costs(model, layout, cluster)
     first, block, last = costs.first, costs.block, costs.last
     blocks = (block.layer(f"block{i}", slices) for i in range(model.layers))
-    facts = {"cluster": cluster.name, "layout": {name: int(value) for name, value in layout._asdict().items()}}
+    facts = {"cluster": cluster.name, "layout": layout.numbers}
     return Profile(
         f"estimated: {model.source}, {cluster.title}",
         f"{model.name}, {layout.title}",
@@ -135,6 +134,16 @@ class Unsolved:
     problem: Problem
     behind: float
 
+    @classmethod
+    def of(cls, model: Model, layout: Layout, cluster: Cluster, step: Step, profile: Profile) -> Unsolved:
+        """A step of the layout, whose profile this is. The fullest rank has the parameters that the step's partition gives
+        it. Raises Infeasible."""
+        problem, costs = step.problem(profile), step.costs(profile)
+        fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
+        parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
+        behind = float(after_exchange(parameters, layout, cluster, model.update_us))
+        return cls(layout, step, profile, problem, behind)
+
     def solved(self, schedule: Schedule) -> Candidate:
         """The candidate with this schedule."""
         return Candidate(self.layout, self.step, self.profile, schedule, self.behind)
@@ -151,17 +160,7 @@ def unsolved(
     profile = layout_profile(model, layout, cluster)
     for step in (step_of(layout, memory, fused=fused) for fused in kinds):
         with suppress(Infeasible):
-            problem = step.problem(profile)
-            behind = behind_of(step, profile, problem, layout, cluster, model.update_us)
-            yield Unsolved(layout, step, profile, problem, behind)
-
-
-def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
-    """The layout on its balanced partition, solved here; None where nothing was found. search: options of `search.solve`."""
-    tasks = [step.task(search) for step in unsolved(model, layout, cluster, memory)]
-    answers = [solve_task(task, ALONE, {}) for task in tasks]
-    found = [answer.task.of.solved(answer.schedule) for answer in answers if answer.schedule is not None]
-    return min(found, key=lambda one: one.value, default=None)
+            yield Unsolved.of(model, layout, cluster, step, profile)
 
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
@@ -181,26 +180,13 @@ def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, b
     profile = layout_profile(model, layout, cluster)
     step = step_of(layout, memory, before.problem.layers, candidate.step.fused)
     try:
-        schedule = Schedule(step.problem(profile), before.order, before.syncs)
+        unsolved = Unsolved.of(model, layout, cluster, step, profile)
     except Infeasible:
         return None
-    again = Candidate(
-        layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
-    )
+    again = unsolved.solved(schedule := Schedule(unsolved.problem, before.order, before.syncs))
     if again.value >= below or verify(schedule.problem, schedule):
         return None
     return replace(again, schedule=certified(schedule, before.certificate.solver if before.certificate else GIVEN))
-
-
-def behind_of(
-    step: Step, profile: Profile, problem: Problem, layout: Layout, cluster: Cluster, each: float | None = None
-) -> float:
-    """µs that follow the pipeline and its exchanges, where the fullest rank has the parameters that the problem's partition
-    gives it. each: µs of a parameter's update, where that was measured."""
-    costs = step.costs(profile)
-    fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
-    parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
-    return float(after_exchange(parameters, layout, cluster, each))
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,7 +91,6 @@ def _numbers(case: Case) -> dict[str, float]:
 
 
 def _amount(old: float, sign: str, said: str, parse: Callable[[str], float], where: str) -> float:
-    """The new number. Raises BadInput."""
     factor, share = sign == "=" and said.endswith("x"), sign != "=" and said.endswith("%")
     try:
         number = float(said[:-1]) if factor or share else parse(said)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,28 +181,20 @@ ASSUMED = (
 )
 
 
-def _node(
-    name: str,
-    tflops: float,
-    hbm: float,
-    memory: tuple[float, float | None],
-    links: tuple[float, float, float],
-    sheet: str,
-    error: float | None = None,
-) -> Cluster:
-    """Nodes of 8 devices. hbm: GB/s of a device's memory. memory: GB of 10⁹ bytes, of a device and of a node's host (None:
-    no limit). links: GB/s in one direction, of a device to its node, of a node's network, of a device to host memory. sheet:
-    where the numbers are printed. error: see `Cluster`."""
-    (own, room), (inside, between, pcie) = memory, links
-    beyond = between * 1e3 * BETWEEN_SHARE
+def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster:
+    """Nodes of 8 devices, as is printed. numbers: tflops; hbm, GB/s of a device's memory; memory and host_memory, GB of 10⁹
+    bytes, of a device and of a node's host (None: no limit); inside, between, pcie: GB/s in one direction, of a device
+    to its node, of a node's network, of a device to host memory; error: see `Cluster`. sheet: where they are printed."""
+    said = {what: number or 0.0 for what, number in numbers.items()}
+    beyond, room = said["between"] * 1e3 * BETWEEN_SHARE, numbers["host_memory"]
     return Cluster(
         name,
         f"estimated: {ASSUMED}. {sheet}",
-        peak=tflops * 1e12,
-        hbm=hbm * 1e3,
-        memory=int(own * 1e9),
+        peak=said["tflops"] * 1e12,
+        hbm=said["hbm"] * 1e3,
+        memory=int(said["memory"] * 1e9),
         node=8,
-        inside=Link(LATENCY_US, inside * 1e3 * INSIDE_SHARE),
+        inside=Link(LATENCY_US, said["inside"] * 1e3 * INSIDE_SHARE),
         between=Link(LATENCY_US, beyond),
         messages=beyond,
         efficiency=EFFICIENCY,
@@ -208,54 +202,20 @@ def _node(
         traffic=TRAFFIC,
         host=HOST_US,
         constant=CONSTANT_US,
-        error=error,
-        copies=Link(COPY_US, pcie * 1e3 * HOST_BOTH_SHARE),
+        error=numbers["error"],
+        copies=Link(COPY_US, said["pcie"] * 1e3 * HOST_BOTH_SHARE),
         host_memory=None if room is None else int(room * 1e9 * HOST_MEMORY_SHARE / 8),
     )
 
 
-CLUSTERS = {
-    cluster.name: cluster
-    for cluster in (
-        _node(
-            *("a100", 312, 2039),
-            (80, 2000),
-            (300, 100, 32),
-            "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, 2,039 GB/s, NVLink 600 GB/s and PCIe Gen4 64 GB/s both "
-            "directions; four cards of 200 Gbit/s a node (DGX A100 has eight); DGX A100 640 GB: 2 TB system memory; the "
-            "eight steps of 2205.05198, Table 5, take 7 to 17 % longer by it than measured",
-            error=0.105,
-        ),
-        _node(
-            *("h100", 989.4, 3350),
-            (80, 2000),
-            (450, 400, 64),
-            "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, 80 GB, 3.35 TB/s, NVLink 900 GB/s "
-            "and PCIe Gen5 128 GB/s both directions; DGX H100: eight cards of 400 Gbit/s, 2 TB system memory",
-        ),
-        _node(
-            *("h200", 989.4, 4800),
-            (141, 2000),
-            (450, 400, 64),
-            "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, 141 GB, 4.8 TB/s, NVLink 900 GB/s "
-            "and PCIe Gen5 128 GB/s both directions; DGX H200: eight cards of 400 Gbit/s, 2 TB system memory",
-        ),
-        _node(
-            *("b200", 2250, 8000),
-            (180, 2000),
-            (900, 400, 64),
-            "NVIDIA DGX B200 datasheet, an eighth of it: BFLOAT16 4.5 PFLOP/s with sparsity, half of it dense, 180 GB, 8 "
-            "TB/s, NVLink 1.8 TB/s and PCIe Gen5 128 GB/s both directions; eight cards of 400 Gbit/s, 2 TB system memory",
-        ),
-        _node(
-            *("mi300x", 1307.4, 5300),
-            (192, None),
-            (448, 400, 64),
-            "AMD Instinct MI300X datasheet: bfloat16 1,307.4, 192 GB, 5.3 TB/s, seven Infinity Fabric links of 128 GB/s "
-            "and PCIe Gen5 128 GB/s both directions; eight cards of 400 Gbit/s a node; host memory without a limit",
-        ),
-    )
-}
+def _clusters() -> Iterator[tuple[str, Cluster]]:
+    text = resources.files(__package__).joinpath("clusters.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        name, sheet = row.pop("name"), row.pop("sheet")
+        yield name, _node(name, sheet, {what: float(said) if said else None for what, said in row.items()})
+
+
+CLUSTERS = dict(_clusters())
 
 
 def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
@@ -303,6 +263,5 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
 
 
 def _group_link(rows: Sequence[CollectiveRow]) -> Link:
-    """Of the largest group."""
     row = max(rows, key=lambda one: one.ranks)
     return Link(row.latency, 2 * (row.ranks - 1) / row.ranks * row.bytes_per_us)

@@ -102,6 +102,11 @@ class Layout(NamedTuple):
         return f"{name}{int(self.chunks)}" if name == "loop" else name
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """Of one layout: its fields."""
+        return {name: int(value) for name, value in self._asdict().items()}
+
+    @property
     def title(self) -> str:
         """As a person reads it: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
         parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"

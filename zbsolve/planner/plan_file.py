@@ -19,7 +19,7 @@ from ..util.files import COUNT, checked, read_one_of, write_document
 from ..verifier import verify
 from .bounds.layout_rules import NEVER
 from .bounds.space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
-from .candidate import Candidate, Choice, behind_of, layout_profile, step_of
+from .candidate import Candidate, Choice, Unsolved, layout_profile, step_of
 from .cluster import Cluster, Positive
 from .costs.layer_costs import Model
 from .layout import Layout, rows_of
@@ -151,7 +151,7 @@ class Plan:
                 "memory": self.memory,
                 "engine": self.only.engine,
                 "fixed": dict(self.only.fixed),
-                "layout": _plain(best.layout),
+                "layout": best.layout.numbers,
                 "fused": best.step.fused,
                 "step": best.value,
                 "bound": self.bound,
@@ -286,7 +286,6 @@ def _only(form: PlanForm) -> Only:
 
 
 def _layouts(form: PlanForm, model: Model, cluster: Cluster) -> Layout:
-    """The layouts that the plan looked at."""
     return layouts(model, form.devices, form.batch, cluster, _only(form))
 
 
@@ -334,13 +333,8 @@ def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, wh
     if Profile.from_json(form.profile, f"{where}: profile") != profile:
         wrong.append("field 'profile' is not what the cost model says of the layout")
     step = step_of(layout, form.memory, schedule.problem.layers, form.fused)
-    if step.problem(profile) != schedule.problem:
+    unsolved = Unsolved.of(model, layout, cluster, step, profile)
+    if unsolved.problem != schedule.problem:
         wrong.append("the schedule is of another step than the layout's")
     wrong += [f"schedule: {violation}" for violation in verify(schedule.problem, schedule)]
-    return Candidate(
-        layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, cluster, model.update_us)
-    ), wrong
-
-
-def _plain(layout: Layout) -> dict[str, int]:
-    return {name: int(value) for name, value in layout._asdict().items()}
+    return unsolved.solved(schedule), wrong

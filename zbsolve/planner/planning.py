@@ -20,7 +20,7 @@ from .candidate import Candidate, in_a_named_order, in_its_order
 from .cluster import Cluster, cluster_of
 from .costs.layer_costs import Model
 from .plan_file import Plan
-from .race.searches import Progress, SpaceRace, price_first, price_space, search_at_start, search_space
+from .searches import Progress, SpaceRace, price_first, price_space, search_at_start, search_space
 from .shape import Shape
 from .solved_space import SAME_US
 from .space import ALL, Only, layouts

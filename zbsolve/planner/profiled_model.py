@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..layer import Layer
 from ..profile.profile import Profile
@@ -78,6 +78,11 @@ class ProfiledModel:
 
     profiles: tuple[Profile, ...]
     gradients: int = FLOAT
+
+    recomputes: ClassVar[tuple[int, ...]] = (NONE, FULL)  # what profiles know: the forward that is run again
+    # What shards of a vocabulary and slices cost, profiles may say; a plan does not look at that.
+    shards_vocabulary: ClassVar[bool] = False
+    slices: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
@@ -162,11 +167,6 @@ class ProfiledModel:
             f", on lines between sizes, {off}" if gaps else ""
         )
 
-    @property
-    def recomputes(self) -> tuple[int, ...]:
-        """What profiles know: the forward that is run again."""
-        return NONE, FULL
-
     def sequence_parallel(self, tp: int) -> tuple[int, ...]:
         """As it was profiled: with it where the facts say so, as estimates on tensor ranks do."""
         return (int(any(tp == one.facts[TENSOR_RANKS] and SEQUENCE_PARALLEL in one.facts for one in self.profiles)),)
@@ -184,16 +184,6 @@ class ProfiledModel:
     def shared(self, tp: int) -> int:
         """Bytes that first and last layer share on each of so many tensor ranks."""
         return next(iter(self.points[tp].values())).shared
-
-    @property
-    def shards_vocabulary(self) -> bool:
-        """Profiles may say what shards cost; a plan does not look at that."""
-        return False
-
-    @property
-    def slices(self) -> tuple[int, ...]:
-        """Profiles may say what slices cost; a plan does not look at that."""
-        return ()
 
     def sizes(self, tp: int) -> range:
         """Sequences a microbatch that are known or lie between known ones."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
@@ -50,6 +50,11 @@ class Shape:
     tied: bool = False
     gradients: int = FLOAT
 
+    source: ClassVar[str] = "cost model"  # where costs of its layers come from
+    left_out: ClassVar[str] = ""  # what of the space is not looked at, since its cost is not known
+    update_us: ClassVar[float | None] = None  # µs of the optimizer's update for each parameter, where that was measured
+    shards_vocabulary: ClassVar[bool] = True  # whether the cost of a sharded vocabulary is known
+
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "inner", "sequence", "vocabulary", "gradients"):
             if getattr(self, name) < 1:
@@ -65,21 +70,6 @@ class Shape:
     def state_parts(self) -> tuple[float, float, float]:
         """Bytes of weights (16 bits), gradients and optimizer states (Adam's, master copy) for each parameter."""
         return 2, self.gradients, 12
-
-    @property
-    def source(self) -> str:
-        """Where costs of its layers come from."""
-        return "cost model"
-
-    @property
-    def left_out(self) -> str:
-        """What of the space is not looked at, since its cost is not known."""
-        return ""
-
-    @property
-    def update_us(self) -> float | None:
-        """µs of the optimizer's update for each parameter, where that was measured."""
-        return None
 
     @property
     def stages(self) -> int:
@@ -138,11 +128,6 @@ class Shape:
     def recomputes(self) -> tuple[int, ...]:
         """Kinds of recompute that differ: selective is there where attention keeps scores; else it is none."""
         return (NONE, FULL) if self.fused else (NONE, SELECTIVE, FULL)
-
-    @property
-    def shards_vocabulary(self) -> bool:
-        """Whether the cost of a sharded vocabulary is known."""
-        return True
 
     @property
     def slices(self) -> tuple[int, ...]:

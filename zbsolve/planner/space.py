@@ -176,7 +176,6 @@ def _layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Iterat
 
 
 def _splits(model: Model, devices: int, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """Replicas, tensor ranks, pipeline ranks."""
     for tp in _divisors(cluster.node):
         if model.sizes(tp) and devices % tp == 0:
             for pp in _divisors(devices // tp):
@@ -185,7 +184,6 @@ def _splits(model: Model, devices: int, cluster: Cluster) -> Iterator[tuple[int,
 
 
 def _places(model: Model, pp: int) -> Iterator[tuple[int, int]]:
-    """Chunks and placement."""
     yield 1, SINGLE
     if pp > 1:
         yield from ((chunks, LOOP) for chunks in range(2, min(MAX_CHUNKS, model.stages // pp) + 1))

@@ -15,13 +15,4 @@ if TYPE_CHECKING:
     from .measured_run import from_trace as from_trace
     from .profile import Profile as Profile
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        ".features.vocabulary": "ShardCosts ShardPasses VocabularyCosts",
-        "changes": "Change Drift drift",
-        "given": "given_profile",
-        "measured_run": "from_trace",
-        "profile": "Profile",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

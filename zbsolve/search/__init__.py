@@ -15,13 +15,4 @@ if TYPE_CHECKING:
     from .solver import solve as solve
     from .state import State as State
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "auto": "Tried solve_auto",
-        "memory_limits": "Point",
-        "pareto": "Frontier frontier",
-        "solver": "METHODS ready solve",
-        "state": "State",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -31,8 +31,7 @@ from ..long_steps.files import MAX_PASSES
 from ..long_steps.repeated import RepeatedSchedule, Round, find_round
 from ..problem import Ints, Problem
 from ..schedule import Certificate
-from ..systems.long_steps import LongSystem, lane_order, long_systems_of
-from ..systems.table import presets_of
+from ..systems.table import LongSystem, lane_order, long_systems_of, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, interruption
 from .extension import CUT_RULES

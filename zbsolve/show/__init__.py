@@ -1,8 +1,6 @@
 """Pictures, pages and tables of schedules, runs, frontiers, profiles, partitions and systems; nothing here is needed to
 solve, verify or run."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ..util.lazy import handing_on
@@ -33,8 +31,8 @@ if TYPE_CHECKING:
     from .schedule_comparison import ScheduleComparison as ScheduleComparison
     from .schedule_comparison import compare_schedules as compare_schedules
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
-    from .schedule_page import schedule_as_page as schedule_as_page
-    from .schedule_text import schedule_as_text as schedule_as_text
+    from .schedule_report import schedule_as_page as schedule_as_page
+    from .schedule_report import schedule_as_text as schedule_as_text
     from .solved_step import solved as solved
     from .solved_text import Solved as Solved
     from .solved_text import solved_as_text as solved_as_text
@@ -42,24 +40,4 @@ if TYPE_CHECKING:
     from .solved_text import tried_as_text as tried_as_text
     from .tracks import schedule_as_trace as schedule_as_trace
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "comparison": "Comparison compare comparison_as_text",
-        "run_text": "drift_as_text",
-        "frontier_report": "frontier_as_page frontier_as_svg frontier_as_text save_frontier",
-        "gallery": "exhibits gallery_as_page gallery_as_text",
-        "profile_report": "partitions_as_text profile_as_page profile_as_text stages_as_text",
-        "schedule_comparison": "ScheduleComparison compare_schedules",
-        "schedule_comparison_text": "schedules_as_text",
-        "pictures.files": "save_drawing save_schedule_picture",
-        "schedule_page": "schedule_as_page",
-        "pictures.schedule": "comparison_drawing schedule_as_svg schedule_drawing",
-        "pictures.style": "Style",
-        "pictures.drawing": "to_svg",
-        "schedule_text": "schedule_as_text",
-        "tracks": "schedule_as_trace",
-        "solved_step": "solved",
-        "solved_text": "Solved solved_as_text state_as_text tried_as_text",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

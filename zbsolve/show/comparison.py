@@ -16,7 +16,7 @@ from ..timeline import Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
-from ..util.text import aligned, times_note
+from ..util.text import aligned, first_difference, times_note
 
 MOST_NAMED = 6  # kinds of passes in a line
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
@@ -43,14 +43,9 @@ class Parts:
 
     def minus(self, other: Parts) -> Parts:
         """Part by part; its total is the difference of the totals."""
-        kinds = {**self.passes, **other.passes}
-        return Parts(
-            {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in kinds},
-            self.waiting - other.waiting,
-            self.launch - other.launch,
-            self.before - other.before,
-            self.after - other.after,
-        )
+        passes = {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in {**self.passes, **other.passes}}
+        idle = (getattr(self, name) - getattr(other, name) for name in ("waiting", "launch", "before", "after"))
+        return Parts(passes, *idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +191,10 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
     if mine != other:
         raise BadInput(f"{what}: a run of problem {other}, but the schedule is for problem {mine}")
     for stream in sorted({*schedule.order, *trace.schedule}):
-        planned, ran = schedule.order.get(stream, ()), trace.schedule.get(stream, ())
-        if planned != ran:
-            pairs = enumerate(zip(planned, ran, strict=False))
-            i = next((i for i, (a, b) in pairs if a != b), min(len(planned), len(ran)))
-            a, b = (names[i] if i < len(names) else "nothing" for names in (planned, ran))
-            raise BadInput(f"{what}: a run of another order of problem {mine}: {stream} ran {b} at place {i}, not {a}")
+        if other_pass := first_difference(schedule.order.get(stream, ()), trace.schedule.get(stream, ())):
+            place, planned, ran = other_pass
+            order = f"{stream} ran {ran} at place {place}, not {planned}"
+            raise BadInput(f"{what}: a run of another order of problem {mine}: {order}")
     if not trace.steps or len(trace.ready) != len(trace.steps):
         raise BadInput(f"{what}: {len(trace.steps)} steps with {len(trace.ready)} columns of ready times")
 
@@ -223,7 +216,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     mine = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
     origin = mine.min()  # times count from here, so that the last end is the step time, rounded once
     start, end = _whole(timeline.start - origin), _whole(timeline.end - origin)
-    rows = _computing(problem, rank)
+    rows = np.flatnonzero((problem.passes.rank == rank) & problem.computing)
     rows = rows[np.lexsort((end[rows], start[rows]))]
     inputs = _whole(np.nan_to_num(ready[rows] - origin, nan=-1.0))
     passes = {KINDS[k]: 0 for k in np.unique(problem.passes.kind[rows])}
@@ -238,11 +231,6 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
         passes[KINDS[kind]] += stop - begin
         at = stop
     return Parts(passes, waiting, launch, before, step_time(timeline) - at)
-
-
-def _computing(problem: Problem, rank: int) -> Ints:
-    """Rows of a rank's passes on compute streams."""
-    return np.flatnonzero((problem.passes.rank == rank) & problem.computing)
 
 
 def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ..search.keeping import Curves
+from ..search.memory_limits import Point
 from ..search.pareto import Frontier
 from ..util.errors import BadInput
 from ..util.files import write_text
@@ -21,26 +24,40 @@ INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says 
 NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
 
 
-def save_frontier(frontier: Frontier, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write the frontier as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
+class Report(NamedTuple):
+    """What is said of frontiers: one line of model, ranks, microbatches, placement and objective; a sentence;
+    the table with its header; and the picture in a style."""
+
+    headline: str
+    sentence: str
+    rows: Sequence[tuple[str, ...]]
+    drawing: Callable[[Style], Drawing]
+
+
+def report_of(found: Frontier | Curves) -> Report:
+    """The frontier over memory, or one for each way to keep activations, in words and numbers."""
+    one = found.first if isinstance(found, Curves) else found
+    headline = (
+        f"{printable(one.model)}: {one.objective} over memory a rank, {one.ranks} ranks, {one.microbatches} microbatches, "
+        f"placement {printable(one.placement)}"
+    )
+    if isinstance(found, Curves):
+        sentence = _curves_sentence(found)
+        return Report(headline, sentence, _curve_rows(found), partial(curves_drawing, found, headline, sentence))
+    sentence = _sentence(found)
+    return Report(headline, sentence, _rows(found), partial(frontier_drawing, found, headline, sentence))
+
+
+def save_frontier(found: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
+    """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
-    save_report(path, lambda: _drawing(frontier, style), lambda: frontier_as_page(frontier), frontier.save)
-
-
-def save_report(
-    path: str | os.PathLike[str],
-    drawing: Callable[[], Drawing],
-    page: Callable[[], str],
-    save: Callable[[str | os.PathLike[str]], None],
-) -> None:
-    """Write a picture, a page, or else what `save` writes, by the ending of `path`. Raises BadInput for others."""
     check_frontier_path(path)
     if str(path).endswith(tuple(PICTURES)):
-        save_drawing(drawing(), path)
+        save_drawing(report_of(found).drawing(style), path)
     elif str(path).endswith(".html"):
-        write_text(path, page())
+        write_text(path, frontier_as_page(found))
     else:
-        save(path)
+        found.save(path)
 
 
 def check_frontier_path(path: str | os.PathLike[str]) -> None:
@@ -49,45 +66,25 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
         raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
 
 
-def frontier_as_svg(frontier: Frontier, width: int = 1200) -> str:
+def frontier_as_svg(found: Frontier | Curves, width: int = 1200) -> str:
     """A well-formed SVG document `width` pixels wide: memory to the right, time lost to bubbles upwards."""
-    return to_svg(_drawing(frontier, Style(width)))
+    return to_svg(report_of(found).drawing(Style(width)))
 
 
-def _drawing(frontier: Frontier, style: Style) -> Drawing:
-    return frontier_drawing(frontier, frontier_headline(frontier), _sentence(frontier), style)
-
-
-def frontier_as_page(frontier: Frontier) -> str:
+def frontier_as_page(found: Frontier | Curves) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    return report_page(frontier_headline(frontier), _sentence(frontier), _drawing(frontier, INSIDE), _rows(frontier))
+    headline, sentence, rows, drawing = report_of(found)
+    return render("frontier.html", title=headline, picture=picture(to_svg(drawing(INSIDE))), sentence=sentence, rows=rows)
 
 
-def report_page(headline: str, sentence: str, drawing: Drawing, rows: Sequence[tuple[str, ...]]) -> str:
-    """A page with a picture in the style INSIDE, whose words stand around it."""
-    return render("frontier.html", title=headline, picture=picture(to_svg(drawing)), sentence=sentence, rows=rows)
-
-
-def frontier_as_text(frontier: Frontier) -> str:
+def frontier_as_text(found: Frontier | Curves) -> str:
     """The table as text, and what it says."""
-    return _as_text(frontier, _rows(frontier), _sentence(frontier))
-
-
-def _as_text(frontier: Frontier, rows: Sequence[tuple[str, ...]], sentence: str) -> str:
-    note = printable(times_note(frontier.source))
-    return "\n".join([*filter(None, [note]), *aligned(rows, left=(-1,)), sentence]) + "\n"
-
-
-def frontier_headline(frontier: Frontier) -> str:
-    """One line: model, ranks, microbatches, placement, objective."""
-    return (
-        f"{printable(frontier.model)}: {frontier.objective} over memory a rank, {frontier.ranks} ranks, "
-        f"{frontier.microbatches} microbatches, placement {printable(frontier.placement)}"
-    )
+    report, one = report_of(found), found.first if isinstance(found, Curves) else found
+    note = printable(times_note(one.source))
+    return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
 
 
 def _sentence(frontier: Frontier) -> str:
-    """What the picture says, in words."""
     first, last = frontier.points[0], frontier.points[-1]
     limit = NEAR_BEST * last.value
     near = min(point.peak for point in frontier.points if point.value <= limit)
@@ -104,75 +101,55 @@ def _sentence(frontier: Frontier) -> str:
 
 def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
     """The table: a header, then points and named schedules by rising memory."""
-    found: list[tuple[int, tuple[str, ...]]] = []
-    unit, show = time_unit(max(*(one.value for one in frontier.points), *(one.value for one in frontier.named), 0))
+    rows: list[tuple[int, tuple[str, ...]]] = []
+    values = *(point.value for point in frontier.points), *(named.value for named in frontier.named)
+    unit, show = time_unit(max(values))
     for point in frontier.points:
         numbers = (format_bytes(point.peak), show(point.value), show(point.bound), format_gap(point.gap))
         bubble = f"{bubble_rate(frontier, point.value):.2%}"
-        found.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
-    for one in frontier.named:
-        value = (show(one.value), "", excess(frontier, one), f"{1 - one.work / one.value:.2%}")
-        found.append((one.memory, ("", format_bytes(one.memory), *value, one.name)))
+        rows.append((point.memory, (format_bytes(point.memory), *numbers, bubble, point.solver)))
+    for named in frontier.named:
+        value = (show(named.value), "", excess(frontier, named), f"{1 - named.work / named.value:.2%}")
+        rows.append((named.memory, ("", format_bytes(named.memory), *value, named.name)))
     head = ("memory", "needed", f"{frontier.objective}, {unit}", f"bound, {unit}", "gap", "bubble", "by")
-    return [head, *(row for _, row in sorted(found, key=lambda row: row[0]))]
+    return [head, *(row for _, row in sorted(rows, key=lambda row: row[0]))]
 
 
-def save_curves(curves: Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write the frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
-    Raises BadInput otherwise."""
-    save_report(path, lambda: _curves_drawing(curves, style), lambda: curves_as_page(curves), curves.save)
-
-
-def curves_as_page(curves: Curves) -> str:
-    """The picture and its table as one HTML page that loads nothing."""
-    return report_page(
-        frontier_headline(curves.first), _curves_sentence(curves), _curves_drawing(curves, INSIDE), _curve_rows(curves)
-    )
-
-
-def curves_as_text(curves: Curves) -> str:
-    """The table as text, and what it says."""
-    return _as_text(curves.first, _curve_rows(curves), _curves_sentence(curves))
-
-
-def _curves_drawing(curves: Curves, style: Style) -> Drawing:
-    return curves_drawing(curves, frontier_headline(curves.first), _curves_sentence(curves), style)
-
-
-def _best(frontier: Frontier, memory: int) -> tuple[int, str] | None:
-    """The least value within so much memory, and what was chosen for it."""
-    fitting = [(point.value, point.choice) for point in frontier.points if point.memory <= memory]
-    return min(fitting, default=None, key=lambda row: row[0])
+def _best(frontier: Frontier, memory: int) -> Point | None:
+    """The point with the least value within so much memory."""
+    fitting = [point for point in frontier.points if point.memory <= memory]
+    return min(fitting, default=None, key=lambda point: point.value)
 
 
 def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
     """The table: a header, then a row a memory limit; the last column says what the shortest of the row chose."""
-    limits = sorted({point.memory for one in curves.frontiers.values() for point in one.points})
-    found: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
-    for memory in limits:
-        row = [_best(one, memory) for one in curves.frontiers.values()]
-        least = min((one for one in row if one is not None), key=lambda one: one[0])
-        found.append((format_bytes(memory), *(format_time(one[0]) if one else "–" for one in row), least[1] or "–"))
-    return found
+    frontiers = curves.frontiers.values()
+    rows: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
+    for memory in sorted({point.memory for frontier in frontiers for point in frontier.points}):
+        points = [_best(frontier, memory) for frontier in frontiers]
+        least = min(filter(None, points), key=lambda point: point.value)
+        values = (format_time(point.value) if point else "–" for point in points)
+        rows.append((format_bytes(memory), *values, least.choice or "–"))
+    return rows
 
 
 def _curves_sentence(curves: Curves) -> str:
     """What the picture says, in words: where each begins, and the price on the device's memory."""
-    parts = [
-        f"{name} from {format_bytes(one.points[0].memory)} ({format_time(one.points[0].value)})"
-        for name, one in curves.frontiers.items()
-        if one.points
+    begins = [
+        f"{name} from {format_bytes(frontier.points[0].memory)} ({format_time(frontier.points[0].value)})"
+        for name, frontier in curves.frontiers.items()
+        if frontier.points
     ]
-    first = curves.first
-    at = first.device if first.device is not None else first.points[0].memory
-    found = {name: _best(one, at) for name, one in curves.frontiers.items()}
+    device = curves.first.device
+    memory = curves.first.points[0].memory if device is None else device
+    best = {name: _best(frontier, memory) for name, frontier in curves.frontiers.items()}
     prices = [
-        f"{name} does not fit" if best is None else f"{name} {format_time(best[0])} ({best[0] / curves.bound - 1:+.1%})"
-        for name, best in found.items()
+        f"{name} {format_time(point.value)} ({point.value / curves.bound - 1:+.1%})" if point else f"{name} does not fit"
+        for name, point in best.items()
     ]
-    prices = prices if any(found.values()) else ["none of them fits"]
-    where = f"On the device's {format_bytes(at)}" if first.device is not None else f"With {format_bytes(at)}"
+    said = ", ".join(prices) if any(best.values()) else "none of them fits"
+    where = f"With {format_bytes(memory)}" if device is None else f"On the device's {format_bytes(memory)}"
     return (
-        f"Least memory a rank: {'; '.join(parts)}. {where}: {', '.join(prices)}; the bound for every choice and any memory "
-        f"is {format_time(curves.bound)}."
+        f"Least memory a rank: {'; '.join(begins)}. {where}: {said}; the bound for every choice and any memory is "
+        f"{format_time(curves.bound)}."
     )

@@ -10,9 +10,8 @@ from ..ilp.steady.rounds import period, rounds_of
 from ..placement import parse_routes
 from ..problem import Problem
 from ..schedule import Schedule
-from ..systems.entry import GROUPS, System
 from ..systems.problems import problem_for
-from ..systems.table import SYSTEMS, preset
+from ..systems.table import GROUPS, SYSTEMS, System, preset
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render
@@ -25,8 +24,6 @@ STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what
 MAX_SIZE = 20_000  # ranks times microbatches: half a minute, 0.7 GB
 HELD_BYTES = 600  # that a rank's share of a microbatch holds, half of them until B
 HEAD = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")  # of `_cells`
-# What a system says of itself in JSON; its order and its rounds are functions.
-WORDS = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from ..layer import layer_ranges
 from ..partition.stage_memory import StageMemory
 from ..profile.profile import Profile
 from ..step import Step
-from ..systems.steps import step_for
+from ..systems.problems import step_for
 from ..systems.table import preset
 from ..timeline import Timeline
 from ..util.errors import BadInput

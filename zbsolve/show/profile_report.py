@@ -10,25 +10,13 @@ from ..partition.stage_costs import StageCosts
 from ..profile.doubtful import doubts
 from ..profile.profile import Profile
 from ..util.text import aligned, counted, printable, times_note
+from . import profile_rows as tables
 from .pages import render
 from .profile_meaning import meaning, stages
-from .profile_rows import (
-    IN_FULL,
-    Units,
-    further_rows,
-    layer_rows,
-    link_rows,
-    overheads_line,
-    picture,
-    ratio_line,
-    stage_rows,
-    units_of,
-)
 from .sentences import host_lines
 
 
 def _warnings(profile: Profile) -> list[str]:
-    """What is to be doubted of it, a line each."""
     return [f"WARNING: {note}" for note in doubts(profile)]
 
 
@@ -43,13 +31,18 @@ def banner(profile: Profile) -> list[str]:
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
     found = () if ranks is None else stages(profile, ranks)
-    units, below = units_of(profile, found), list[str]()
+    units, below = tables.units_of(profile, found), list[str]()
     if ranks is not None:
-        below = [*aligned(stage_rows(profile, found, units)), *meaning(profile, ranks, microbatches or 4 * ranks)]
-    lines = [*banner(profile), *aligned(layer_rows(profile, units)), ratio_line(profile), *host_lines(profile, ranks)]
+        below = [*aligned(tables.stage_rows(profile, found, units)), *meaning(profile, ranks, microbatches or 4 * ranks)]
+    lines = [
+        *banner(profile),
+        *aligned(tables.layer_rows(profile, units)),
+        tables.ratio_line(profile),
+        *host_lines(profile, ranks),
+    ]
     lines += _warnings(profile)
-    lines += [line] if (line := overheads_line(profile)) else []
-    for rows in further_rows(profile, units):
+    lines += [line] if (line := tables.overheads_line(profile)) else []
+    for rows in tables.further_rows(profile, units):
         lines += ["", *aligned(rows)]
     return "\n".join([*lines, "", *below] if below else lines) + "\n"
 
@@ -57,22 +50,22 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
 def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
     found = stages(profile, ranks)
-    units = units_of(profile, found)
+    units = tables.units_of(profile, found)
     return render(
         "profile.html",
         title=printable(f"Profile: {profile.title}"),
         banner=banner(profile),
         facts=printable(_facts(profile)),
-        warnings=[*_warnings(profile), *filter(None, [overheads_line(profile)])],
+        warnings=[*_warnings(profile), *filter(None, [tables.overheads_line(profile)])],
         units=units,
-        **picture(profile, units),
+        **tables.picture(profile, units),
         ranks=ranks,
         meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
-        stages=stage_rows(profile, found, units),
-        layers=layer_rows(profile, units),
-        ratio=ratio_line(profile),
-        links=link_rows(profile, units),
-        others=further_rows(profile, units),
+        stages=tables.stage_rows(profile, found, units),
+        layers=tables.layer_rows(profile, units),
+        ratio=tables.ratio_line(profile),
+        links=tables.link_rows(profile, units),
+        others=tables.further_rows(profile, units),
     )
 
 
@@ -87,7 +80,7 @@ def _facts(profile: Profile) -> str:
 
 
 def partitions_as_text(
-    costs: StageCosts, found: Sequence[Partitioned], units: Units = IN_FULL, source: str = "measured"
+    costs: StageCosts, found: Sequence[Partitioned], units: tables.Units = tables.IN_FULL, source: str = "measured"
 ) -> str:
     """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
     the times come from."""
@@ -115,7 +108,7 @@ def partitions_as_text(
     return "\n".join(lines) + "\n"
 
 
-def stages_as_text(costs: StageCosts, one: Partitioned, units: Units = IN_FULL) -> str:
+def stages_as_text(costs: StageCosts, one: Partitioned, units: tables.Units = tables.IN_FULL) -> str:
     """Which layers each stage of a partition holds, where it is, how long it takes."""
     names = [layer.name for layer in costs.layers]
     where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]

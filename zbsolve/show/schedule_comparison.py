@@ -12,7 +12,7 @@ import numpy as np
 from ..problem import Problem
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput
-from ..util.text import format_times
+from ..util.text import first_difference, format_times
 
 if TYPE_CHECKING:
     from ..noise import UnderNoise
@@ -200,12 +200,8 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
     moved = sum(before[name] != ahead for name, ahead in _followed(schedule).items())
     found = []
     for rank in range(first.problem.ranks):
-        there, here = (one.order.get(f"compute:{rank}", ()) for one in (first, schedule))
-        pairs = enumerate(zip(there, here, strict=False))
-        place = next((i for i, (a, b) in pairs if a != b), min(len(there), len(here)))
-        if place < max(len(there), len(here)):
-            a, b = (names[place] if place < len(names) else "nothing" for names in (there, here))
-            found.append((rank, place, a, b))
+        if differs := first_difference(*(one.order.get(f"compute:{rank}", ()) for one in (first, schedule))):
+            found.append((rank, *differs))
     return OrderDifference(moved, tuple(found))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..build.vocabulary import model_routes, model_stages
 from ..ilp.bounds.bound import IN_ORDER
-from ..layer import HostLink
 from ..placement import describe
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -131,7 +130,8 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     host = profile.host
     if host is None:
         return []
-    alone, both = (f"{down / 1e3:.1f} GB/s and back at {up / 1e3:.1f}" for down, up in _host_rates(host))
+    rates = (host.d2h, host.h2d), (host.d2h_both, host.h2d_both)
+    alone, both = (f"{down / 1e3:.1f} GB/s and back at {up / 1e3:.1f}" for down, up in rates)
     room = "" if host.memory is None else f", into {format_bytes(host.memory)} a node"
     line = f"a copy to host memory takes {host.latency:.0f} µs and its bytes at {alone}, at {both} both ways at once{room}"
     if ranks is None:
@@ -140,10 +140,6 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     ratio = step.copy_ratio(profile)
     where = "of all layers together" if ranks is None else f"of {ranks} balanced stages"
     return [line, *([] if ratio is None else [copies_in_words(ratio, where)])]
-
-
-def _host_rates(host: HostLink) -> tuple[tuple[float, float], tuple[float, float]]:
-    return (host.d2h, host.h2d), (host.d2h_both, host.h2d_both)
 
 
 def copies_in_words(ratio: float, where: str) -> str:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..build.attention_costs import attending
 from ..build.vocabulary import model_routes
+from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO
-from ..features.offload import is_none
+from ..features.offload import NO_OFFLOAD, is_none
 from ..features.sharded_vocabulary import vocabulary_of
 from ..ilp.bounds.any_choice import bound_over_orders
 from ..partition.file import Partition
@@ -22,12 +24,13 @@ from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
 from ..step import Step
-from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of
-from ..systems.steps import usual_schedule
-from ..util.errors import BadInput
-from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, Solved
+from ..systems.problems import usual_schedule
+from ..systems.table import preset
+from ..util.errors import BadInput, Infeasible
+from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, AttentionGain, Solved
 
 Given = tuple[Profile, Step] | Problem
+SLIMPIPE = "slimpipe"  # whose order is held against itself without an exchange of attention
 
 
 def solved(
@@ -121,17 +124,38 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
 
 def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
     """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
-    if is_none(step.offload):
-        return None
-    problem = schedule.problem
-    layers = step.partition if isinstance(step.partition, Partition) else problem.layers or None
-    routes, vocabulary = model_routes(problem), vocabulary_of(problem)
-    return replace(step, placement=routes, partition=layers, vocabulary=vocabulary).copy_ratio(profile)
+    return None if is_none(step.offload) else _on_stages(step, step, schedule.problem).copy_ratio(profile)
 
 
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
-    """What ranks make of each other's attention, where that was asked for."""
-    if isinstance(given, tuple):
-        return attention_gain_of(*given, problem) if given[1].attention_exchange else None
-    found = attention_gain(problem)
-    return found if found.handed else None
+    """What ranks make of each other's attention, where that was asked for: of a profile's step beside the step without."""
+    p, helping = problem.passes, problem.rows("FH", "BH")
+    possible = int((p.slice[attending(problem)] > 0).sum())
+    even = len(set(problem.slice_lengths)) < 2
+    gain = AttentionGain(len(helping), possible, int(p.duration[helping].sum()), problem.slices, even)
+    if isinstance(given, Problem):
+        return gain if gain.handed else None
+    profile, step = given
+    if not step.attention_exchange or gain.slices == 1 or not even:
+        return gain if step.attention_exchange else None
+    try:
+        plain = _without_exchange(profile, step, problem)
+        note = clipping_note(profile, plain)
+        if step.keeping_open:
+            return gain._replace(note=note)
+        value, without = (int(preset(SLIMPIPE, one).timeline().value) for one in (problem, plain))
+    except (BadInput, Infeasible):
+        return gain
+    return gain._replace(value=value, without=without, note=note)
+
+
+def _without_exchange(profile: Profile, step: Step, problem: Problem) -> Problem:
+    """The step on the same stages without an exchange, and without a limit of memory. Raises BadInput, Infeasible."""
+    open_now = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
+    return _on_stages(open_now, step, problem).problem(replace(profile, capacity=None))
+
+
+def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
+    """A step on the stages of the problem that was solved for the one that was asked for."""
+    layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
+    return replace(step, placement=model_routes(problem), partition=layers, vocabulary=vocabulary_of(problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.state import State
-    from ..systems.exchange_gain import AttentionGain
 
 
 PARTITION, CHOICE, SLICES, ORDER = "partition", "choice", "slicing", "order of microbatches"  # which bounds hold for all
@@ -42,6 +41,26 @@ MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
 SMALL = 0.01  # of the room: peaks have a unit of their own then
 NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
+
+
+class AttentionGain(NamedTuple):
+    """handed: how many passes hand attention over, of the `possible` ones behind a first slice; time: µs of attention that
+    other ranks make. value, without: µs of SlimPipe's order with the exchange and without it; None where that order is not
+    defined, or the step without it is not known. slices: how many the step has; even: whether they are as long. note: what
+    was taken as less than profiled; or ""."""
+
+    handed: int
+    possible: int
+    time: int
+    slices: int
+    even: bool
+    value: int | None = None
+    without: int | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers."""
+        return {name: getattr(self, name) for name in ("handed", "possible", "time", "value", "without")}
 
 
 @dataclass(frozen=True)

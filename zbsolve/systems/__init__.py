@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .entry import System as System
     from .problems import problem_for as problem_for
-    from .steps import step_for as step_for
+    from .problems import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
+    from .table import System as System
     from .table import name_on as name_on
     from .table import preset as preset
     from .table import presets_of as presets_of
@@ -17,14 +17,4 @@ if TYPE_CHECKING:
     from .torch_gathers import torch_window as torch_window
     from .two_directions import overlapped as overlapped
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "entry": "System",
-        "problems": "problem_for",
-        "steps": "step_for",
-        "table": "PRESETS SYSTEMS name_on preset presets_of system",
-        "torch_gathers": "torch_window",
-        "two_directions": "overlapped",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

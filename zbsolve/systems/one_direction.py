@@ -17,61 +17,53 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .plain_step import PlainStep, Rows, WrongPlacement, plain_stages, step_in_rows
+from .plain_step import PlainStep, Rows, WrongPlacement, order_of, plain_stages, rows_of, step_in_rows
 
 
-def gpipe(problem: Problem) -> Schedule:
+@rows_of("gpipe")
+def gpipe(step: PlainStep) -> Rows:
     """All forwards, then all backwards (arXiv 1811.06965)."""
-    return single(problem, "gpipe", lambda rank, ranks, m: m, lambda rank: 0)
+    return single(step, lambda rank: step.microbatches)
 
 
-def one_f_one_b(problem: Problem) -> Schedule:
+@rows_of("1f1b")
+def one_f_one_b(step: PlainStep) -> Rows:
     """1F1B (DAPPLE, arXiv 2007.01045; PipeDream-Flush, arXiv 2006.09503): rank r starts with p − r forwards."""
-    return Schedule.of(problem, one_f_one_b_rows(step_in_rows(problem, "1f1b")))
+    return single(step, lambda rank: step.ranks - rank)
 
 
-def one_f_one_b_split(problem: Problem) -> Schedule:
+@rows_of("1f1b-split")
+def one_f_one_b_split(step: PlainStep) -> Rows:
     """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
     (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
-    step = step_in_rows(problem, "1f1b-split")
     if not step.split:
         raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
-    return Schedule.of(problem, one_f_one_b_rows(step))
+    return single(step, lambda rank: step.ranks - rank)
 
 
-def zb_h1(problem: Problem) -> Schedule:
+@rows_of("zb-h1")
+def zb_h1(step: PlainStep) -> Rows:
     """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
-    return Schedule.of(problem, zb_h1_rows(step_in_rows(problem, "zb-h1")))
+    return single(step, lambda rank: step.ranks - rank, lambda rank: rank)
 
 
-def zb_h1_rows(step: PlainStep) -> Rows:
-    """The rows of each stream of ZB-H1."""
-    return single_rows(step, lambda rank, ranks, m: ranks - rank, lambda rank: rank)
-
-
-def one_f_one_b_rows(step: PlainStep) -> Rows:
-    """The rows of each stream of 1F1B."""
-    return single_rows(step, lambda rank, ranks, m: ranks - rank, lambda rank: 0)
-
-
-def zb_h2(problem: Problem) -> Schedule:
+@rows_of("zb-h2")
+def zb_h2(step: PlainStep) -> Rows:
     """ZB-H2 (arXiv 2401.10241, section 2.3): 2(p − r) − 1 forwards in warm-up; rank r leaves 2r weight gradients."""
-    return single(problem, "zb-h2", lambda rank, ranks, m: 2 * (ranks - rank) - 1, lambda rank: 2 * rank)
+    return single(step, lambda rank: 2 * (step.ranks - rank) - 1, lambda rank: 2 * rank)
 
 
-def interleaved(problem: Problem) -> Schedule:
+@rows_of("interleaved")
+def interleaved(step: PlainStep) -> Rows:
     """Interleaved 1F1B (arXiv 2104.04473, section 2.2): chunks in turn, groups of p microbatches.
 
     Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards. The paper needs m divisible by p. Here the first group
     takes the remainder too, g microbatches with g in place of p in the warm-up: a short last group would deadlock.
     """
-    ranks, m = problem.ranks, problem.microbatches
+    ranks, m = step.ranks, step.microbatches
     first = m if m < ranks else ranks + m % ranks
     groups = [first, *[ranks] * ((m - first) // ranks)]
-    step = step_in_rows(problem, "interleaved")
-    return Schedule.of(
-        problem, grouped_rows(step, groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
-    )
+    return grouped(step, groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
 
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
@@ -87,7 +79,7 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     groups = [size] * count + [rest] * (rest > 0)
     warm = (problem.ranks - 1) * 2 + 1
     step = step_in_rows(problem, "interleaved")
-    return Schedule.of(problem, grouped_rows(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
+    return Schedule.of(problem, grouped(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
 
 
 def takes_groups(problem: Problem, size: int) -> bool:
@@ -96,38 +88,33 @@ def takes_groups(problem: Problem, size: int) -> bool:
     return problem.ranks <= size <= problem.microbatches and not 0 < rest < problem.ranks
 
 
-def gis(problem: Problem) -> Schedule:
+@rows_of("gis")
+def gis(step: PlainStep) -> Rows:
     """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
     interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
-    return Schedule.of(problem, gis_rows(step_in_rows(problem, "gis")))
-
-
-def gis_rows(step: PlainStep) -> Rows:
-    """The rows of each stream of GIS."""
     return _gis(step, step.ranks)
 
 
-def interleaved_zb(problem: Problem) -> Schedule:
+@rows_of("interleaved-zb")
+def interleaved_zb(step: PlainStep) -> Rows:
     """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r leaves r weight gradients of its
     chunks for later, as ZB-H1 does (arXiv 2401.10241)."""
-    return Schedule.of(problem, interleaved_zb_rows(step_in_rows(problem, "interleaved-zb")))
-
-
-def interleaved_zb_rows(step: PlainStep) -> Rows:
-    """The rows of each stream of `interleaved_zb`."""
     return _gis(step, step.ranks, lambda rank: rank)
 
 
-def gis_h(problem: Problem) -> Schedule:
+@rows_of("gis-h")
+def gis_h(step: PlainStep) -> Rows:
     """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
-    return Schedule.of(problem, _gis(step_in_rows(problem, "gis-h"), -(-problem.ranks // 2)))
+    return _gis(step, -(-step.ranks // 2))
 
 
+@order_of("zb-1p")
 def zb_1p(problem: Problem) -> Schedule:
     """The automatic zero-bubble schedule in 1F1B's memory (arXiv 2401.10241, section 3.1): see `_automatic`."""
     return _automatic(problem, "zb-1p", 1)
 
 
+@order_of("zb-2p")
 def zb_2p(problem: Problem) -> Schedule:
     """The automatic zero-bubble schedule in twice 1F1B's memory (arXiv 2401.10241, section 3.1): see `_automatic`."""
     return _automatic(problem, "zb-2p", 2)
@@ -151,24 +138,18 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
     return Schedule(problem, found.order, found.syncs)
 
 
-def single(problem: Problem, name: str, warm: Callable[[int, int, int], int], pending: Callable[[int], int]) -> Schedule:
-    """The schedule of `single_rows` called `name`."""
-    return Schedule.of(problem, single_rows(step_in_rows(problem, name), warm, pending))
-
-
-def single_rows(
-    step: PlainStep, warm: Callable[[int, int, int], int], pending: Callable[[int], int], back: Ints | None = None
+def single(
+    step: PlainStep, warm: Callable[[int], int], pending: Callable[[int], int] = lambda rank: 0, back: Ints | None = None
 ) -> Rows:
-    """Placement single: `warm` forwards, of rank, ranks and microbatches, before the first backward, then one backward one
-    forward; `pending` weight gradients, of rank, are left for later. back: the order of backwards, else that of forwards."""
-    ranks, m = step.ranks, step.microbatches
+    """Placement single: `warm` forwards, of rank, before the first backward, then one backward one forward; `pending` weight
+    gradients, of rank, are left for later. back: the order of backwards, else that of forwards."""
+    m = step.microbatches
     if describe(step.stages) != "single":
         raise WrongPlacement(f"{step.name}: is defined for placement single only")
     rows, back = {}, np.arange(m) if back is None else back
-    for rank in range(ranks):
+    for rank in range(step.ranks):
         forward, backward = (np.stack([np.full(m, rank), one]) for one in (np.arange(m), back))
-        first = min(warm(rank, ranks, m), m)
-        rows[f"compute:{rank}"] = alternate(step, forward, backward, first, pending(rank))
+        rows[f"compute:{rank}"] = alternate(step, forward, backward, min(warm(rank), m), pending(rank))
     return rows
 
 
@@ -177,10 +158,10 @@ def _gis(step: PlainStep, size: int, pending: Callable[[int], int] = lambda rank
     ranks, m = step.ranks, step.microbatches
     count = max(1, m // size)
     groups = [m // count + (k < m % count) for k in range(count)]
-    return grouped_rows(step, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank, pending)
+    return grouped(step, groups, lambda rank, chunks: (chunks - 1) * groups[0] + ranks - rank, pending)
 
 
-def grouped_rows(
+def grouped(
     step: PlainStep,
     sizes: list[int],
     warm: Callable[[int, int], int],
@@ -220,6 +201,7 @@ def alternate(step: PlainStep, forward: Ints, backward: Ints, warm: int, pending
     return order
 
 
+@order_of("pipedream", "pipedream-2bw")
 def pipedream(problem: Problem) -> Schedule:
     """PipeDream and PipeDream-2BW: 1F1B in rounds (see `in_rounds`)."""
     return in_rounds(problem, one_f_one_b)
@@ -230,7 +212,8 @@ def in_flight(problem: Problem, most: int) -> Schedule:
     they come as PipeDream's do. Raises BadInput."""
 
     def flushed(plain: Problem) -> Schedule:
-        return single(plain, "1f1b", lambda rank, ranks, m: min(most, ranks - rank), lambda rank: 0)
+        step = step_in_rows(plain, "1f1b")
+        return Schedule.of(plain, single(step, lambda rank: min(most, step.ranks - rank)))
 
     plain = without_side_streams(problem)
     return with_side_streams(problem, in_rounds(plain, flushed) if problem.round else flushed(plain))

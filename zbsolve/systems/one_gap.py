@@ -16,13 +16,14 @@ from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
 from .one_direction import zb_h1
-from .plain_step import B, F, StepTimes, W, check_plain, times_of
+from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
 TARGETS = 9  # values that weight gradients are placed for
 ENOUGH = 3  # times the ranks: microbatches that show which gap is best
 NEVER = 1 << 60  # µs: the value where no schedule is made
 
 
+@order_of("zb-gap")
 def zb_gap(problem: Problem) -> Schedule:
     """ZB-H1 with a gap, by the times of the step and within its memory, 1F1B's where it has no limit: the shortest of a few,
     ZB-H1 among them where it fits. Raises BadInput where it is no step of F, B and W with one stage a rank, and NotFound
@@ -32,20 +33,10 @@ def zb_gap(problem: Problem) -> Schedule:
     p = problem.ranks
     if problem.capacity is None:  # as many forwards as 1F1B has begun on rank 0, and what else one microbatch takes
         step = step._replace(room=(p - 1) * step.taken[F] + step.taken.sum(axis=0))
-    found, plain = _scheduled(problem, _shortest(step, problem.microbatches), rows), zb_h1(problem)
+    turns = p * _shortest(step, problem.microbatches) + np.arange(p)[:, None]
+    found, plain = schedule_of(problem, turns, rows), zb_h1(problem)
     fits = np.less_equal(plain.timeline().peak_bytes, step.room).all()
     return plain if fits and plain.timeline().value < found.timeline().value else found
-
-
-def _scheduled(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
-    """The schedule with these turns (see `_placed`); rows: of the passes, shape (3 · ranks, microbatches)."""
-    p, order = problem.ranks, {}
-    for rank in range(p):
-        own = np.empty(turns.shape[1], np.int64)
-        for kind in (F, B, W):
-            own[turns[rank] == kind] = rows[kind * p + rank]
-        order[f"compute:{rank}"] = own
-    return Schedule.of(problem, order)
 
 
 def _shortest(step: StepTimes, m: int) -> Ints:

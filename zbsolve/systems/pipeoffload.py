@@ -22,7 +22,7 @@ from ..schedule import Schedule
 from ..tables import Bools, Edges, Ints
 from ..timeline import Timeline, simulate
 from ..util.errors import BadInput
-from .plain_step import WrongPlacement, plain_stages
+from .plain_step import WrongPlacement, order_of, plain_stages
 
 SLOTS = 3  # of one chunk of a microbatch: F, B and W
 PAIR = 2  # ranks
@@ -60,6 +60,7 @@ class Turns(NamedTuple):
         return 2 * self.cycle + self.out + self.back
 
 
+@order_of("po-f")
 def po_full(problem: Problem) -> Schedule:
     """PO-F (arXiv 2503.01328): all chunks are offloaded, but those that are needed again too soon. What a device holds does
     not grow with the ranks or the chunks: about four chunks."""
@@ -68,6 +69,7 @@ def po_full(problem: Problem) -> Schedule:
     return _schedule(problem, "po-f")
 
 
+@order_of("po-h")
 def po_half(problem: Problem) -> Schedule:
     """PO-H (arXiv 2503.01328): the half of the chunks that live longest is offloaded, the first ⌈v/2⌉ of each rank. A device
     holds (v + 2)/(8v)·M and what is in transit."""

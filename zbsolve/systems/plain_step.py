@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..kinds import ATTENTION, KINDS, VOCABULARY
 from ..placement import describe
 from ..problem import Problem
+from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
 
@@ -60,6 +62,37 @@ def step_in_lanes(one: Problem, microbatches: int, name: str) -> PlainStep:
     return lanes._replace(
         microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
     )
+
+
+ORDERS: dict[str, Callable[[Problem], Schedule]] = {}  # of the systems in `systems.csv`, by name
+Order = TypeVar("Order", bound=Callable[[Problem], Schedule])
+
+
+def order_of(*names: str) -> Callable[[Order], Order]:
+    """Makes a function the order of the systems with these names: it gives the schedule of a problem without side streams.
+    It raises BadInput where it is not defined for that, and does not look at memory (`verify` does)."""
+
+    def kept(order: Order) -> Order:
+        ORDERS.update(dict.fromkeys(names, order))
+        return order
+
+    return kept
+
+
+@dataclass(frozen=True)
+class RowsOrder:
+    """The order of the system called `name`. rows: of a plain step, the rows of each stream in their order."""
+
+    name: str
+    rows: Callable[[PlainStep], Rows]
+
+    def __call__(self, problem: Problem) -> Schedule:
+        return Schedule.of(problem, self.rows(step_in_rows(problem, self.name)))
+
+
+def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
+    """As `order_of`, of a function that gives the rows of each stream of a plain step."""
+    return lambda rows: order_of(name)(RowsOrder(name, rows))
 
 
 def without_shards(problem: Problem) -> Problem:
@@ -116,6 +149,18 @@ class StepTimes(NamedTuple):
     freed: Ints
     lag: Ints
     room: Ints
+
+
+def schedule_of(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
+    """The schedule of a plain step whose ranks run these passes in turn, as kind · stages + stage, shape (ranks, passes of a
+    rank). rows: as `times_of` gives them."""
+    order = {}
+    for rank, lanes in enumerate(turns):
+        own = np.empty(len(lanes), np.int64)
+        for lane in np.unique(lanes).tolist():
+            own[lanes == lane] = rows[lane]
+        order[f"compute:{rank}"] = own
+    return Schedule.of(problem, order)
 
 
 def times_of(problem: Problem, name: str) -> tuple[StepTimes, Ints]:

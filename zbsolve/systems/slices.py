@@ -16,11 +16,11 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .entry import SLICES, System
-from .one_direction import grouped_rows, single_rows
-from .plain_step import plain_stages, step_in_rows
+from .one_direction import grouped, single
+from .plain_step import order_of, plain_stages, step_in_rows
 
 
+@order_of("slimpipe")
 def slimpipe(problem: Problem) -> Schedule:
     """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with n + p − r − 1 slices' forwards, then one backward one
     forward. It holds as many slices, n of a microbatch. Where ranks make attention for each other (its attention
@@ -30,11 +30,13 @@ def slimpipe(problem: Problem) -> Schedule:
     return _slim(home, "slimpipe", 0) if home is problem else with_parts(problem, one_forward_one_backward(home))
 
 
+@order_of("seq1f1b")
 def seq1f1b(problem: Problem) -> Schedule:
     """Seq1F1B (arXiv 2406.03488, section 3.2): SlimPipe's order, of slices that take as long as each other (section 3.3)."""
     return _slim(problem, "seq1f1b", 0)
 
 
+@order_of("seq1f1b-zb")
 def seq1f1b_zb(problem: Problem) -> Schedule:
     """Seq1F1B with a split backward as in ZB-H1 (arXiv 2401.10241, section 2.3): rank r leaves r slices' weight gradients
     for later, and each rank holds n + p − 1 slices."""
@@ -43,6 +45,7 @@ def seq1f1b_zb(problem: Problem) -> Schedule:
     return _slim(problem, "seq1f1b-zb", 1)
 
 
+@order_of("seq1f1b-i")
 def seq1f1b_i(problem: Problem) -> Schedule:
     """Seq1F1B-I (arXiv 2406.03488, section 3.2): interleaved 1F1B of slices. Groups of at least p slices take the chunks in
     turn: whole microbatches, or a part of one where that makes no group smaller than another.
@@ -58,15 +61,16 @@ def seq1f1b_i(problem: Problem) -> Schedule:
         return 2 * (problem.ranks - rank - 1) + (before * chunks + chunks - 1) * sizes[0] + inside + 1
 
     step = step_in_rows(flat, "seq1f1b-i")
-    return Schedule.of(problem, grouped_rows(step, sizes, warm, back=_backwards(flat, n)))
+    return Schedule.of(problem, grouped(step, sizes, warm, back=_backwards(flat, n)))
 
 
+@order_of("terapipe")
 def terapipe(problem: Problem) -> Schedule:
     """TeraPipe (arXiv 2102.07988): the forwards of all slices of all microbatches, then all backwards."""
     flat = one_microbatch_a_slice(problem, "terapipe")
     order = _backwards(flat, problem.slices)
     step = step_in_rows(flat, "terapipe")
-    return Schedule.of(problem, single_rows(step, lambda rank, ranks, m: m, lambda rank: 0, order))
+    return Schedule.of(problem, single(step, lambda rank: step.microbatches, back=order))
 
 
 def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
@@ -82,8 +86,9 @@ def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
 def _slim(problem: Problem, name: str, pending: int) -> Schedule:
     """One backward one forward; rank r leaves `pending`·r weight gradients for later."""
     flat, n = one_microbatch_a_slice(problem, name), problem.slices
-    left = (lambda rank, ranks, m: n + ranks - rank - 1), (lambda rank: pending * rank)
-    return Schedule.of(problem, single_rows(step_in_rows(flat, name), *left, _backwards(flat, n)))
+    step = step_in_rows(flat, name)
+    rows = single(step, lambda rank: n + step.ranks - rank - 1, lambda rank: pending * rank, _backwards(flat, n))
+    return Schedule.of(problem, rows)
 
 
 def _backwards(flat: Problem, slices: int) -> Ints:
@@ -101,71 +106,3 @@ def _groups(ranks: int, microbatches: int, slices: int) -> list[int]:
     each = -(-ranks // slices)
     first = microbatches if microbatches < each else each + microbatches % each
     return [first * slices, *[each * slices] * ((microbatches - first) // each)]
-
-
-SLICED = (
-    System(
-        "slimpipe",
-        "SlimPipe",
-        slimpipe,
-        "arXiv 2504.14519",
-        "single",
-        "(p−1)(F+B+W) of a slice",
-        "n+p−r−1 slices: M/p·(1+(p−1)/n)",
-        fused=True,
-        group=SLICES,
-        slices=True,
-    ),
-    System(
-        "seq1f1b",
-        "Seq1F1B",
-        seq1f1b,
-        "arXiv 2406.03488",
-        "single",
-        "(p−1)(F+B+W) of a slice",
-        "n+p−r−1 slices",
-        fused=True,
-        needs="slices that take as long as each other (even-work)",
-        group=SLICES,
-        searched=True,
-        slices=True,
-        even_work=True,
-    ),
-    System(
-        "seq1f1b-i",
-        "Seq1F1B-I (interleaved)",
-        seq1f1b_i,
-        "arXiv 2406.03488",
-        "loop",
-        "(p−1)(F+B+W)/v of a slice",
-        "2(p−r−1)+nv slices of a chunk at n ≥ p: M/p·(1+2(p−1)/(nv))",
-        fused=True,
-        group=SLICES,
-        slices=True,
-        even_work=True,
-    ),
-    System(
-        "seq1f1b-zb",
-        "Seq1F1B, zero bubble",
-        seq1f1b_zb,
-        "arXiv 2406.03488",
-        "single",
-        "(p−1)(F+B−W) of a slice",
-        "n+p−1 slices",
-        group=SLICES,
-        slices=True,
-        even_work=True,
-    ),
-    System(
-        "terapipe",
-        "TeraPipe",
-        terapipe,
-        "arXiv 2102.07988",
-        "single",
-        "(p−1)(F+B+W) of a slice",
-        "m microbatches",
-        fused=True,
-        group=SLICES,
-        slices=True,
-    ),
-)

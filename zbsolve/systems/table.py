@@ -1,4 +1,4 @@
-"""The systems of the literature: what each is called, where it is defined, its formulas, and a problem to see it on.
+"""The systems of the literature: what each is called, where it is defined, its formulas, its order; also of very long steps.
 
 p ranks, v chunks a rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M what 1F1B's first rank
 holds: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan where nothing is said.
@@ -6,262 +6,122 @@ holds: p microbatches of one rank's activations. Bubble: time beyond a rank's wo
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import resources
+from typing import Any, NamedTuple
 
 from .. import placement as placements
+from ..build.numbers import Numbers
 from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, NotFound
-from .entry import ASYNCHRONOUS, OFFLOAD, TWO_DIRECTIONS, VOCABULARY, System
-from .one_direction import (
-    gis,
-    gis_h,
-    gpipe,
-    interleaved,
-    interleaved_in_groups,
-    interleaved_zb,
-    one_f_one_b,
-    one_f_one_b_split,
-    pipedream,
-    zb_1p,
-    zb_2p,
-    zb_h1,
-    zb_h2,
-)
-from .one_gap import zb_gap
-from .pipeoffload import full_copies, half_copies, po_full, po_half
-from .plain_step import WrongPlacement, without_shards
-from .slices import SLICED
-from .two_directions import chimera, dualpipe, dualpipe_v, gems
-from .vee import one_f_one_b_v, one_f_one_b_vocabulary, v_half, v_half_vocabulary, v_min, v_zb, zb_h1_vocabulary, zb_v
-from .vee_times import zb_v_by_times
+from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
+from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes, without_shards
 
-SYSTEMS: tuple[System, ...] = (
-    System("gpipe", "GPipe", gpipe, "arXiv 1811.06965", "single", "(p−1)(F+B+W)", "m microbatches", fused=True),
-    System(
-        "1f1b",
-        "1F1B (DAPPLE, PipeDream-Flush)",
-        one_f_one_b,
-        "arXiv 2007.01045",
-        "single",
-        "(p−1)(F+B+W)",
-        "M: min(p−r, m)",
-        fused=True,
-        split="1f1b-split",
-    ),
-    System(
-        "1f1b-split",
-        "1F1B with a split backward",
-        one_f_one_b_split,
-        "arXiv 2401.10241",
-        "single",
-        "(p−1)(F+B)",
-        "M",
-    ),
-    System(
-        "interleaved",
-        "Interleaved 1F1B",
-        interleaved,
-        "arXiv 2104.04473",
-        "loop",
-        "(p−1)(F+B+W)/v",
-        "M(1+(p−1)/(pv))",
-        fused=True,
-        in_groups=lambda size: partial(interleaved_in_groups, size=size),
-    ),
-    System("gis", "Grouped interleaving (GIS)", gis, "arXiv 2503.01328", "loop", "(p−1)(F+B) of a chunk", "M"),
-    System("gis-h", "GIS, half memory", gis_h, "arXiv 2503.01328", "loop", "GIS + (v−1)(p/2)(F+B−W)", "(v+1)/(2v)·M"),
-    System(
-        "interleaved-zb",
-        "Interleaved zero bubble (torch.distributed.pipelining)",
-        interleaved_zb,
-        "arXiv 2401.10241",
-        "loop",
-        "(p−1)(F+B−W) of a chunk",
-        "M",
-    ),
-    System("zb-h1", "ZB-H1", zb_h1, "arXiv 2401.10241", "single", "(p−1)(F+B−W)", "M"),
-    System(
-        "zb-gap",
-        "ZB-H1 with a gap",
-        zb_gap,
-        "docs/notes/tight-memory.md",
-        "single",
-        "ZB-H1's, or less by times",
-        "M, or what there is",
-    ),
-    System("zb-h2", "ZB-H2", zb_h2, "arXiv 2401.10241", "single", "(p−1)(F+B−2W) of the span", "(2p−1)/p·M"),
-    System("zb-1p", "Automatic zero bubble, 1p", zb_1p, "arXiv 2401.10241", "single", "ZB-H1's or less", "M", searched=True),
-    System(
-        "zb-2p", "Automatic zero bubble, 2p", zb_2p, "arXiv 2401.10241", "single", "near 0 of the span", "2M", searched=True
-    ),
-    System(
-        "1f1b-v",
-        "1F1B-V",
-        one_f_one_b_v,
-        "arXiv 2405.15362",
-        "vee",
-        "0 in the steady state at B+W=2F",
-        "about 2/3 M",
-        fused=True,
-    ),
-    System("zb-v", "ZB-V", zb_v, "arXiv 2401.10241", "vee", "0 of the span at F=B=W", "M"),
-    System(
-        "zb-v-times",
-        "ZB-V by times",
-        zb_v_by_times,
-        "arXiv 2401.10241",
-        "vee",
-        "ZB-V's, or less where times differ",
-        "what there is",
-    ),
-    System("v-zb", "V-ZB", v_zb, "arXiv 2405.15362", "vee", "0 of the span at F=B=W", "M"),
-    System("v-half", "V-Half", v_half, "arXiv 2405.15362", "vee", "about half of 1F1B's at F=B=W", "⌊(p+2)/2⌋ microbatches"),
-    System("v-min", "V-Min", v_min, "arXiv 2405.15362", "vee", "about 2/3 of 1F1B's at F=B=W", "⌊(p+4)/3⌋ microbatches"),
-    System(
-        "dualpipe-v",
-        "DualPipeV",
-        dualpipe_v,
-        "deepseek-ai/DualPipe",
-        "vee",
-        "(p−1)(F+B−W) of a chunk",
-        "2p+1 chunks",
-        needs="m ≥ 2p",
-    ),
-    System(
-        "po-f",
-        "PipeOffload, full (PO-F)",
-        po_full,
-        "arXiv 2503.01328",
-        "loop",
-        "under v(p−1)(F+B+W) of a chunk",
-        "about 4 chunks",
-        needs="copies out and back in F+B+W",
-        group=OFFLOAD,
-        copies=full_copies,
-    ),
-    System(
-        "po-h",
-        "PipeOffload, half (PO-H)",
-        po_half,
-        "arXiv 2503.01328",
-        "loop",
-        "under v(p−1)(F+B+W) of a chunk",
-        "(v+2)/(8v)·M",
-        needs="copies out and back in twice F+B+W",
-        group=OFFLOAD,
-        copies=half_copies,
-    ),
-    *SLICED,
-    System(
-        "1f1b-vocab",
-        "1F1B with a sharded vocabulary",
-        one_f_one_b_vocabulary,
-        "arXiv 2411.05288",
-        "single",
-        "1F1B's: (p−1)(F+B+W)",
-        "p−r+1, with two barriers p−r+2",
-        fused=True,
-        group=VOCABULARY,
-        vocabulary=True,
-    ),
-    System(
-        "zb-h1-vocab",
-        "ZB-H1 with a sharded vocabulary",
-        zb_h1_vocabulary,
-        "arXiv 2411.05288",
-        "single",
-        "ZB-H1's and a slot a barrier",
-        "p+1, with two barriers p+2",
-        group=VOCABULARY,
-        vocabulary=True,
-    ),
-    System(
-        "v-half-vocab",
-        "V-Half with a sharded vocabulary",
-        v_half_vocabulary,
-        "arXiv 2411.05288",
-        "vee",
-        "about V-Half's",
-        "⌊(p+2)/2⌋+1, with two barriers +2",
-        group=VOCABULARY,
-        vocabulary=True,
-    ),
-    System(
-        "gems",
-        "GEMS",
-        gems,
-        "SC 2020",
-        "mirror",
-        "(p−1)/(p+1/2) of the time at B+W=2F",
-        "1 microbatch",
-        fused=True,
-        needs="p even",
-        group=TWO_DIRECTIONS,
-        weights="2×",
-    ),
-    System(
-        "chimera",
-        "Chimera",
-        chimera,
-        "arXiv 2107.06925",
-        "mirror",
-        "(p−2f)/(2fm+p−2f) of the time at B+W=F",
-        "p−p/2f+1 to p microbatches",
-        fused=True,
-        needs="p a multiple of 2f, m of 2f, for f pairs of pipelines",
-        group=TWO_DIRECTIONS,
-        weights="2f×",
-    ),
-    System(
-        "dualpipe",
-        "DualPipe",
-        dualpipe,
-        "arXiv 2412.19437",
-        "mirror",
-        "(p/2−1)(F+B−W); F&B as one block: (p/2−1)(F&B+B+W−3W)",
-        "p+1 microbatches",
-        needs="p even, m even and ≥ 2p",
-        group=TWO_DIRECTIONS,
-        weights="2×",
-    ),
-    System(
-        "pipedream",
-        "PipeDream",
-        pipedream,
-        "arXiv 1806.03377",
-        "single",
-        "0 in the steady state",
-        "M",
-        fused=True,
-        needs="updates after every microbatch, p−s groups late",
-        group=ASYNCHRONOUS,
-        weights="p−r versions",
-        rounds=lambda ranks, m: (1, [ranks - stage for stage in range(ranks)]),
-    ),
-    System(
-        "pipedream-2bw",
-        "PipeDream-2BW",
-        pipedream,
-        "arXiv 2006.09503",
-        "single",
-        "0 in the steady state",
-        "M",
-        fused=True,
-        needs="at least p microbatches an update, two groups late",
-        group=ASYNCHRONOUS,
-        weights="2 versions",
-        rounds=lambda ranks, m: (_group(m, ranks), 2),
-    ),
+ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
+    "one direction",
+    "sequence slices",
+    "sharded vocabulary",
+    "offload to host memory",
+    "two directions",
+    "asynchronous",
 )
 
+
+# Whose orders these are in `plain_step.ORDERS`.
+FAMILIES = one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One schedule of the literature: a row of `systems.csv`, and its functions.
+
+    name: as `--method` takes it.
+    title, paper, group: for tables and the gallery.
+    placement: as `placement.parse_routes` reads it.
+    bubble, memory, weights: formulas, in words.
+    needs: what a problem must fulfil, in words.
+    split: what its order is called where the backward of a problem is split; "": the same.
+    fused: its backward is one pass BW.
+    searched: searches try its order anyway, as a policy of the list scheduler or as another system's.
+    even_work: its slices take as long as each other.
+    order: makes its schedule (see `order_of`).
+    rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
+    copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
+        order is then one of the whole problem, with the copies.
+    in_groups: of a number of microbatches, its order in groups of so many, which is called "name:number".
+    """
+
+    name: str
+    title: str
+    paper: str
+    placement: str
+    group: str
+    bubble: str
+    memory: str
+    weights: str
+    needs: str
+    split: str
+    order: Callable[[Problem], Schedule]
+    fused: bool = False
+    searched: bool = False
+    even_work: bool = False
+    rounds: Callable[[int, int], tuple[int, Any]] | None = None
+    copies: Callable[[Problem, Numbers, Numbers], Any] | None = None
+    in_groups: Callable[[int], Callable[[Problem], Schedule]] | None = None
+
+    @property
+    def vocabulary(self) -> bool:
+        """Whether its step has a sharded vocabulary."""
+        return self.group == VOCABULARY
+
+    @property
+    def slices(self) -> bool:
+        """Whether its microbatches are cut into slices."""
+        return self.group == SLICES
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What can be said of it in a file: everything but functions."""
+        said = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
+        return {name: getattr(self, name) for name in said}
+
+
+def _group(microbatches: int, ranks: int) -> int:
+    """Microbatches an update: as few as 2BW allows that make whole groups."""
+    for every in range(ranks, microbatches + 1):
+        if microbatches % every == 0:
+            return every
+    raise BadInput(f"pipedream-2bw: {microbatches} microbatches do not make groups of at least {ranks}, one a rank")
+
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "interleaved": {"in_groups": lambda size: partial(one_direction.interleaved_in_groups, size=size)},
+    "po-f": {"copies": pipeoffload.full_copies},
+    "po-h": {"copies": pipeoffload.half_copies},
+    "pipedream": {"rounds": lambda ranks, m: (1, [ranks - stage for stage in range(ranks)])},
+    "pipedream-2bw": {"rounds": lambda ranks, m: (_group(m, ranks), 2)},
+}
+
+
+def _rows() -> Iterator[System]:
+    """The table; what stands in its last column is true of the system."""
+    text = resources.files(__package__).joinpath("systems.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        true = dict.fromkeys(row.pop("is").split(), True)
+        fields: dict[str, Any] = {**row, **true, **FURTHER.get(row["name"], {})}
+        yield System(order=ORDERS[row["name"]], **fields)
+
+
+SYSTEMS = tuple(_rows())
 PRESETS = {one.name: one.order for one in SYSTEMS}
 
 
@@ -358,9 +218,42 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
                 yield one.name, preset(one.name, problem, plain)
 
 
-def _group(microbatches: int, ranks: int) -> int:
-    """Microbatches an update: as few as 2BW allows that make whole groups."""
-    for every in range(ranks, microbatches + 1):
-        if microbatches % every == 0:
-            return every
-    raise BadInput(f"pipedream-2bw: {microbatches} microbatches do not make groups of at least {ranks}, one a rank")
+# --- Of very many microbatches, by lanes alone: no table of the step's passes is made ---
+
+
+class LongSystem(NamedTuple):
+    """A system whose order repeats by itself. split: whether it is for steps whose B and W are apart. grouped: its rounds
+    have as many microbatches as there are ranks, else one."""
+
+    order: RowsOrder
+    split: bool
+    grouped: bool = False
+
+    @property
+    def name(self) -> str:
+        """The system's."""
+        return self.order.name
+
+
+LONG_SYSTEMS = (
+    LongSystem(one_direction.one_f_one_b, split=False),
+    LongSystem(one_direction.gis, split=False, grouped=True),
+    LongSystem(one_direction.zb_h1, split=True),
+    LongSystem(one_direction.interleaved_zb, split=True, grouped=True),
+    LongSystem(vee.zb_v, split=True),
+)
+
+
+def long_systems_of(one: Problem) -> Iterator[LongSystem]:
+    """The systems that are defined for a step of which `one` is a microbatch."""
+    for system in LONG_SYSTEMS:
+        with suppress(BadInput):
+            step = step_in_lanes(one, 1, system.name)
+            system.order.rows(step)
+            if step.split == system.split:
+                yield system
+
+
+def lane_order(one: Problem, microbatches: int, system: LongSystem) -> tuple[Ints, ...]:
+    """The lanes of each rank, rows of `one`, in the order in which it runs them: see `long_steps.RepeatedSchedule`."""
+    return tuple(system.order.rows(step_in_lanes(one, microbatches, system.name)).values())

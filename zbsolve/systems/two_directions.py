@@ -17,11 +17,12 @@ from ..placement import mirror
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .plain_step import FUSED, SPLIT, WrongPlacement, plain_stages
+from .plain_step import FUSED, SPLIT, WrongPlacement, order_of, plain_stages
 
 Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
 
+@order_of("gems")
 def gems(problem: Problem) -> Schedule:
     """GEMS (SC 2020): at most two microbatches alive, each one's forward behind the backward of the one before, which goes
     the other way: one microbatch's activations a replica."""
@@ -35,6 +36,7 @@ def gems(problem: Problem) -> Schedule:
     return Schedule(problem, order)
 
 
+@order_of("chimera")
 def chimera(problem: Problem) -> Schedule:
     """Chimera (arXiv 2107.06925, sections 3.1 to 3.5) with one or more pairs of pipelines (`mirror`, `mirror2`): units of p
     microbatches one after the other, the next one's forwards in the bubbles at a unit's end. The order is the one that
@@ -88,6 +90,7 @@ def _unit_steps(routes: tuple[tuple[int, ...], ...], m: int) -> Iterator[tuple[i
                 add("B", stage - 1, i)
 
 
+@order_of("dualpipe")
 def dualpipe(problem: Problem) -> Schedule:
     """DualPipe (arXiv 2412.19437, section 3.2.1): microbatches from both ends, p even, m even and at least 2p."""
     routes, split = _mirrored(problem, "dualpipe", pairs=1)
@@ -106,6 +109,7 @@ def dualpipe(problem: Problem) -> Schedule:
     return Schedule(problem, order)
 
 
+@order_of("dualpipe-v")
 def dualpipe_v(problem: Problem) -> Schedule:
     """DualPipeV: DualPipe cut in half (deepseek-ai/DualPipe), placement vee, one replica; m at least 2p."""
     stages, split = plain_stages(problem, "dualpipe-v")

@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .plain_step import PlainStep, Rows, check_plain, check_shape, step_in_rows
+from .plain_step import PlainStep, Rows, check_plain, check_shape, order_of, rows_of
 
 RAMPS = (DecodeRule(early=1), DecodeRule(early=2))
 
@@ -73,6 +73,7 @@ PERIOD = 6  # slots: F, B and W of two chunks
 Slots = tuple[int, int, int, int]  # of a rank: F of its first stage, F and B of its second, B of its first
 
 
+@order_of("v-min")
 def v_min(problem: Problem) -> Schedule:
     """V-Min (arXiv 2405.15362, appendix): a third of 1F1B's activations, at most ⌊(p + 4)/3⌋ microbatches."""
     d = problem.ranks
@@ -80,6 +81,7 @@ def v_min(problem: Problem) -> Schedule:
     return _repeated(problem, "v-min", lambda i: (i, 2 * d - i - 1, 2 * d + shift + i, 4 * d + shift - i - 1), (d + 4) // 3)
 
 
+@order_of("v-half")
 def v_half(problem: Problem) -> Schedule:
     """V-Half (arXiv 2405.15362, appendix): half of 1F1B's activations, at most ⌊(p + 2)/2⌋ microbatches."""
     check_plain(problem, "v-half", "vee")
@@ -92,6 +94,7 @@ def v_half_block(d: int) -> Block:
     return _block(d, lambda i: (2 * i, 3 * d - i - 2, 3 * d + shift + 2 * i - 1, 6 * d + shift - i - 2), (d + 2) // 2)
 
 
+@order_of("v-zb")
 def v_zb(problem: Problem) -> Schedule:
     """V-ZB (arXiv 2405.15362): V-Half's block stretched to lifespans of 12p − 2 in all; p microbatches, no bubble at unit
     times."""
@@ -99,14 +102,10 @@ def v_zb(problem: Problem) -> Schedule:
     return _repeated(problem, "v-zb", lambda i: (4 * i, 6 * d - 2 * i - 5, 6 * d + 4 * i - 4, 12 * d - 2 * i - 9), d)
 
 
-def zb_v(problem: Problem) -> Schedule:
+@rows_of("zb-v")
+def zb_v(step: PlainStep) -> Rows:
     """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
     one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
-    return Schedule.of(problem, zb_v_rows(step_in_rows(problem, "zb-v")))
-
-
-def zb_v_rows(step: PlainStep) -> Rows:
-    """The rows of each stream of ZB-V. Raises BadInput where the step is no V of F, B and W."""
     ranks, m, rows = step.ranks, step.microbatches, {}
     check_shape(step, "vee")
     for rank in range(ranks):
@@ -137,6 +136,7 @@ def _v_row(rank: int, ranks: int, m: int) -> Ints:
     return np.concatenate([np.tile(np.array(part, np.int64), times) for part, times in parts])
 
 
+@order_of("1f1b-v")
 def one_f_one_b_v(problem: Problem) -> Schedule:
     """1F1B-V (arXiv 2405.15362): the V placement with a fused backward, about two thirds of 1F1B's activations.
 
@@ -190,6 +190,7 @@ SLOT = 4  # ticks, so that S and T have places of their own between two slots
 AT_S, AT_T = 2, 3  # ticks behind the start of a slot
 
 
+@order_of("1f1b-vocab")
 def one_f_one_b_vocabulary(problem: Problem) -> Schedule:
     """1F1B with a sharded vocabulary (arXiv 2411.05288, figure 10): rank r starts with p − r + 1 forwards where there is one
     barrier (algorithm 2), with p − r + 2 where there are two (algorithm 1); 1F1B's bubble."""
@@ -199,6 +200,7 @@ def one_f_one_b_vocabulary(problem: Problem) -> Schedule:
     return _with_shards(problem, "1f1b-vocab", "single", Block(slots, 3, (problem.ranks - ranks).tolist()), 1, fused=True)
 
 
+@order_of("zb-h1-vocab")
 def zb_h1_vocabulary(problem: Problem) -> Schedule:
     """ZB-H1 with a sharded vocabulary: the block of 1F1B with B and W apart, where rank r leaves r weight gradients for
     later; p + 1 or p + 2 microbatches. The paper has no such order (derived as the others)."""
@@ -209,6 +211,7 @@ def zb_h1_vocabulary(problem: Problem) -> Schedule:
     return _with_shards(problem, "zb-h1-vocab", "single", Block(slots, 3, [p] * p), 1)
 
 
+@order_of("v-half-vocab")
 def v_half_vocabulary(problem: Problem) -> Schedule:
     """V-Half with a sharded vocabulary (arXiv 2411.05288, section 6.3): one or two microbatches more than V-Half."""
     return _with_shards(problem, "v-half-vocab", "vee", v_half_block(problem.ranks), 2)
@@ -239,6 +242,5 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
 
 
 def _in_turn(problem: Problem, rank: int, tick: Ints) -> Ints:
-    """The rows of a rank's passes by their ticks."""
     rows = np.flatnonzero(problem.passes.rank == rank)
     return rows[np.argsort(tick[rows], kind="stable")]

@@ -16,7 +16,7 @@ from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import kernel
-from .plain_step import B, F, StepTimes, W, check_plain, times_of
+from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
 
 class _Placed(NamedTuple):
@@ -33,6 +33,7 @@ class _Placed(NamedTuple):
     backward: Ints
 
 
+@order_of("zb-v-times")
 def zb_v_by_times(problem: Problem) -> Schedule:
     """ZB-V by the times of the step, within its memory. Raises BadInput where it is no V of F, B and W, and NotFound where
     the memory is too small for it."""
@@ -41,13 +42,7 @@ def zb_v_by_times(problem: Problem) -> Schedule:
     turns = _turns(step, problem.microbatches)
     if len(turns) == 0:
         raise NotFound("zb-v-times: the memory of a rank is full, and nothing there frees any")
-    order = {}
-    for rank in range(problem.ranks):
-        own = np.empty(turns.shape[1], np.int64)
-        for lane in np.unique(turns[rank]).tolist():
-            own[turns[rank] == lane] = rows[lane]
-        order[f"compute:{rank}"] = own
-    return Schedule.of(problem, order)
+    return schedule_of(problem, turns, rows)
 
 
 @kernel

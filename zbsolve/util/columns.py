@@ -1,10 +1,12 @@
 """Columns in files: a list of values, or, where that is shorter, its runs in one text: `7`, `5*32` (32 times 5), `0..31`
-(0, 1, … 31), blanks between."""
+(0, 1, … 31), blanks between. And loops over columns that numpy has no word for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,3 +84,22 @@ def _checked(counts: list[int], what: str) -> Ints:
     if sum(counts) > MAX_ROWS:
         raise BadInput(f"{what}: {sum(counts)} rows are more than a column has ({MAX_ROWS})")
     return np.array(counts, np.int64)
+
+
+MANY_ROWS = 50_000  # beyond, loading numba and its compiled code is worth it
+
+
+def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
+    """`loop(*columns)`: with lists where the longest column has few rows, else compiled and with arrays. What it writes to
+    it must return."""
+    if max(map(len, columns)) < MANY_ROWS:
+        return loop(*(column.tolist() for column in columns))
+    return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))
+
+
+@cache
+def compiled(loop: Callable[..., Any]) -> Any:
+    """The loop as a kernel, when it is first called: numba takes long to load, which short commands have no use for."""
+    from .kernels import kernel
+
+    return kernel(loop)

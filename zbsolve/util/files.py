@@ -85,13 +85,7 @@ def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
         raise BadInput(f"{path}: {why}")
     data = (part.encode("utf-8") for part in parts)
     try:
-        if target.exists() and not target.is_file():
-            with target.open("wb") as stream:
-                stream.writelines(_zipped(data) if target.suffix == ".gz" else data)
-            return
-        target = target.resolve()
-        temporary = _new_file(target.parent, f".{target.name}.", "", _zipped(data) if target.suffix == ".gz" else data)
-        _put(temporary, target)
+        _store(target, _zipped(data) if target.suffix == ".gz" else data)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -106,8 +100,14 @@ def _zipped(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield zipping.flush()
 
 
-def _put(temporary: Path, target: Path) -> None:
-    """Give a new file its name; it is taken away where that fails."""
+def _store(target: Path, data: Iterable[bytes]) -> None:
+    """Write these parts, whole or not at all; into what is there, where that is no regular file. Raises OSError."""
+    if target.exists() and not target.is_file():
+        with target.open("wb") as stream:
+            stream.writelines(data)
+        return
+    target = target.resolve()
+    temporary = _new_file(target.parent, f".{target.name}.", "", data)
     try:
         os.replace(temporary, target)
     except BaseException:
@@ -127,11 +127,7 @@ def _write(path: str | os.PathLike[str], text: str | bytes) -> None:
     if why := _obstacle(target):
         raise CannotWrite(path, why, text)
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(_encoded(text, target))
-            return
-        data, target = _encoded(text, target), target.resolve()
-        _put(_new_file(target.parent, f".{target.name}.", "", [data]), target)
+        _store(target, [_encoded(text, target)])
     except BrokenPipeError:
         raise
     except OSError as error:

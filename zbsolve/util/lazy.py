@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
-def handing_on(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`. homes: module below the package ("search.solver") → the names that it
-    gives, blanks between; `old=new` where the package calls it otherwise; no name: the module itself."""
-    found = {}
-    for module, names in homes.items():
-        for name in names.split() or [f"={module.rpartition('.')[2]}"]:
-            there, _, here = name.partition("=")
-            found[here or there] = (module, there)
+def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of `package`: what its `if TYPE_CHECKING:` imports for type checkers is there when it is
+    first asked for."""
+
+    @cache
+    def homes() -> dict[str, tuple[str, str]]:
+        source = sys.modules[package].__spec__.loader.get_source(package)  # type: ignore[union-attr]
+        blocks = [block.body for block in ast.parse(source).body if isinstance(block, ast.If)]
+        imports = [one for block in blocks for one in block if isinstance(one, ast.ImportFrom)]
+        return {
+            name.asname or name.name: ("." * one.level + (one.module or ""), name.name)
+            for one in imports
+            for name in one.names
+        }
 
     def load(name: str) -> Any:
-        if name not in found:
+        if name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        module, there = found[name]
-        loaded = import_module(f".{module}", package)
-        return getattr(loaded, there) if there else loaded
+        module, there = homes()[name]
+        return import_module(module + there, package) if module == "." else getattr(import_module(module, package), there)
 
-    return load, lambda: sorted(found)
+    return load, lambda: sorted(homes())

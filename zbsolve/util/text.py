@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from .errors import BadInput
 
@@ -40,6 +40,13 @@ def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
     """`; did you mean a100?`: a message's end with the known names that are near `name`; empty where none is."""
     near = difflib.get_close_matches(name, known, n=at_most, cutoff=0.4)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def first_difference(row: Iterable[str], other: Iterable[str]) -> tuple[int, str, str] | None:
+    """The first place where two rows of words differ, from 0, and what each has there: "nothing" behind its end. None where
+    they are the same."""
+    pairs = enumerate(zip_longest(row, other, fillvalue="nothing"))
+    return next(((place, a, b) for place, (a, b) in pairs if a != b), None)
 
 
 def counted(values: Sequence[object]) -> str:

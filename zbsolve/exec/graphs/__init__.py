@@ -10,6 +10,4 @@ if TYPE_CHECKING:
     from .graph_split import GraphSplit as GraphSplit
     from .joint import Untraceable as Untraceable
 
-__getattr__, __dir__ = handing_on(
-    __name__, {"auto": "decisions_of graph_saved", "graph_split": "GraphSplit", "joint": "Untraceable"}
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -10,6 +10,4 @@ if TYPE_CHECKING:
     from .launch import run_local as run_local
     from .torchrun import run_torchrun as run_torchrun
 
-__getattr__, __dir__ = handing_on(
-    __name__, {"job": "Options run_on_one_device", "launch": "run_local", "torchrun": "run_torchrun"}
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...problem import UNLIMITED, Ints, Problem
 from ...tables import Bools
-from ...util.loops import looped
+from ...util.columns import looped
 
 Records = NDArray[Any]  # a table of records
 Row = Any  # one of them; its fields are attributes

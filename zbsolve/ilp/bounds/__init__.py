@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from .necessary_arcs import NecessaryArcs as NecessaryArcs
     from .necessary_arcs import necessary_arcs_of as necessary_arcs_of
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {
-        "any_choice": "bound_over_choices bound_over_exchanges",
-        "bound": "Bound",
-        "closed_forms": "closed_form",
-        "necessary_arcs": "NecessaryArcs necessary_arcs_of",
-    },
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -12,6 +12,4 @@ if TYPE_CHECKING:
     from .recording import Recording as Recording
     from .to_trace import trace_of as trace_of
 
-__getattr__, __dir__ = handing_on(
-    __name__, {"reading": "others_trace read_trace", "recording": "RanPass RecordedStep Recording", "to_trace": "trace_of"}
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -14,6 +14,7 @@ from ...build.plain import MAX_PASSES
 from ...placement import check
 from ...tables import pass_name
 from ...util.errors import BadInput
+from ...util.text import first_difference
 
 BACKWARD = ("B", "BW")  # kinds that wait for a gradient and hand one on
 OWN, HOST, ONE = "a clock a rank", "a clock a host", "one clock"  # whose clock times are by
@@ -197,11 +198,10 @@ class Recording:
 
     def _refuse_other_order(self, first: RecordedStep, step: RecordedStep) -> NoReturn:
         """Raises BadInput for the first pass at which the orders of two steps differ."""
-        pairs = zip_longest(step.order, first.order, fillvalue=())
-        rank, mine, other = next((rank, mine, other) for rank, (mine, other) in enumerate(pairs) if mine != other)
-        places = enumerate(zip_longest(mine, other, fillvalue="nothing"))
-        i, a, b = next((i, a, b) for i, (a, b) in places if a != b)
+        pairs = enumerate(zip_longest(step.order, first.order, fillvalue=()))
+        rank, differs = next((rank, found) for rank, pair in pairs if (found := first_difference(*pair)))
+        place, ran, other = differs
         raise BadInput(
-            f"{self._at(step, rank)}: ran {a} at place {i}, where step {first.name} ran {b}: steps are mixed; a trace has "
-            "one order"
+            f"{self._at(step, rank)}: ran {ran} at place {place}, where step {first.name} ran {other}: steps are mixed; a "
+            "trace has one order"
         )

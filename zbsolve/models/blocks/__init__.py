@@ -13,7 +13,4 @@ if TYPE_CHECKING:
     from .sizes import LatentSizes as LatentSizes
     from .sizes import Routing as Routing
 
-__getattr__, __dir__ = handing_on(
-    __name__,
-    {"decoder": "Decoder Scores Tokens", "experts": "Experts", "sizes": "BlockSizes LatentSizes Routing"},
-)
+__getattr__, __dir__ = handing_on(__name__)

@@ -15,21 +15,21 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether blocks can lie on ranks of several stages so that a makespan of x µs is possible. Each rank is looked at by
     itself, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
-    way = x - row.last_exchange  # when the first stage's last B ends, and with it all that is kept
+    way = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
     rest = way - row.chain
     if rest < 0:
         return False
-    if m > 1 and row.slices == 1 and p * row.chunks * at_most(rest // (m - 1), max(row.forward, row.backward)) < blocks:
+    if m > 1 and row.slices == 1 and p * row.chunks * at_most(rest // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
     turn = turnaround(row)
     stay = staying(row, way)  # the last ones, at best
-    below = float((row.slice_forward + row.slice_backward) * stay * (stay + 1) // 2 + stay * turn)
-    below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.some_copy else below
-    need = float(m) * (float(row.stay_bytes) * below + float(row.head_stay_bytes) * float(turn))
-    total = float(p * row.capacity - blocks * row.state_bytes - (1 if row.tied and row.vee else 2) * row.table_bytes)
+    below = float((row.part.F + row.part.B) * stay * (stay + 1) // 2 + stay * turn)
+    below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.copies.some else below
+    need = float(m) * (float(row.kept.stays) * below + float(row.kept.head_stays) * float(turn))
+    total = float(p * row.capacity - blocks * row.states - (1 if row.tied and row.vee else 2) * row.table_states)
     ends = 2 * (p * row.chunks - 1)
-    room = total - float(ends * row.waiting_bytes + (p - 1) * row.transient_bytes)
+    room = total - float(ends * row.waiting + (p - 1) * row.transient)
     if room <= 0 or need > room * float(way) * (1 + ROUNDING):
         return False
     taken = 0
@@ -38,15 +38,15 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
         if most < 0:
             return False
         taken += most
-    if taken < blocks or row.slices > 1 or row.stay_bytes <= 0:
+    if taken < blocks or row.slices > 1 or row.kept.stays <= 0:
         return taken >= blocks
     # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        each = row.state_bytes + (0 if row.some_copy else row.gathered_bytes)  # at a peak all stages keep its microbatch
-        fits += (room_of_rank(row, r) - fewest * each - (row.transient_bytes if fewest > 0 else 0)) // row.stay_bytes
-    if row.some_copy:
+        each = row.states + (0 if row.copies.some else row.gathered)  # at a peak all stages keep its microbatch
+        fits += (room_of_rank(row, r) - fewest * each - (row.transient if fewest > 0 else 0)) // row.kept.stays
+    if row.copies.some:
         return float(m) * below <= float(fits) * float(way)
     if way < row.chain + spread(row, float(blocks), float(fits), p):
         return False
@@ -73,21 +73,21 @@ def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
             r = p - 1 - at if back else at
             most = blocks_of_rank(row, x, r)
             fewest = max(0, most - slack)
-            room = room_of_rank(row, r) - fewest * row.state_bytes - (row.transient_bytes if fewest > 0 else 0)
+            room = room_of_rank(row, r) - fewest * row.states - (row.transient if fewest > 0 else 0)
             if turn < row.chunks - 1 and r == (0 if row.vee else p - 1):
-                room += row.head_bytes  # not there yet
+                room += row.kept.head_moment  # not there yet
             sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
             behind = (
-                row.first_gather
-                + row.embedding_forward
-                + min(total, blocks) * (row.forward + row.backward)
-                + 2 * sent * row.message
-                + 2 * row.shard_lookup
+                row.exchange.table_gather
+                + row.embedding.F
+                + min(total, blocks) * (row.block.F + row.block.B)
+                + 2 * sent * row.sent
+                + 2 * row.shard.lookup
             )
-            turns = turns_within(row, x - row.last_exchange - behind, row.chain - behind)
+            turns = turns_within(row, x - row.exchange.last - behind, row.chain - behind)
             if turns >= 1:
                 at_once = -(-m // turns)
-                here = min(most, room // (at_once * row.stay_bytes))
+                here = min(most, room // (at_once * row.kept.stays))
                 if here > cum[r]:
                     total += here - cum[r]
                     cum[r] = here
@@ -102,9 +102,9 @@ def room_of_rank(row: BoundRow, r: int) -> int:
     tables = edges - (1 if row.tied and edges == 2 else 0)
     return (
         row.capacity
-        - tables * row.table_bytes
-        - (2 * row.chunks - edges) * row.waiting_bytes
-        - (row.head_bytes if last else 0)
+        - tables * row.table_states
+        - (2 * row.chunks - edges) * row.waiting
+        - (row.kept.head_moment if last else 0)
     )
 
 
@@ -112,40 +112,42 @@ def room_of_rank(row: BoundRow, r: int) -> int:
 def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     """How many blocks rank r may have at most on all its stages; −1: not even none."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
-    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup
+    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup
     if r > 0:
-        head += row.slice_embedding + (r - 1) * row.slice_forward + r * row.slice_message
-        drain += (r - 1) * (row.slice_backward + row.slice_message)
+        head += row.part.embedding + (r - 1) * row.part.F + r * row.part.sent
+        drain += (r - 1) * (row.part.B + row.part.sent)
     first, last = r == 0, r == (0 if vee else p - 1)
     edges = (1 if first else 0) + (1 if last else 0)
     sends = 2 * row.chunks - edges - (2 if vee and r == p - 1 else 0)
     forward, backward, weight = 0, 0, 0
     if first:
-        forward, weight = row.embedding_forward, row.embedding_weight
+        forward, weight = row.embedding.F, row.embedding.W
     if last:
-        forward, backward, weight = forward + row.head_forward, row.head_backward, weight + row.head_weight
-    passes = forward + backward + sends * row.message
-    work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
-    most = at_most(work - head - m * (passes + weight + row.shard_work), m * (row.forward + row.backward + row.weight))
-    most = min(most, at_most(way - head - drain - m * (passes + row.shard_S), m * (row.forward + row.backward)))
-    if not row.some_copy:
-        most = min(most, at_most(way - head - drain, m * row.copy_out))  # copies follow one another
-    if row.exchange > 0:
+        forward, backward, weight = forward + row.head.F, row.head.B, weight + row.head.W
+    passes = forward + backward + sends * row.sent
+    work, way = x - row.exchange.least, x - row.exchange.last  # when passes end; when the first stage's last B ends
+    most = at_most(
+        work - head - m * (passes + weight + (row.shard.S + row.shard.T)), m * (row.block.F + row.block.B + row.block.W)
+    )
+    most = min(most, at_most(way - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
+    if not row.copies.some:
+        most = min(most, at_most(way - head - drain, m * row.copies.out))  # copies follow one another
+    if row.exchange.block > 0:
         tables = edges - (1 if row.tied and edges == 2 else 0)
-        beside = m * (passes + weight + row.shard_S)
-        most = exchanged_in_time(row, x, min(most, row.blocks), head, beside, tables * row.table_exchange)
+        beside = m * (passes + weight + row.shard.S)
+        most = exchanged_in_time(row, x, min(most, row.blocks), head, beside, tables * row.exchange.table)
     room = room_of_rank(row, r)
     if room < row.shard_bytes or most < 0:
         return -1
     # When the first microbatch's last F ends; with copies it may be away then.
-    each = max(row.gathered_bytes, row.moment_bytes) if row.copied_bytes > 0 else row.gathered_bytes + row.moment_bytes
-    most = min(most, max(0, at_most(room - row.shard_bytes - row.transient_bytes, row.state_bytes + each)))
-    free = room + (row.head_bytes if last else 0)  # at another moment than the head's
+    each = max(row.gathered, row.kept.moment) if row.kept.copied > 0 else row.gathered + row.kept.moment
+    most = min(most, max(0, at_most(room - row.shard_bytes - row.transient, row.states + each)))
+    free = room + (row.kept.head_moment if last else 0)  # at another moment than the head's
     while not gathered_fit(row, most, free):
         most -= 1
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
-    if vee and r == 0 and row.slices == 1 and row.stay_bytes > 0 and not row.some_copy:
+    if vee and r == 0 and row.slices == 1 and row.kept.stays > 0 and not row.copies.some:
         while most >= 0 and not starts_in_time(row, work, most, room):
             most -= 1
     return most
@@ -179,18 +181,18 @@ def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, ta
     tables: µs of its exchanges that are not blocks'.
     """
     m, turns, ended = row.microbatches, row.chunks, 0
-    work, late = m * (row.forward + row.backward + row.weight), m * (row.backward + row.weight)
+    work, late = m * (row.block.F + row.block.B + row.block.W), m * (row.block.B + row.block.W)
     first = (
-        row.first_gather
-        + row.shard_lookup
-        + row.slice_embedding
-        + row.blocks * row.slice_forward
-        + row.shard_gap
-        + (row.head_forward if row.slices == 1 else 0)
+        row.exchange.table_gather
+        + row.shard.lookup
+        + row.part.embedding
+        + row.blocks * row.part.F
+        + row.shard.gap
+        + (row.head.F if row.slices == 1 else 0)
     )
-    first += (row.ranks * turns - 1 - row.vee) * row.slice_message
+    first += (row.ranks * turns - 1 - row.vee) * row.part.sent
     for turn in range(turns):
-        left = x - row.exchange * (blocks - ended) - (tables if turn == 0 else 0)
+        left = x - row.exchange.block * (blocks - ended) - (tables if turn == 0 else 0)
         ended = min(at_most(left - head - (beside if turn == turns - 1 else 0), work), at_most(left - first, late), blocks)
         if ended < 0:
             return False
@@ -208,29 +210,23 @@ def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
     """
     m, stages = row.microbatches, row.ranks * row.chunks
     beside = (
-        row.embedding_forward
-        + row.embedding_weight
-        + row.head_forward
-        + row.head_backward
-        + row.head_weight
-        + 2 * row.message
-        + row.shard_work
+        row.embedding.F + row.embedding.W + row.head.F + row.head.B + row.head.W + 2 * row.sent + (row.shard.S + row.shard.T)
     )
-    work = m * (beside + most * (row.forward + row.backward + row.weight))
-    left = room - most * row.state_bytes - (row.transient_bytes if most > 0 else 0)
+    work = m * (beside + most * (row.block.F + row.block.B + row.block.W))
+    left = room - most * row.states - (row.transient if most > 0 else 0)
     for first in range(most + 1):
         last = most - first
-        free = left - last * row.moment_bytes
-        if free < first * row.moment_bytes:
+        free = left - last * row.kept.moment
+        if free < first * row.kept.moment:
             continue
-        each = row.embedding_forward + first * row.forward + row.message
-        several = m if first == 0 else min(m, free // (first * row.moment_bytes))
+        each = row.embedding.F + first * row.block.F + row.sent
+        several = m if first == 0 else min(m, free // (first * row.kept.moment))
         comes = (
-            row.first_gather
-            + row.shard_lookup
-            + row.embedding_forward
-            + (row.blocks - last) * row.forward
-            + (stages - 2) * row.message
+            row.exchange.table_gather
+            + row.shard.lookup
+            + row.embedding.F
+            + (row.blocks - last) * row.block.F
+            + (stages - 2) * row.sent
         )
         if comes + work - min(several * each, comes) <= x:
             return True

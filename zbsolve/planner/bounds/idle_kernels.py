@@ -70,18 +70,18 @@ def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, b
     after = max(0, behind - blocks) if row.single else behind
     first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
     out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered_bytes))
+    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
     idle = idle_before(row, r, window, there, head, out)
     before = row.blocks - behind if row.single else max(0, r - 1)
     if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
         return False
-    ends = x - row.last_exchange - back  # when its last F ends, at the latest
+    ends = x - row.exchange.last - back  # when its last F ends, at the latest
     if out <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
-        idle += idle_behind(row, r, window, there, left, x - row.least_exchange - ends)
-    return idle + float(work_of(row, r, blocks)) <= float(x - row.least_exchange)
+        idle += idle_behind(row, r, window, there, left, x - row.exchange.least - ends)
+    return idle + float(work_of(row, r, blocks)) <= float(x - row.exchange.least)
 
 
 @inner_kernel
@@ -92,28 +92,28 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
     idle: µs that the rank is idle before its first B.
     left: bytes for what passes keep.
     """
-    drain = row.shard_lookup + (before * row.slice_backward + (r - 1) * row.slice_message if r > 0 else 0)
+    drain = row.shard.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
-    return idle + done <= float(x - row.last_exchange - drain)
+    return idle + done <= float(x - row.exchange.last - drain)
 
 
 @inner_kernel
 def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
     """µs of W and T that rank r has behind its last B, at most. What they need lies in `left` bytes until then."""
-    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
+    pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
     weights, shards, rate = (
-        float(row.microbatches * blocks * row.weight),
-        float(row.microbatches * (row.shard_work - row.shard_S)),
+        float(row.microbatches * blocks * row.block.W),
+        float(row.microbatches * row.shard.T),
         0.0,
     )
     behind = weights + shards
     if pending > 0.0:
-        rate = float(row.weight) / pending
+        rate = float(row.block.W) / pending
         behind = min(weights, left * rate) + shards
-        if row.shard_pending_bytes > 0:
-            behind = min(behind, left * max(rate, shards / float(row.microbatches * row.shard_pending_bytes)))
-    behind += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
-    behind += float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
+        if row.shard.pending > 0:
+            behind = min(behind, left * max(rate, shards / float(row.microbatches * row.shard.pending)))
+    behind += float(row.microbatches * row.embedding.W) if r == 0 else 0.0
+    behind += float(row.microbatches * row.head.W) if stages_behind(row, r) == 0 else 0.0
     return behind * (1 + ROUNDING) + roundings(row)
 
 
@@ -137,12 +137,9 @@ def work_of(row: BoundRow, r: int, blocks: int) -> int:
     """µs of all passes of rank r with so many blocks."""
     first, last = r == 0, stages_behind(row, r) == 0
     sends = 2 * row.chunks - (1 if first else 0) - (1 if last else 0) - (2 if row.vee and r == row.ranks - 1 else 0)
-    ends = (row.embedding_forward + row.embedding_weight if first else 0) + (
-        row.head_forward + row.head_backward + row.head_weight if last else 0
-    )
-    return row.microbatches * (
-        blocks * (row.forward + row.backward + row.weight) + row.shard_work + sends * row.message + ends
-    )
+    ends = (row.embedding.F + row.embedding.W if first else 0) + (row.head.F + row.head.B + row.head.W if last else 0)
+    shards = row.shard.S + row.shard.T
+    return int(row.microbatches * (blocks * (row.block.F + row.block.B + row.block.W) + shards + sends * row.sent + ends))
 
 
 @inner_kernel
@@ -150,23 +147,23 @@ def before_backward(row: BoundRow, first: tuple[int, int], behind: int, after: i
     """µs before the first B of a stage, at least. behind: stages behind it that a message goes to; after: blocks on those,
     at least; first: as in `through_all`."""
     begins = (
-        row.first_gather
-        + row.shard_lookup
-        + row.slice_embedding
-        + through_all(row, first, row.forward, row.slice_forward, row.late_forward)
-        + row.shard_gap
+        row.exchange.table_gather
+        + row.shard.lookup
+        + row.part.embedding
+        + through_all(row, first, row.block.F, row.part.F, row.part.late_F)
+        + row.shard.gap
     )
-    begins += (row.ranks * row.chunks - 1 - row.vee + behind) * row.slice_message + after * row.late_backward
-    return begins + (row.head_forward + (row.head_backward if behind else 0) if row.slices == 1 else 0)
+    begins += (row.ranks * row.chunks - 1 - row.vee + behind) * row.part.sent + after * row.part.late_B
+    return int(begins + (row.head.F + (row.head.B if behind else 0) if row.slices == 1 else 0))
 
 
 @inner_kernel
 def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
     """µs from the end of a stage's last F to the end of the first stage's last B, at least. The stage's own message is part
     of its F. first, behind, after: as in `before_backward`."""
-    left = row.shard_lookup + through_all(row, first, row.backward, row.slice_backward, row.late_backward) + row.shard_gap
-    left += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.slice_message + after * row.late_forward
-    return left + (row.head_backward + (row.head_forward if behind else 0) if row.slices == 1 else 0)
+    left = row.shard.lookup + through_all(row, first, row.block.B, row.part.B, row.part.late_B) + row.shard.gap
+    left += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.part.sent + after * row.part.late_F
+    return int(left + (row.head.B + (row.head.F if behind else 0) if row.slices == 1 else 0))
 
 
 @inner_kernel
@@ -201,17 +198,17 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
     kept, first, share = window.kept, window.first, window.share
     if kept <= 0:
         return float(head)
-    fits = min(there + copied_in(row, begins, row.copy_out), float(row.microbatches * kept))
+    fits = min(there + copied_in(row, begins, row.copies.out), float(row.microbatches * kept))
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
-    done = fits * (float(row.forward) + share * float(row.message)) + whole * behind_window(row, r, window)
-    done += whole * float(row.shard_work) + roundings(row)
+    done = fits * (float(row.block.F) + share * float(row.sent)) + whole * behind_window(row, r, window)
+    done += whole * float(row.shard.S + row.shard.T) + roundings(row)
     if r == 0:  # its first stage may have no block
         if first > 0:
-            done += min(float(row.microbatches), fits / first) * float(row.embedding_forward)
+            done += min(float(row.microbatches), fits / first) * float(row.embedding.F)
         else:
-            done += float(row.microbatches * (row.embedding_forward + row.message))
-    done += whole * float(row.head_forward) if stages_behind(row, r) == 0 else 0.0
+            done += float(row.microbatches * (row.embedding.F + row.sent))
+    done += whole * float(row.head.F) if stages_behind(row, r) == 0 else 0.0
     return max(float(head), float(begins) - done * (1 + ROUNDING))
 
 
@@ -220,22 +217,20 @@ def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float
     """µs that rank r is idle of the `time` µs behind the last F of a window's stage, at least. What it works on then is kept
     from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
     kept, share = window.kept, window.share
-    pending = float(row.pending_bytes - (row.slices if row.slices > 1 else 0))
+    pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
     if kept <= 0 or pending <= 0.0:
         return 0.0
-    copied, weight = copied_in(row, time, row.copy_back), float(row.weight) / pending
+    copied, weight = copied_in(row, time, row.copies.back), float(row.block.W) / pending
     here = min(there, float(row.microbatches * kept))
     whole = microbatches(row, min(there + copied, float(row.microbatches * kept)), kept)
-    shards = float(row.shard_work - row.shard_S)
+    shards = float(row.shard.T)
     done = kept_work(row, here, left, weight) + float(row.microbatches) * shards
-    if row.shard_pending_bytes > 0:
-        done = min(done, kept_work(row, here, left, max(weight, shards / float(row.shard_pending_bytes))) + whole * shards)
-    done += copied * float(row.backward + row.weight) + (here + copied) * share * float(row.message)
-    done += whole * (behind_window(row, r, window) + float(row.shard_S)) + roundings(row)
-    done += float(row.microbatches * row.embedding_weight) if r == 0 else 0.0
-    done += (
-        whole * float(row.head_backward) + float(row.microbatches * row.head_weight) if stages_behind(row, r) == 0 else 0.0
-    )
+    if row.shard.pending > 0:
+        done = min(done, kept_work(row, here, left, max(weight, shards / float(row.shard.pending))) + whole * shards)
+    done += copied * float(row.block.B + row.block.W) + (here + copied) * share * float(row.sent)
+    done += whole * (behind_window(row, r, window) + float(row.shard.S)) + roundings(row)
+    done += float(row.microbatches * row.embedding.W) if r == 0 else 0.0
+    done += whole * float(row.head.B) + float(row.microbatches * row.head.W) if stages_behind(row, r) == 0 else 0.0
     return max(0.0, float(time) - done * (1 + ROUNDING))
 
 
@@ -243,7 +238,7 @@ def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float
 def kept_work(row: BoundRow, there: float, left: float, rate: float) -> float:
     """µs of B and W for all that is kept in `left` bytes, at most: up to `there` blocks from F to B, and in the rest of the
     bytes what takes `rate` µs a byte."""
-    each = float(row.backward + row.weight)
+    each = float(row.block.B + row.block.W)
     return max(there * each + max(0.0, left - there * kept_of_block(row)) * rate, left * rate)
 
 
@@ -259,15 +254,15 @@ def behind_window(row: BoundRow, r: int, window: Window) -> float:
     """µs that a microbatch's passes take on the stages of rank r behind a window."""
     if window.turns == 0:
         return 0.0
-    head = row.head_forward + row.head_backward + row.head_weight if stages_behind(row, r) == 0 else 0
-    return float(window.later * (row.forward + row.backward + row.weight) + 2 * window.turns * row.message + head)
+    head = row.head.F + row.head.B + row.head.W if stages_behind(row, r) == 0 else 0
+    return float(window.later * (row.block.F + row.block.B + row.block.W) + 2 * window.turns * row.sent + head)
 
 
 @inner_kernel
 def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
     """Whether gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins, in
     `room` bytes for blocks and their states."""
-    beside = float(blocks * (row.state_bytes + row.gathered_bytes) + row.transient_bytes)
+    beside = float(blocks * (row.states + row.gathered) + row.transient)
     return blocks == 0 or beside + gradients_there(row, blocks, room) <= float(room)
 
 
@@ -281,21 +276,17 @@ def gradients_there(row: BoundRow, blocks: int, room: int) -> float:
 
     room: bytes for blocks and their states.
     """
-    if row.unreduced_bytes == 0:
+    if row.unreduced == 0:
         return 0.0
-    kept = max(row.stay_bytes, row.copied_bytes)
-    empty = (
-        max(0, room - blocks * row.state_bytes + row.host_bytes) // (row.microbatches * kept + row.gathered_bytes)
-        if kept > 0
-        else blocks
-    )
-    return float(max(0, blocks - empty) * row.unreduced_bytes)
+    kept = max(row.kept.stays, row.kept.copied)
+    empty = max(0, room - blocks * row.states + row.away) // (row.microbatches * kept + row.gathered) if kept > 0 else blocks
+    return float(max(0, blocks - empty) * row.unreduced)
 
 
 @inner_kernel
 def copied_in(row: BoundRow, time: int, each: int) -> float:
     """Blocks of microbatches that can be copied in `time` µs, `each` µs a block, where stages copy all that they keep."""
-    if row.copied_bytes <= 0:
+    if row.kept.copied <= 0:
         return 0.0
     return float(max(0, time) // each) if each > 0 else ANY
 

@@ -78,7 +78,7 @@ def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
 @kernel
 def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """The same without a look at how each rank's blocks lie on its stages."""
-    way = x - row.last_exchange
+    way = x - row.exchange.last
     if way < row.chain + (spread(row, float(staying(row, way)), fitting(row), 0) if row.slices == 1 else 0.0):
         return False
     return possible_single(row, x) if row.single else possible_chunks(row, x, scratch)

@@ -9,7 +9,7 @@ to do B of all but those of one pass. Each slice's part is kept while the slice 
 what the microbatch takes.
 
 *With offload* (2503.01328) a block is on the device while its F and its copy to the host run, and again while the copy back
-and its B do, however far apart both are. A stage of n blocks keeps at least n `moment_bytes` of a microbatch, and only whole
+and its B do, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a microbatch, and only whole
 blocks fit. Its passes and copies take n times as long as a block's, at least. So a rank whose stages copy all that they keep
 needs m Σ n² (F + O + R + B) block-µs. It has as many as blocks fit, times the makespan. Σ n² is least where its stages are
 alike. Of "half" on several stages, the first ⌈v / 2⌉ of a rank copy. The others keep theirs from F to B: at least while both
@@ -58,14 +58,14 @@ class Room(NamedTuple):
 @inner_kernel
 def room_beside(row: BoundRow, blocks: int, room: int) -> float:
     """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
-    return float(max(0, room - blocks * row.state_bytes - row.transient_bytes))
+    return float(max(0, room - blocks * row.states - row.transient))
 
 
 @inner_kernel
 def kept_of_block(row: BoundRow) -> float:
     """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
     unless those took it away. A slice's part is rounded."""
-    size = row.copied_bytes if row.copied_bytes > 0 else row.stay_bytes
+    size = row.kept.copied if row.kept.copied > 0 else row.kept.stays
     return float(size - (row.slices if row.slices > 1 else 0))
 
 
@@ -94,10 +94,10 @@ def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
     """
     count = row.microbatches
     best = _spread_of(row, count, blocks, fits)
-    if row.unreduced_bytes > 0 and row.copied_bytes == 0 and row.stay_bytes > 0:
+    if row.unreduced > 0 and row.kept.copied == 0 and row.kept.stays > 0:
         for k in range(1, min(count, MAX_FIRST) + 1):
             empty = min(float(row.blocks), np.floor((fits + slack) / k))
-            less = fits + slack - (float(row.blocks) - empty) * float(row.unreduced_bytes) / float(row.stay_bytes)
+            less = fits + slack - (float(row.blocks) - empty) * float(row.unreduced) / float(row.kept.stays)
             if less + ROUNDING * fits < blocks:
                 return ANY
             best = max(best, _spread_of(row, k, blocks, fits) + _spread_of(row, count - k + 1, blocks, less))
@@ -115,7 +115,7 @@ def _spread_of(row: BoundRow, count: int, blocks: float, fits: float) -> float:
     With one neighbour each, the first and the last distance count over one of both only, and no distance is below
     max(F, B) (2 L − fits).
     """
-    forward, backward = float(row.forward), float(row.backward)
+    forward, backward = float(row.block.F), float(row.block.B)
     nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
     best = (count - 1) * nearest
     for a in range(MAX_NEIGHBOURS):
@@ -133,23 +133,23 @@ def _spread_of(row: BoundRow, count: int, blocks: float, fits: float) -> float:
 def staying(row: BoundRow, x: int) -> int:
     """Blocks of a microbatch that stay on devices from F to B, at least, in a makespan of x µs. Where some stages of a rank
     copy, those are the blocks that copies have no time for."""
-    if not row.some_copy:
+    if not row.copies.some:
         return row.blocks
-    return max(0, row.blocks - row.ranks * (x // (row.microbatches * row.copy_out))) if row.copy_out > 0 else 0
+    return max(0, row.blocks - row.ranks * (x // (row.microbatches * row.copies.out))) if row.copies.out > 0 else 0
 
 
 @inner_kernel
 def fitting(row: BoundRow) -> float:
     """Blocks of microbatches that fit on all ranks together while the head keeps one, at most; `ANY` where blocks need not
     stay."""
-    if row.stay_bytes <= 0:
+    if row.kept.stays <= 0:
         return ANY
     tables = 1 if row.tied and (row.vee or row.ranks == 1) else 2
     ends = 2 * (row.ranks * row.chunks - 1)
     # At a peak all stages keep its microbatch, and so what they gathered.
-    states = row.blocks * (row.state_bytes + row.gathered_bytes) + tables * row.table_bytes
-    room = row.ranks * row.capacity - states - ends * row.waiting_bytes - row.head_stay_bytes
-    return float(room) / float(row.stay_bytes)
+    states = row.blocks * (row.states + row.gathered) + tables * row.table_states
+    room = row.ranks * row.capacity - states - ends * row.waiting - row.kept.head_stays
+    return float(room) / float(row.kept.stays)
 
 
 # --- Over time ---
@@ -158,13 +158,13 @@ def fitting(row: BoundRow) -> float:
 @inner_kernel
 def turnaround(row: BoundRow) -> int:
     """µs of a microbatch from its last block's F to that block's B, at least."""
-    return row.shard_gap + (row.head_forward + row.head_backward if row.slices == 1 else 0)
+    return int(row.shard.gap + (row.head.F + row.head.B if row.slices == 1 else 0))
 
 
 @inner_kernel
 def both_ways(row: BoundRow) -> float:
     """µs of a block's F and B, of slices in the mean."""
-    return float(row.forward + row.backward) / float(row.slices)
+    return float(row.block.F + row.block.B) / float(row.slices)
 
 
 @inner_kernel
@@ -173,7 +173,7 @@ def kept_for(row: BoundRow, blocks: int, behind: int) -> float:
     of which `behind` get a message. Each stage's slices are rounded."""
     turn = turnaround(row)
     rounded = 2 * row.ranks * row.chunks if row.slices > 1 else 0
-    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.slice_message - rounded)
+    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.part.sent - rounded)
 
 
 @inner_kernel
@@ -184,17 +184,17 @@ def held_in_time(row: BoundRow, span: Span, sizes: tuple[int, int], held: tuple[
     held: block-µs of a microbatch from F to B, and the sum of squares of its stages' blocks.
     """
     (blocks, large), (turns, squares) = sizes, held
-    if row.copied_bytes > 0 or row.stay_bytes <= row.slices or blocks == 0:
+    if row.kept.copied > 0 or row.kept.stays <= row.slices or blocks == 0:
         return True
     at_once = float(large) / float(row.slices)  # blocks of the largest pass
     need, most = float(row.microbatches) * turns * (1 - ROUNDING), float(row.microbatches * blocks)
     some, time = min(room.blocks, most), float(span.end - span.head)
-    if need > some * time - ramps(row, some - at_once, float(row.slice_forward + row.slice_backward), time):
+    if need > some * time - ramps(row, some - at_once, float(row.part.F + row.part.B), time):
         return False
-    weights = float(row.microbatches) * squares * float(row.weight) if row.slices == 1 else 0.0
-    need += weights * min(1.0, row.pending_bytes / row.stay_bytes) * (1 - ROUNDING)
+    weights = float(row.microbatches) * squares * float(row.block.W) if row.slices == 1 else 0.0
+    need += weights * min(1.0, row.kept.pending / row.kept.stays) * (1 - ROUNDING)
     some, time = min(room.size / kept_of_block(row), most), float(span.done - span.head)
-    return need <= some * time - ramps(row, some - at_once, float(row.slice_forward), time)
+    return bool(need <= some * time - ramps(row, some - at_once, float(row.part.F), time))
 
 
 @inner_kernel
@@ -214,13 +214,13 @@ def ramps(row: BoundRow, blocks: float, each: float, time: float) -> float:
 @inner_kernel
 def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
     """The most blocks, up to `most`, that a rank with offload can have in x µs. room: bytes for blocks and their states."""
-    if row.copied_bytes <= 0 or most < 0:
+    if row.kept.copied <= 0 or most < 0:
         return most
     low, high = 0, most  # fewer blocks need less and leave more
     while low < high:
         middle = (low + high + 1) // 2
-        left = room - middle * row.state_bytes - row.transient_bytes
-        fits = left // row.copied_bytes if left > 0 else 0
+        left = room - middle * row.states - row.transient
+        fits = left // row.kept.copied if left > 0 else 0
         if float(row.microbatches) * turns_of(row, middle) * (1 - ROUNDING) <= float(fits) * float(x):
             low = middle
         else:
@@ -231,14 +231,14 @@ def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
 @inner_kernel
 def turns_of(row: BoundRow, blocks: int) -> float:
     """Block-µs of one microbatch on a rank with so many blocks, at least."""
-    passes = row.forward + row.backward
-    copied = float(passes + row.copy_out + row.copy_back)
-    if not row.some_copy:
+    passes = row.block.F + row.block.B
+    copied = float(passes + row.copies.out + row.copies.back)
+    if not row.copies.some:
         each, more = blocks // row.chunks, blocks % row.chunks
         return copied * float(row.chunks * each * each + more * (2 * each + 1))
     first = (row.chunks + 1) // 2
     there, here = copied / float(first), float(passes) / float(row.chunks - first)
-    beside = float(row.shard_gap)
+    beside = float(row.shard.gap)
     if there + here <= 0.0:
         return 0.0
     stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))
@@ -252,8 +252,8 @@ def turns_of_all(row: BoundRow, least: int, turn: int) -> float:
     least: blocks on stages that do not copy, at least.
     turn: µs between F and B of the last of these blocks.
     """
-    blocks, passes = float(row.blocks), float(row.forward + row.backward)
-    there = (passes + float(row.copy_out + row.copy_back)) / float(row.ranks * ((row.chunks + 1) // 2))
+    blocks, passes = float(row.blocks), float(row.block.F + row.block.B)
+    there = (passes + float(row.copies.out + row.copies.back)) / float(row.ranks * ((row.chunks + 1) // 2))
     if there + passes <= 0.0:
         return 0.0
     stay = (2.0 * there * blocks - passes / 2.0 - float(turn)) / (2.0 * there + passes)

@@ -93,7 +93,6 @@ def unproven(stated: SpaceBounds, memory: int) -> Ints:
 
 
 def _costs_at(costs: Costs, rows: Ints) -> Costs:
-    """The same of some layouts."""
 
     def at(column: Any) -> Any:
         return column[rows] if isinstance(column, np.ndarray) else column

@@ -128,18 +128,18 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     first, last, blocks = split
     between = blocks - first - last
     least = min(min(first, last), 1 if row.chunks > 2 else last)  # blocks on its stage with fewest
-    way, all_work = x - row.last_exchange, x - row.least_exchange
-    done = x - max(row.least_exchange, least * row.exchange)  # passes that an exchange of the rank waits for
-    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup  # before its first F; after its last B
+    way, all_work = x - row.exchange.last, x - row.exchange.least
+    done = x - max(row.exchange.least, least * row.exchange.block)  # passes that an exchange of the rank waits for
+    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
-        head += row.slice_embedding + before * row.slice_forward + r * row.slice_message
-        drain += before * row.slice_backward + (r - 1) * row.slice_message
-    left = room_beside(row, blocks, room_of_rank(row, r) + (row.head_bytes if stages_behind(row, r) == 0 else 0))
+        head += row.part.embedding + before * row.part.F + r * row.part.sent
+        drain += before * row.part.B + (r - 1) * row.part.sent
+    left = room_beside(row, blocks, room_of_rank(row, r) + (row.kept.head_moment if stages_behind(row, r) == 0 else 0))
     there = blocks_there(row, left)
     if row.chunks == 2 and row.slices == 1:
         there = whole_stages(first, last, there)
     place, room, work = Place(before, after, head), Room(there, left), float(work_of(row, r, blocks))
-    shards = float(row.microbatches * (row.shard_work - row.shard_S))  # T, which no exchange of a stage waits for
+    shards = float(row.microbatches * row.shard.T)  # T, which no exchange of a stage waits for
     for until, passes in ((all_work, work), (done, work - shards)):
         if passes + idle_at_ends(row, x, r, split, place, room, until) > float(until):
             return False
@@ -147,7 +147,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
         return False
     behind, large = stages_behind(row, r), max(max(first, last), between - (row.chunks - 3))
     (_, further, _), each = window_of(row, r, split, place, 1), both_ways(row)
-    from_first = kept_for(row, row.blocks - before, further) + float(0 if r == 0 else row.slice_message)
+    from_first = kept_for(row, row.blocks - before, further) + float(0 if r == 0 else row.part.sent)
     from_last = kept_for(row, last + after, behind)
     held, squares = float(first) * from_first + float(last) * from_last, float(first * first + last * last)
     if between > 0:
@@ -168,7 +168,7 @@ def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room
         longest = max(longest, idle)
         for j in range(min(row.chunks, 3)):
             window, behind, after = window_of(row, r, split, place, j)
-            ends = x - row.last_exchange - behind_forward(row, first, behind, after)
+            ends = x - row.exchange.last - behind_forward(row, first, behind, after)
             if begins <= ends:
                 longest = max(longest, idle + idle_behind(row, r, window, room.blocks, room.size, until - ends))
     return longest

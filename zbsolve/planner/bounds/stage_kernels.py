@@ -50,31 +50,31 @@ def possible_single(row: BoundRow, x: int) -> bool:
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     """How many blocks stage r may have at most, with so many before it; −1: not even none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
-    head, drain = row.first_gather + row.shard_lookup, row.shard_lookup  # before its first F; after its last B
+    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
-        head += row.slice_embedding + row.slice_forward * before + r * row.slice_message
-        drain += row.slice_backward * before + (r - 1) * row.slice_message
+        head += row.part.embedding + row.part.F * before + r * row.part.sent
+        drain += row.part.B * before + (r - 1) * row.part.sent
     forward, backward, weight = 0, 0, 0  # what it has beside blocks
     if r == 0:
-        forward, weight = row.embedding_forward, row.embedding_weight
+        forward, weight = row.embedding.F, row.embedding.W
     if last:
-        forward, backward, weight = forward + row.head_forward, row.head_backward, weight + row.head_weight
-    forward += 0 if last else row.message
-    backward += 0 if r == 0 else row.message
-    beside = forward + backward + row.shard_work
-    work, way = x - row.least_exchange, x - row.last_exchange  # when passes end; when the first stage's last B ends
+        forward, backward, weight = forward + row.head.F, row.head.B, weight + row.head.W
+    forward += 0 if last else row.sent
+    backward += 0 if r == 0 else row.sent
+    beside = forward + backward + (row.shard.S + row.shard.T)
+    work, way = x - row.exchange.least, x - row.exchange.last  # when passes end; when the first stage's last B ends
     # All its work lies behind `head`, F and B between `head` and `drain`.
-    most = at_most(work - head - m * (beside + weight), m * (row.forward + row.backward + row.weight))
-    beside = forward + backward + row.shard_S  # a microbatch's B waits for the shards' S, so S comes before the last B
-    most = min(most, at_most(way - head - drain - m * beside, m * (row.forward + row.backward)))
+    most = at_most(work - head - m * (beside + weight), m * (row.block.F + row.block.B + row.block.W))
+    beside = forward + backward + row.shard.S  # a microbatch's B waits for the shards' S, so S comes before the last B
+    most = min(most, at_most(way - head - drain - m * beside, m * (row.block.F + row.block.B)))
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
-    most = min(most, at_most(way - head - drain, row.forward + m * row.copy_out + row.copy_back + row.backward))
-    most = min(most, at_most(way - head - drain, row.forward + row.copy_out + m * row.copy_back + row.backward))
+    most = min(most, at_most(way - head - drain, row.block.F + m * row.copies.out + row.copies.back + row.block.B))
+    most = min(most, at_most(way - head - drain, row.block.F + row.copies.out + m * row.copies.back + row.block.B))
     rest = way - row.chain
     if rest < 0:
         return -1
     if m > 1 and row.slices == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
-        most = min(most, at_most(rest // (m - 1) - forward, row.forward), at_most(rest // (m - 1) - backward, row.backward))
+        most = min(most, at_most(rest // (m - 1) - forward, row.block.F), at_most(rest // (m - 1) - backward, row.block.B))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
     turns = turns_within(row, way - head - drain, row.chain - head - drain) if row.slices == 1 else m
@@ -83,12 +83,12 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     at_once = -(-m // turns)
     tables = (1 if r == 0 else 0) + (1 if last and not (row.tied and p == 1) else 0)
     ends = (0 if r == 0 else 1) + (0 if last else 1)
-    room = row.capacity - tables * row.table_bytes - ends * row.waiting_bytes
-    beside = row.shard_bytes + (row.head_bytes if last else 0)  # with the first microbatch, while its S runs
-    some = at_once * row.head_stay_bytes if last else 0
+    room = row.capacity - tables * row.table_states - ends * row.waiting
+    beside = row.shard_bytes + (row.kept.head_moment if last else 0)  # with the first microbatch, while its S runs
+    some = at_once * row.kept.head_stays if last else 0
     if room < max(beside, some):
         return -1
-    most = min(most, max(0, at_most(room - beside - row.transient_bytes, row.state_bytes + row.moment_bytes)))
+    most = min(most, max(0, at_most(room - beside - row.transient, row.states + row.kept.moment)))
     while not gathered_fit(row, most, room):
         most -= 1
     most = in_time(row, x, room, most)
@@ -96,7 +96,7 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     span = Span(head, way - drain, work)
     while most > 0 and not stage_holds(row, r, most, before, room, span):
         most -= 1
-    return min(most, max(0, at_most(room - some - row.transient_bytes, row.state_bytes + at_once * row.stay_bytes)))
+    return min(most, max(0, at_most(room - some - row.transient, row.states + at_once * row.kept.stays)))
 
 
 @inner_kernel
@@ -106,9 +106,7 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
     left = room_beside(row, blocks, room)
     there = blocks_there(row, left)
     there = there // blocks * blocks if row.slices == 1 and there < ANY else there
-    held = float(blocks) * (
-        kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.slice_message)
-    )
+    held = float(blocks) * (kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.part.sent))
     return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), Room(there, left))
 
 
@@ -124,20 +122,22 @@ def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, dra
     drain: µs after its last B.
     """
     m, last = row.microbatches, r == row.ranks - 1
-    forward, backward, weight, room = 0 if last else row.message, 0 if r == 0 else row.message, 0, x
+    forward, backward, weight, room = 0 if last else row.sent, 0 if r == 0 else row.sent, 0, x
     if r == 0:
-        forward, weight, room = forward + row.embedding_forward, row.embedding_weight, room - row.table_exchange
+        forward, weight, room = forward + row.embedding.F, row.embedding.W, room - row.exchange.table
     if last:
-        forward, backward, weight = forward + row.head_forward, backward + row.head_backward, weight + row.head_weight
-        room -= 0 if r == 0 and row.tied else row.table_exchange
-    work = m * (forward + backward + weight + row.shard_S)
-    each, shard = m * (row.forward + row.backward + row.weight) + row.exchange, row.last_exchange - row.table_exchange
+        forward, backward, weight = forward + row.head.F, backward + row.head.B, weight + row.head.W
+        room -= 0 if r == 0 and row.tied else row.exchange.table
+    work = m * (forward + backward + weight + row.shard.S)
+    each, shard = m * (row.block.F + row.block.B + row.block.W) + row.exchange.block, row.exchange.last - row.exchange.table
     most = at_most(room - head - work, each)
-    gathers = row.first_gather if r == 0 or last else 0  # its own gather comes before all its passes
-    most = min(most, at_most(room - gathers - work, each + row.gather))
+    gathers = row.exchange.table_gather if r == 0 or last else 0  # its own gather comes before all its passes
+    most = min(most, at_most(room - gathers - work, each + row.exchange.gather))
     if shard > 0:  # behind the stage's, or before
-        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row.chain, row.exchange)))
+        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row.chain, row.exchange.block)))
     if row.slices > 1:
         return most
     first = row.chain - drain - backward  # ends its first B, but for its blocks'
-    return min(most, at_most(room - first - m * (backward + weight), (m - 1) * row.backward + m * row.weight + row.exchange))
+    return min(
+        most, at_most(room - first - m * (backward + weight), (m - 1) * row.block.B + m * row.block.W + row.exchange.block)
+    )

@@ -14,24 +14,7 @@ from ..cluster import Cluster
 from ..layout import FULL, SELECTIVE, Layout, Many
 from ..profiled_model import Ends, ProfiledModel
 from ..shape import Shape
-from .layer_formulas import (
-    WEIGHT_BYTES,
-    Held,
-    Times,
-    attention_times,
-    block_bytes,
-    block_times,
-    embedding_times,
-    extra_times,
-    gathered_bytes,
-    head_bytes,
-    head_times,
-    key_bytes,
-    message_bytes,
-    sharded,
-    state_bytes,
-    whole,
-)
+from . import layer_formulas as formulas
 from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocabulary_costs
 
 # --- Of a profiled model: what is made again, and what replicas send in passes ---
@@ -64,14 +47,14 @@ def _made_again(block: Layer) -> Layer:
 
 def _shared_out(block: Layer, layout: Layout, cluster: Cluster) -> Layer:
     """A block whose parameters or gradients ZeRO shards: passes gather and reduce them."""
-    parameters = block.parameter_bytes / WEIGHT_BYTES
-    gather, reduce = (float(one) for one in sharded(parameters, layout, cluster))
+    parameters = block.parameter_bytes / formulas.WEIGHT_BYTES
+    gather, reduce = (float(one) for one in formulas.sharded(parameters, layout, cluster))
     return replace(
         block,
         F=block.F + gather,
         B=block.B + gather + reduce if block.B or block.W else 0.0,
         BW=block.BW + gather + reduce,
-        transient=block.transient + round(float(gathered_bytes(parameters, layout))),
+        transient=block.transient + round(float(formulas.gathered_bytes(parameters, layout))),
     )
 
 
@@ -85,7 +68,7 @@ def _whole(layer: Layer) -> Layer:
 
 
 Model = Shape | ProfiledModel
-NOTHING = Held(0, 0, 0, 0)
+NOTHING = formulas.Held(0, 0, 0, 0)
 KINDS = ("F", "B", "W", "BW", "attention_F", "attention_B")
 DECIDING = ("dp", "tp", "pp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
 
@@ -115,12 +98,12 @@ class LayerCosts(NamedTuple):
     extra_W: Many = 0
 
     @property
-    def least(self) -> Times:
+    def least(self) -> formulas.Times:
         """µs of F, B and W that no backward undercuts, split or fused: B is no longer than either's, B and W no longer than
         both of a split one or a fused one."""
         split = np.asarray(self.B) + self.W > 0
         B = np.where(split, np.minimum(self.B, self.BW), self.BW)
-        return Times(np.asarray(self.F), B, np.minimum(self.W, self.BW - B))
+        return formulas.Times(np.asarray(self.F), B, np.minimum(self.W, self.BW - B))
 
     @property
     def kept(self) -> Many:
@@ -128,9 +111,9 @@ class LayerCosts(NamedTuple):
         return self.held_until_B + self.held_until_W
 
     @property
-    def extra(self) -> Times:
+    def extra(self) -> formulas.Times:
         """µs that each slice takes beyond its part."""
-        return Times(self.extra_F, self.extra_B, self.extra_W)
+        return formulas.Times(self.extra_F, self.extra_B, self.extra_W)
 
     def layer(self, name: str, slices: int = 1) -> Layer:
         """The layer with these costs. The fields are numbers."""
@@ -167,16 +150,17 @@ def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
 
 
 def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
-    extras = (extra_times(times_of, shape, layout, cluster) for times_of in (embedding_times, block_times, head_times))
+    times = formulas.embedding_times, formulas.block_times, formulas.head_times
+    pairs = zip(_layers(shape, layout, cluster), times, strict=True)
     first, block, last = (
-        _with_extra(one, extra) for one, extra in zip(_layers(shape, layout, cluster), extras, strict=True)
+        _with_extra(layer, formulas.extra_times(times_of, shape, layout, cluster)) for layer, times_of in pairs
     )
     several = np.where(np.asarray(layout.slices) > 1, 1, 0)
-    attention, keys = attention_times(shape, layout, cluster), np.ceil(key_bytes(shape, layout))
+    attention, keys = formulas.attention_times(shape, layout, cluster), np.ceil(formulas.key_bytes(shape, layout))
     forward, backward = (several * one for one in attention)
     block = block._replace(attention_F=forward, attention_B=backward, kv_bytes=several * keys)
     shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
-    states = state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
+    states = formulas.state_bytes(layout, shape.state_parts) / formulas.WEIGHT_BYTES
     rest = np.ceil(rest_bytes(shape, layout).until_b)
     shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
     return ModelCosts(first, block, last, states, shared, *shards, rest)
@@ -184,20 +168,20 @@ def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
 
 def _layers(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[LayerCosts, LayerCosts, LayerCosts]:
     """First layer, block and last layer of whole sequences."""
-    sent, table, matrices = message_bytes(shape, layout), shape.table / layout.tp, shape.matrices / layout.tp
-    blocks = block_times(shape, layout, cluster), block_bytes(shape, layout)
-    head = head_times(shape, layout, cluster), head_bytes(shape, layout)
-    first = _costs(embedding_times(shape, layout, cluster), NOTHING, table, sent)
+    sent, table, matrices = formulas.message_bytes(shape, layout), shape.table / layout.tp, shape.matrices / layout.tp
+    blocks = formulas.block_times(shape, layout, cluster), formulas.block_bytes(shape, layout)
+    head = formulas.head_times(shape, layout, cluster), formulas.head_bytes(shape, layout)
+    first = _costs(formulas.embedding_times(shape, layout, cluster), NOTHING, table, sent)
     return first, _costs(*blocks, matrices, sent), _costs(*head, table, 0 * sent)
 
 
-def _with_extra(layer: LayerCosts, extra: Times) -> LayerCosts:
+def _with_extra(layer: LayerCosts, extra: formulas.Times) -> LayerCosts:
     return layer._replace(extra_F=extra.F, extra_B=extra.B, extra_W=extra.W)
 
 
-def _costs(times: Times, held: Held, parameters: Many, sent: Many) -> LayerCosts:
-    F, B, W = whole(times)
-    sizes = [np.ceil(one) for one in (*held, WEIGHT_BYTES * parameters, sent)]
+def _costs(times: formulas.Times, held: formulas.Held, parameters: Many, sent: Many) -> LayerCosts:
+    F, B, W = formulas.whole(times)
+    sizes = [np.ceil(one) for one in (*held, formulas.WEIGHT_BYTES * parameters, sent)]
     return LayerCosts(F, B, W, B + W, *sizes)
 
 
@@ -215,7 +199,7 @@ def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Mode
     def layer(at: int) -> LayerCosts:
         return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in OF_PROFILES))
 
-    states = [float(state_bytes(one, model.state_parts) / WEIGHT_BYTES) for one in layouts]
+    states = [float(formulas.state_bytes(one, model.state_parts) / formulas.WEIGHT_BYTES) for one in layouts]
     none = 0 * np.asarray(layout.tp)
     shared = back([model.shared(one.tp) for one in layouts])
     return ModelCosts(layer(0), layer(1), layer(2), back(states), shared, Shards(*[none] * len(Shards._fields)), none, none)
@@ -226,7 +210,7 @@ def sharded_vocabulary(model: Model, layout: Layout, cluster: Cluster) -> Vocabu
     profiled model."""
     if not isinstance(model, Shape):
         raise BadInput(f"model {model.name}: a plan by profiles knows no sharded vocabulary")
-    no_time = Times(0, 0, 0)
-    first = _costs(no_time, NOTHING, 0, message_bytes(model, layout)).layer("embedding")
+    no_time = formulas.Times(0, 0, 0)
+    first = _costs(no_time, NOTHING, 0, formulas.message_bytes(model, layout)).layer("embedding")
     last = _costs(no_time, rest_bytes(model, layout), 0, 0).layer("head")
     return vocabulary_costs(model, layout, cluster, (first, last))

@@ -129,10 +129,9 @@ def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | Non
     return rate * parameters / np.where(layout.zero > 0, layout.dp, 1)
 
 
-def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
-    """All that follows the last compute pass of a measured step, where the fullest rank has so many parameters. each: µs of
-    a parameter's update (see `update`)."""
-    return exchange(parameters, layout, cluster) + update(parameters, layout, cluster, each) + cluster.constant
+def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
+    """All that follows the last compute pass of a measured step, where the fullest rank has so many parameters."""
+    return exchange(parameters, layout, cluster) + after_exchange(parameters, layout, cluster)
 
 
 def after_exchange(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:

@@ -18,7 +18,7 @@ from ...layer import HostLink, Link
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..cluster import Cluster
-from ..layout import FULL_OFFLOAD, HALF_OFFLOAD, NO_OFFLOAD, VEE, Layout
+from ..layout import FULL_OFFLOAD, HALF_OFFLOAD, NO_OFFLOAD, VEE, Layout, Many
 from .layer_costs import LayerCosts, ModelCosts
 from .layer_formulas import WEIGHT_BYTES, Times, exchange_pass, message_rate
 
@@ -33,13 +33,13 @@ class Slices(NamedTuple):
     slice, which takes longest, through all layers and back; late_F, late_B: of its F and B of a block. Of whole sequences
     these are the passes themselves."""
 
-    F: Ints
-    B: Ints
-    embedding: Ints
-    sent: Ints
-    chain: Ints
-    late_F: Ints
-    late_B: Ints
+    F: Many
+    B: Many
+    embedding: Many
+    sent: Many
+    chain: Many
+    late_F: Many
+    late_B: Many
 
 
 def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, message: Ints) -> Slices:
@@ -81,12 +81,12 @@ class Kept(NamedTuple):
     the device from F to B, where only some stages offload of one on another. head_moment, head_stays: the same of the
     head. copied: of a block, where its stage copies all; 0: none does. pending: of a block from B to W."""
 
-    moment: Ints
-    stays: Ints
-    head_moment: Ints
-    head_stays: Ints
-    copied: Ints
-    pending: Ints
+    moment: Many
+    stays: Many
+    head_moment: Many
+    head_stays: Many
+    copied: Many
+    pending: Many
 
 
 class Copies(NamedTuple):
@@ -94,11 +94,11 @@ class Copies(NamedTuple):
     of a block whose stage copies, on its rank's streams, at least; chain: between the last stage's F and B at least; most:
     all of them one after the other, at most."""
 
-    some: Ints
-    out: Ints
-    back: Ints
-    chain: Ints
-    most: Ints
+    some: Many
+    out: Many
+    back: Many
+    chain: Many
+    most: Many
 
 
 def host_link(cluster: Cluster) -> HostLink:
@@ -149,13 +149,13 @@ class Exchanges(NamedTuple):
     table_gather: of a block's part of its stage's AG, and of the embedding's and of the head's; 0 where stages gather
     nothing."""
 
-    block: Ints
-    table: Ints
-    least: Ints
-    last: Ints
-    most: Ints
-    gather: Ints
-    table_gather: Ints
+    block: Many
+    table: Many
+    least: Many
+    last: Many
+    most: Many
+    gather: Many
+    table_gather: Many
 
 
 def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster) -> Exchanges:

@@ -170,7 +170,6 @@ def gathered_of(model: Model, layout: Layout) -> Gathered:
 
 
 def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
-    """µs of a layer's passes of a microbatch."""
     return Times(*(one + slices * more for one, more in zip(layer.least, layer.extra, strict=True)))
 
 

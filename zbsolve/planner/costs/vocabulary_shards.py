@@ -17,18 +17,7 @@ from ...layer import Layer
 from ..cluster import Cluster
 from ..layout import Layout, Many
 from ..shape import Shape
-from .layer_formulas import (
-    HALF,
-    HEAD_BYTES,
-    WEIGHT_BYTES,
-    Held,
-    all_reduce,
-    embedding_times,
-    mean_slice,
-    message_bytes,
-    message_rate,
-    state_bytes,
-)
+from . import layer_formulas as formulas
 
 LOSS_BYTES = 4  # of each logit while S runs: 32 bits
 STATISTIC_BYTES = 8  # that a shard tells the others of each token: two numbers of 32 bits
@@ -68,11 +57,11 @@ class _Shard(NamedTuple):
 
 def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     """Of each layout of a table; zeros where the vocabulary is not sharded."""
-    shard, on = _shard(shape, mean_slice(layout), cluster), layout.vocabulary
+    shard, on = _shard(shape, formulas.mean_slice(layout), cluster), layout.vocabulary
     S, T, broadcast, statistics = (np.rint(column) for column in (shard.S, shard.T, shard.broadcast, shard.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
     lookup = np.rint(shard.lookup + shard.broadcast)
-    states = np.floor(state_bytes(layout) / WEIGHT_BYTES * np.ceil(shard.parameters))
+    states = np.floor(formulas.state_bytes(layout) / formulas.WEIGHT_BYTES * np.ceil(shard.parameters))
     held = 2 * np.ceil(shard.hidden) + np.ceil(shard.kept)
     rounded = np.where(np.asarray(layout.slices) > 1, 2 * layout.slices, 0)  # hidden states and logits of each slice
     pending = np.maximum(0, np.floor(layout.slices * (shard.hidden + shard.kept)) - rounded)
@@ -80,17 +69,21 @@ def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
     return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(shard.transient), held, pending)))
 
 
-def rest_bytes(shape: Shape, layout: Layout) -> Held:
+def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
     """Of the last norm, which stays where the head was: its input until B."""
     parts = np.where(layout.sequence, layout.tp, 1)
-    inputs = HALF * layout.size * shape.sequence * shape.hidden / parts
-    return Held(inputs, 0.0 * inputs, 0.0 * inputs, 0.0 * inputs)
+    inputs = formulas.HALF * layout.size * shape.sequence * shape.hidden / parts
+    return formulas.Held(inputs, 0.0 * inputs, 0.0 * inputs, 0.0 * inputs)
 
 
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
     """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
     part of them is what it takes."""
-    shard, part, slices = _shard(shape, layout, cluster), _shard(shape, mean_slice(layout), cluster), int(layout.slices)
+    shard, part, slices = (
+        _shard(shape, layout, cluster),
+        _shard(shape, formulas.mean_slice(layout), cluster),
+        int(layout.slices),
+    )
     held, transient = ceil(shard.kept), ceil(shard.transient)
     S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
@@ -124,22 +117,22 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
 def shard_bytes(shape: Shape, layout: Layout) -> Many:
     """Of the parameters of a shard: its rows of the output layer and of the embedding, once where they are tied."""
     words = np.ceil(shape.vocabulary / layout.pp)
-    return (1 if shape.tied else 2) * WEIGHT_BYTES * shape.hidden * words / layout.tp
+    return (1 if shape.tied else 2) * formulas.WEIGHT_BYTES * shape.hidden * words / layout.tp
 
 
 def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
     tokens, words = layout.size * shape.sequence, np.ceil(shape.vocabulary / layout.pp)
     logits = tokens * words / layout.tp
     product = 2 * logits * shape.hidden / (cluster.peak * cluster.efficiency / 1e6)
-    moved = cluster.traffic * HEAD_BYTES * logits / cluster.hbm
+    moved = cluster.traffic * formulas.HEAD_BYTES * logits / cluster.hbm
     rest = rest_bytes(shape, layout)
     return _Shard(
-        S=2 * (product + moved) + all_reduce(shape, layout, cluster),
+        S=2 * (product + moved) + formulas.all_reduce(shape, layout, cluster),
         T=product,
-        broadcast=_collective(2 * message_bytes(shape, layout), layout, cluster),
+        broadcast=_collective(2 * formulas.message_bytes(shape, layout), layout, cluster),
         statistics=_collective(layout.pp * STATISTIC_BYTES * tokens, layout, cluster),
-        lookup=embedding_times(shape, layout, cluster).F,
-        kept=HALF * logits,
+        lookup=formulas.embedding_times(shape, layout, cluster).F,
+        kept=formulas.HALF * logits,
         hidden=rest.until_b,
         transient=LOSS_BYTES * logits,
         parameters=shard_bytes(shape, layout),
@@ -149,4 +142,6 @@ def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
 def _collective(size: Many, layout: Layout, cluster: Cluster) -> Many:
     """µs of a ring over the pipeline's ranks that sends `size` bytes in all: ⌈log₂ p⌉ latencies, and all but one part."""
     latency = np.where(layout.devices > cluster.node, cluster.between.latency, cluster.inside.latency)
-    return np.ceil(np.log2(layout.pp)) * latency + (layout.pp - 1) / layout.pp * size / message_rate(layout, cluster)
+    return np.ceil(np.log2(layout.pp)) * latency + (layout.pp - 1) / layout.pp * size / formulas.message_rate(
+        layout, cluster
+    )

@@ -121,7 +121,6 @@ def to_svg(drawing: Drawing) -> str:
 
 
 def _element(mark: Mark) -> str:
-    """One mark as an element."""
     n = _number
     match mark:
         case Box(x, y, width, height, fill, radius, said):

@@ -13,7 +13,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.files import write_bytes, write_text
 from ...util.text import printable
-from ..schedule_page import schedule_as_page
+from ..schedule_report import schedule_as_page
 from ..tracks import schedule_as_trace
 from .drawing import PAPER, Area, Box, Dot, Drawing, Line, Mark, Row, Words, to_svg
 from .schedule import schedule_drawing

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from ...search.keeping import BOTH, KEPT, OFFLOADED, RECOMPUTED, Curves
@@ -64,7 +64,7 @@ def _sample(look: Look, x: float, y: float) -> list[Mark]:
 
 def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> Iterator[Mark]:
     """A line of steps down, with a mark where a shorter schedule fits first, filled where it is optimal."""
-    corners: Corners = chart.values(points)
+    corners: Corners = chart.steps(points)
     yield Line(tuple(corners), look.colour, look.thickness, look.dashes)
     firsts = [(points[0].memory, points[0])]
     firsts += [(max(one.peak, before.memory), one) for before, one in pairwise(points) if one.value < before.value]
@@ -195,7 +195,7 @@ class Chart:
 
     def curves(self) -> Iterator[Mark]:
         """Value from above and bound from below as steps, what is between shaded, and every point."""
-        upper, lower = self.values(self.frontier.points), self._bounds()
+        upper, lower = (self.steps(self.frontier.points, what) for what in ("value", "bound"))
         yield Area((*upper, *reversed(lower)), BETWEEN_COLOUR)
         yield Line(tuple(lower), BOUND_COLOUR, 1.6)
         yield Line(tuple(upper), VALUE_COLOUR, 2.2)
@@ -205,22 +205,15 @@ class Chart:
             said += f"{format_gap(point.gap)}, by {point.solver}"
             yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, said)
 
-    def values(self, points: Sequence[Point]) -> Corners:
-        """The corners of a line through points: a schedule's value holds from the memory that it really needs."""
-        corners = [(self.x(points[0].memory), self.y(points[0].value))]
-        for before, point in pairwise(points):
-            at = self.x(max(point.peak, before.memory))
-            corners += [(at, self.y(before.value)), (at, self.y(point.value))]
-        return [*corners, (self.x(self.high), self.y(points[-1].value))]
-
-    def _bounds(self) -> Corners:
-        """A bound holds up to the memory that it was proven for."""
-        points = self.frontier.points
-        corners = [(self.x(points[0].memory), self.y(points[0].bound))]
-        for before, point in pairwise(points):
-            at = self.x(before.memory)
-            corners += [(at, self.y(before.bound)), (at, self.y(point.bound))]
-        return [*corners, (self.x(self.high), self.y(points[-1].bound))]
+    def steps(self, points: Sequence[Point], what: str = "value") -> Corners:
+        """The corners of a line through points. A value holds from the memory that the schedule really needs, a "bound"
+        up to the memory that it was proven for."""
+        heights = [self.y(getattr(point, what)) for point in points]
+        corners = [(self.x(points[0].memory), heights[0])]
+        for i, (before, point) in enumerate(pairwise(points)):
+            at = self.x(max(point.peak, before.memory) if what == "value" else before.memory)
+            corners += [(at, heights[i]), (at, heights[i + 1])]
+        return [*corners, (self.x(self.high), heights[-1])]
 
     def device(self) -> Iterator[Mark]:
         """The memory that the profiled device has, where it is in the picture."""
@@ -239,7 +232,8 @@ class Chart:
         taken = [(x - 6, x + 6, y, DIAMOND_GAP) for x, y in diamonds]
         lines = [
             (x, right, (y + lower) / 2, abs(lower - y) / 2 + LINE_GAP)
-            for (x, y), (right, lower) in chain(pairwise(self.values(self.frontier.points)), pairwise(self._bounds()))
+            for what in ("value", "bound")
+            for (x, y), (right, lower) in pairwise(self.steps(self.frontier.points, what))
         ]
         for one in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
             x, y = self.x(one.memory), self.y(one.value)

@@ -127,24 +127,18 @@ class _Chart:
         words = description or " ".join(said)
         return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
 
-    def _above(self, row: _Row) -> float:
-        return len(row.caption) * LINE * 1.05 * self.size
-
-    def _after(self, row: _Row) -> float:
-        return (0.5 if len(self.rows) > 1 else 0.1) * self.size + (row.strips.height if row.strips else 0.0)
-
     def _body(self, y: float, tall: float) -> tuple[list[Mark], float]:
         """Every timeline with its caption, on lines of the axis; and where the axis' texts begin."""
         marks, spans = list[Mark](), list[tuple[float, float]]()
         for row in self.rows:
             marks += paragraph(row.caption, self.axis.left, y, Words(0, 0, "", 1.05 * self.size, bold=True))
-            y += self._above(row)
+            y += len(row.caption) * LINE * 1.05 * self.size
             marks += row.gantt.marks(self.axis, y, tall, self.peaks)
             spans.append((y, y + tall * row.gantt.units))
             y = spans[-1][1]
             if row.strips:
                 marks += row.strips.marks(self.axis, y, self.peaks)
-            y += self._after(row)
+            y += (0.5 if len(self.rows) > 1 else 0.1) * self.size + (row.strips.height if row.strips else 0.0)
         return [*self.axis.marks(spans[0][0], y, self.size), *marks, *self._ends(spans)], y
 
     def _ends(self, spans: Sequence[tuple[float, float]]) -> list[Mark]:

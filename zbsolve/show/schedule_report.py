@@ -1,7 +1,9 @@
-"""A schedule as one HTML page: a chart to zoom into, memory under it, the certificate, and a run if there is one."""
+"""A schedule as one HTML page: a chart to zoom into, memory under it, the certificate, and a run if there is one. And in the
+terminal: a row a stream, scaled to the width, with peak memory, bubble and certificate."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,10 @@ from ..schedule import Schedule
 from ..timeline import Timeline
 from ..trace import Trace
 from ..util.text import format_bytes, format_time, printable
-from .comparison import NOT_COUNTED, Comparison, compare, comparison_as_text
+from .comparison import NOT_COUNTED, Comparison, check_trace, compare, comparison_as_text, step_time
 from .pages import packed, render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
-from .tracks import chunk_numbers, shades, tracks_of
+from .tracks import Track, brightness, cell_kinds, chunk_numbers, letters, levels, shades, tracks_of
 
 TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
 
@@ -80,7 +82,6 @@ def _rank_rows(schedule: Schedule, trace: Trace | None, comparison: Comparison |
 
 
 def _columns(run: str, timeline: Timeline) -> tuple[str, ...]:
-    """Their heads; a run whose bytes nobody counted says so."""
     unsure = f" ({NOT_COUNTED})" if run == "measured" and timeline.held is None else ""
     return "first start", "last end", "idle", f"peak memory{unsure}"
 
@@ -160,3 +161,140 @@ def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None 
     if timeline.held is not None:
         columns[f"held{run}"] = timeline.held.astype(np.int64)
     return columns
+
+
+# --- In the terminal ---
+
+
+IDLE = "·"
+TERMINAL_LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the 256 colours of terminals
+
+
+def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int = 100, colour: bool = False) -> str:
+    """The picture as text of at most `width` columns (at least 40) and the sentences under it.
+
+    With a `trace` every stream has a second row, its median step. `colour`: ANSI colours, else plain letters. Raises
+    BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    """
+    predicted = schedule.timeline()
+    runs = [("", predicted)]
+    if trace is not None:
+        check_trace(schedule, trace)
+        runs = [("plan", predicted), ("run", trace.median())]
+    begin = {id(t): float(t.start.min()) for _, t in runs}
+    longest = max(float(t.end.max()) - begin[id(t)] for _, t in runs) or 1.0
+    rows = [
+        (_label(track, name), track, t, "" if name == "run" and t.held is None else _memory(schedule, track, t))
+        for track in tracks_of(schedule.problem)
+        for name, t in runs
+    ]
+    left = max(len(label) for label, *_ in rows)
+    right = max(len(memory) for *_, memory in rows)
+    columns = max(10, max(width, 40) - left - right - 4)
+    paint = Painter(schedule, columns, longest / columns, colour)
+    body = [
+        f"{label.ljust(left)} │{paint.row(track, t, begin[id(t)])}│ {memory.rjust(right)}".rstrip()
+        for label, track, t, memory in rows
+    ]
+    title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak' if right else '':>{right + 2}}".rstrip()
+    measured = (
+        []
+        if trace is None
+        else [f"measured {schedule.problem.objective} {format_time(step_time(runs[1][1]))} (median step)"]
+    )
+    below = [headline(schedule), value_line(schedule), *pool_lines(schedule), *measured, *certificate_lines(schedule)]
+    return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
+
+
+def _label(track: Track, run: str) -> str:
+    stream = "" if track.kind == "compute" else f" {printable(track.kind)}"
+    rank = f"{track.rank:>3}" if track.first and run != "run" else "   "
+    return f"{rank}{stream}{' ' if run else ''}{run}"
+
+
+def _memory(schedule: Schedule, track: Track, timeline: Timeline) -> str:
+    """Peak memory beside the first row of a rank."""
+    if not track.first or not schedule.problem.edges.bytes.any():
+        return ""
+    peak, capacity = timeline.peak_bytes[track.rank], schedule.problem.capacity
+    return format_bytes(peak) if capacity is None else f"{format_bytes(peak)} / {format_bytes(capacity[track.rank])}"
+
+
+class Painter:
+    """Draws one row at a time. Labels such as `F12` where nearly all of them fit their pass, else a letter a cell.
+
+    columns: cells of a row. cell: µs that a cell stands for. colour: ANSI colours, else plain letters.
+    """
+
+    def __init__(self, schedule: Schedule, columns: int, cell: float, colour: bool) -> None:
+        problem = schedule.problem
+        self.columns, self.cell, self.colour = columns, cell, colour
+        self.letter = letters(problem.passes.kinds)
+        self.chunk = chunk_numbers(problem)
+        passes = zip(problem.passes.kind.tolist(), self.chunk.tolist(), problem.passes.microbatch.tolist(), strict=True)
+        self.labels = [self._cased(KINDS[kind], chunk) + str(microbatch) for kind, chunk, microbatch in passes]
+        room = problem.passes.duration / cell
+        fitting = np.array([len(label) for label in self.labels]) <= room
+        self.labelled = bool(fitting[room > 0].mean() >= 0.95) if (room > 0).any() else False
+
+    def _cased(self, kind: str, chunk: int) -> str:
+        return self.letter[kind].lower() if chunk % 2 else self.letter[kind]
+
+    def row(self, track: Track, timeline: Timeline, begin: float) -> str:
+        """One stream's cells; `begin`: µs at which the first one starts."""
+        text, kinds = self._labels(track, timeline, begin) if self.labelled else self._letters(track, timeline, begin)
+        if not self.colour:
+            return "".join(text)
+        cuts = [0, *(i for i in range(1, self.columns) if kinds[i] != kinds[i - 1]), self.columns]
+        return "".join(
+            _painted("".join(text[a:b]), KINDS[kinds[a]]) if kinds[a] >= 0 else "".join(text[a:b]) for a, b in pairwise(cuts)
+        )
+
+    def _letters(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
+        edges = begin + self.cell * np.arange(self.columns + 1)
+        kinds = cell_kinds(timeline, track.rows, edges).tolist()
+        # In colour the letter stands once, where a run of its kind begins.
+        again = [self.colour and i > 0 and kinds[i - 1] == kind for i, kind in enumerate(kinds)]
+        return [self._cell(kind, skip) for kind, skip in zip(kinds, again, strict=True)], kinds
+
+    def _cell(self, kind: int, skip: bool) -> str:
+        if kind < 0:
+            return " " if self.colour else IDLE
+        return " " if skip else self.letter[KINDS[kind]]
+
+    def _labels(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
+        text, kinds = [" " if self.colour else IDLE] * self.columns, [-1] * self.columns
+        rows: Ints = track.rows[np.argsort(timeline.start[track.rows], kind="stable")]
+        first = np.rint((timeline.start[rows] - begin) / self.cell).astype(int).tolist()
+        last = np.rint((timeline.end[rows] - begin) / self.cell).astype(int).tolist()
+        for row, a, b in zip(rows.tolist(), first, last, strict=True):
+            label, room = self.labels[row], min(b, self.columns) - a
+            shown = label if len(label) <= room else label[:1]
+            for i, letter in enumerate(shown.ljust(max(room, 0), " " if self.colour else "-")[: max(room, 0)]):
+                text[a + i], kinds[a + i] = letter, int(timeline.problem.passes.kind[row])
+        return text, kinds
+
+    def legend(self) -> str:
+        """What letters and colours mean."""
+        parts = [
+            (_painted(f" {letter} ", kind) if self.colour else letter) + f" {TABLE[kind].words}"
+            for kind, letter in self.letter.items()
+        ]
+        second = "; small letters: every second stage of a rank" if self.labelled and self.chunk.max() > 0 else ""
+        cell = "" if self.labelled else f"; a cell is {self._width()} and shows what fills most of it"
+        return "  ".join(parts) + ("" if self.colour else f"  {IDLE} idle") + second + cell
+
+    def _width(self) -> str:
+        return format_time(self.cell) if self.cell >= 10 else f"{self.cell:.2g} µs"
+
+
+def _painted(text: str, kind: str) -> str:
+    """Text on its kind's colour, from the 256 that terminals share."""
+    colour = TABLE[kind].colour
+    red, green, blue = map(_nearest, levels(colour))
+    ink = 16 if brightness(colour) > 140 else 231
+    return f"\x1b[48;5;{16 + 36 * red + 6 * green + blue}m\x1b[38;5;{ink}m{text}\x1b[0m"
+
+
+def _nearest(level: int) -> int:
+    return min(range(len(TERMINAL_LEVELS)), key=lambda i: abs(TERMINAL_LEVELS[i] - level))

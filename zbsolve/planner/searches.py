@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ...search.task import Task
-from ...search.task_runner import TaskRunner
-from ...util.clock import Clock, TimeShare
-from ..bounds.layout_rules import NEVER
-from ..bounds.space_bounds import SpaceBounds, raising
-from ..candidate import Candidate, Unsolved, in_a_named_order, in_its_order, retimed, unsolved
-from ..cluster import Cluster
-from ..costs.layer_costs import Model
-from ..layout import Layout, rows_of
+from ..search.task import Task
+from ..search.task_runner import TaskRunner
+from ..util.clock import Clock, TimeShare
+from .bounds.layout_rules import NEVER
+from .bounds.space_bounds import SpaceBounds, raising
+from .candidate import Candidate, Unsolved, in_a_named_order, in_its_order, retimed, unsolved
+from .cluster import Cluster
+from .costs.layer_costs import Model
 from .estimates import Floats, Promise, estimated_steps, large_steps
+from .layout import Layout, rows_of
 
 FIRST_ROWS = 300  # layouts whose bounds are raised before the first search
 ROUND = 8  # searches that are drawn at once where effort is the limit
@@ -281,7 +281,6 @@ def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
 
 
 def _first_effort(one: Unsolved) -> float:
-    """Effort of the first search of a layout."""
     return max(LEAST_EFFORT, EFFORT_PER_PASS * len(one.problem.passes))
 
 

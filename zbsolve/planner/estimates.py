@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bounds.space_bounds import SpaceBounds
-from ..costs.rank_costs import Costs
-from ..layout import VEE, Layout
+from .bounds.space_bounds import SpaceBounds
+from .costs.rank_costs import Costs
+from .layout import VEE, Layout
 
 LARGE = 150_000  # passes and edges
 STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch

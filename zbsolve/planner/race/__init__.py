@@ -1,1 +1,0 @@
-"""The race of a space's layouts: which is searched next, and for how long."""
