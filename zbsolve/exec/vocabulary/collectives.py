@@ -7,17 +7,16 @@ guide, "Using multiple NCCL communicators concurrently").
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..base.torch_private import backend_of, default_group
-from ..device.copying import CopyStreams, LaunchedCopies, timed_event
+from ..device.copying import Begun, LaunchedCopies, SideWork, timed_event
 from ..devices import BACKENDS
 from ..transport.failure import LostRank
 from ..transport.wires import break_off_group, joined, passed, reason
@@ -25,65 +24,27 @@ from ..transport.wires import break_off_group, joined, passed, reason
 STREAM = "collectives"
 
 
-@dataclass(frozen=True)
-class Homes:
-    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
-    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
-
-    rank: int
-    size: int
-    stages: int
-    routes: Sequence[Sequence[int]]
-    barriers: int = 1
-
-    def last(self, microbatch: int) -> int:
-        """The rank of the microbatch's last stage."""
-        return self.routes[microbatch % len(self.routes)][self.stages - 1]
-
-    def first(self, microbatch: int) -> int:
-        """The rank of its first stage."""
-        return self.routes[microbatch % len(self.routes)][0]
+def _nothing() -> None:
+    """What a rank does by itself behind most collectives."""
 
 
-class SideStreams(Protocol):
-    """An emulated device."""
-
-    def run_on_side_stream(self, name: str) -> tuple[int, int]:
-        """Run a pass of a side stream there, behind all that it waits for."""
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A collective that is not settled. over: what the rank does by itself when it is. waits: for what other ranks must do
-    before, or else this rank's part takes its device's time without them. timed: it has taken that."""
-
-    copy: Any
-    over: Callable[[], None]
-    waits: bool
-    timed: bool = False
-
-
-class Collectives:
+class Collectives(SideWork):
     """The collectives of one rank. group: the process group that is theirs alone. timeout: to wait for any of them.
-    emulated: the device whose time they take, where there is one."""
+    emulated: the device (`emulate.EmulatedDevice`) whose time they take, where there is one."""
 
-    def __init__(self, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> None:
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-        self.group, self.device, self.timeout = group, torch.device(device.type, index), timeout
-        self._emulated = emulated
-        self._copies: Any = (LaunchedCopies if device.type == "cuda" else CopyStreams)(self.device)
+    def __init__(self, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> None:
+        # Beyond the group's own time, which knows what it waited for.
+        super().__init__(device, timeout.total_seconds() + 1.0, device.type == "cuda")
+        self.group, self.timeout, self._emulated = group, timeout, emulated
         self.marks: Any = None  # on a GPU: makes the events around each
-        self._begun: dict[str, _Begun] = {}
-        self._over: dict[str, Any] = {}
-        self._turn: deque[str] = deque()  # in the order in which an emulated device runs them
+        self._untimed: dict[str, bool] = {}  # in the order in which an emulated device runs them → do they wait for others?
 
     @classmethod
-    def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: SideStreams | None = None) -> Collectives:
+    def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> Collectives:
         """Those of a pipeline's process group. All its ranks call this. Raises TimeoutError where one does not, on a GPU."""
-        group = default_group() if group is None else group
-        ranks, backend = dist.get_process_group_ranks(group), BACKENDS[device.type]
+        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
         own = dist.new_group(
-            ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc="zbsolve vocabulary"
+            ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
         if device.type == "cuda":  # its communicator is made here: at the first collective it would hold the host
             dist.all_reduce(torch.zeros(1, device=device), group=own)
@@ -94,43 +55,32 @@ class Collectives:
         """The same group, where no emulated device takes time."""
         return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
 
-    def begin_step(self) -> None:
-        """A step begins."""
-        self._over.clear()
-        self._turn.clear()
+    def begin_step(self, marks: Any) -> None:
+        """A step begins. marks: see `Part`."""
+        self.done.clear()
+        self._untimed.clear()
+        self.marks = marks
 
-    def begin(self, name: str, work: Callable[[], None], over: Callable[[], None], waits: bool = True) -> None:
+    def begin(self, name: str, work: Callable[[], None], over: Callable[[], None] = _nothing, waits: bool = True) -> None:
         """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
-        is settled. waits: the pass waits for passes of other ranks. Never waits itself."""
-        if isinstance(self._copies, LaunchedCopies):
+        is settled. waits: for what other ranks must do before; else this rank's part takes its device's time without them.
+        Never waits itself."""
+        if isinstance(self.copies, LaunchedCopies):
             event = timed_event if self.marks is None else self.marks.event
-            copy: Any = self._copies.begin(STREAM, work, [self._copies.mark()], event)
+            self.begun[name] = Begun(self.copies.begin(STREAM, work, [self.copies.mark()], event), over)
         else:
-            copy = self._copies.begin(STREAM, work)
-        self._begun[name] = _Begun(copy, over, waits)
-        self._turn.append(name)
+            self.begun[name] = Begun(self.copies.begin(STREAM, work), over)
+        self._untimed[name] = waits
 
     def settle(self, name: str, sure: bool = True) -> None:
-        """From here on the collective of pass `name` is done. sure: also where that must be waited for; else only if it is.
-        Raises TimeoutError, LostRank, and what its work raised."""
-        begun = self._begun.get(name)
-        if begun is None or not (sure or begun.copy.known()):
-            return
-        while self._emulated is not None and not begun.timed:  # a device's stream runs them one after the other
-            earlier = self._turn.popleft()
-            one = self._begun[earlier]
-            if one.waits:
-                self._copies.end(one.copy, self._seconds)  # now all have come to it, and when their devices did is known
-            self._emulated.run_on_side_stream(earlier)
-            one.timed = True
-        self._end(name)
-
-    def ended(self, name: str) -> Any:
-        """When it was done, monotonic ns; or the event of a GPU. Waits for it. Raises as `settle`."""
-        self.settle(name)
-        if isinstance(self._copies, LaunchedCopies):
-            return self._over[name].end
-        return self._copies.end(self._over[name], self._seconds)
+        """As `SideWork`, in an emulated device's time. Raises LostRank too."""
+        if self._emulated is not None and name in self.begun and (sure or self.begun[name].copy.known()):
+            while name in self._untimed:  # a device's stream runs them one after the other
+                earlier = next(iter(self._untimed))
+                if self._untimed.pop(earlier):  # now all have come to it, and when their devices did is known
+                    self.copies.end(self.begun[earlier].copy, self.seconds)
+                self._emulated.run_on_side_stream(earlier)
+        super().settle(name, sure)
 
     def wait(self, work: Any) -> None:
         """Wait for a collective of torch's inside a `work`. Raises LostRank."""
@@ -139,21 +89,17 @@ class Collectives:
         except RuntimeError as error:
             raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
 
-    def root(self, rank: int) -> int:
-        """The number that torch has for a rank of the group."""
-        return dist.get_global_rank(self.group, rank)
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """From the rank `root` to all, inside a `work`."""
+        source = dist.get_global_rank(self.group, root)
+        self.wait(dist.broadcast(tensor, source, group=self.group, async_op=True))
+
+    def sum(self, tensor: Tensor, root: int) -> None:
+        """Over all ranks, on the rank `root`, inside a `work`."""
+        destination = dist.get_global_rank(self.group, root)
+        self.wait(dist.reduce(tensor, destination, group=self.group, async_op=True))
 
     def break_off(self) -> None:
         """End this rank's connections, so that none of the others waits for it."""
         backend = backend_of(self.group, self.device)
         break_off_group(backend, dist.get_rank(self.group), dist.get_world_size(self.group), self.device)
-
-    @property
-    def _seconds(self) -> float:
-        return self.timeout.total_seconds() + 1.0  # beyond the group's own, which knows what it waited for
-
-    def _end(self, name: str) -> None:
-        begun = self._begun[name]
-        self._copies.join(begun.copy, self._seconds)
-        begun.over()
-        self._over[name] = self._begun.pop(name).copy

@@ -20,7 +20,6 @@ from ..backward.deferral import accumulate
 from ..base.torch_private import default_group
 from ..base.values import LaidOut, full, local
 from ..check import Value
-from .collectives import Homes
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
 
@@ -99,6 +98,25 @@ def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> Non
 NAME = "vocabulary"  # of a shard among a rank's modules
 
 
+class Homes(NamedTuple):
+    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
+    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
+
+    rank: int
+    size: int
+    stages: int
+    routes: Sequence[Sequence[int]]
+    barriers: int
+
+    def last(self, microbatch: int) -> int:
+        """The rank of the microbatch's last stage."""
+        return self.routes[microbatch % len(self.routes)][self.stages - 1]
+
+    def first(self, microbatch: int) -> int:
+        """The rank of its first stage."""
+        return self.routes[microbatch % len(self.routes)][0]
+
+
 class Sharded(NamedTuple):
     """What a problem says of its vocabulary. barriers: 1 or 2; embedding: the input embedding is sharded too."""
 
@@ -154,9 +172,7 @@ def cut_shard(
     if linear.bias is not None:
         module.cut("bias", linear.bias, (last, _inside(path, "bias")))
     output = OutputShard(module.weight, getattr(module, "bias", None), first, linear.out_features, entropy)
-    embedding = None
-    if how.embedding:
-        embedding = _embedding(module, layers, tied)
+    embedding = _embedding(module, layers, tied) if how.embedding else None
     _check_tied(module.places, tied)
     layers[last] = without_output(layers[last], path)
     return Shard(homes, output, embedding, module, module.places, module.shapes)
@@ -230,28 +246,18 @@ class Passing:
 
 
 class Standing(nn.Module):
-    """Stands where a part of a layer was."""
+    """Stands where an output layer was: its input is what the whole layer gives. looks_up: where an embedding was: it gives
+    vectors that come in with the tokens."""
 
-    def __init__(self, passing: Passing) -> None:
+    def __init__(self, passing: Passing, looks_up: bool = False) -> None:
         super().__init__()
-        self._passing = passing
-
-
-class Hidden(Standing):
-    """Stands where an output layer was: its input is what the whole layer gives."""
+        self._passing, self._looks_up = passing, looks_up
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps `x` for the layer around it, and hands it on."""
+        if self._looks_up:
+            return self._passing.taken().view(*x.shape, -1)
         self._passing.value = x
         return x
-
-
-class LookedUp(Standing):
-    """Stands where an embedding was: it gives vectors that come in with the tokens."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The vectors of `tokens`."""
-        return self._passing.taken().view(*tokens.shape, -1)
 
 
 def without_output(layer: nn.Module, path: str) -> nn.Module:
@@ -262,33 +268,33 @@ def without_output(layer: nn.Module, path: str) -> nn.Module:
 
     def run(self: Any, x: Any) -> Tensor:
         forward(self, x)  # what comes behind the output layer is of no use
-        found: Tensor = self._passing.taken()
-        return found
+        taken: Tensor = self._passing.taken()
+        return taken
 
-    return _around(_copied(layer, path, Hidden(passing)), run, passing)
+    return _around(_copied(layer, path, Standing(passing)), run, passing)
 
 
 def without_embedding(layer: nn.Module, path: str) -> nn.Module:
     """A copy of `layer`, with the same parameters, that takes (input, vectors) in place of its input; the embedding at
     `path` ("": itself) is not there."""
     passing = Passing()
-    vectors = LookedUp(passing)
-    found = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
-    forward = type(found).forward
+    vectors = Standing(passing, looks_up=True)
+    rest = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
+    forward = type(rest).forward
 
     def run(self: Any, given: tuple[Any, Tensor]) -> Any:
         inputs, self._passing.value = given
         return forward(self, inputs)
 
-    return _around(found, run, passing)
+    return _around(rest, run, passing)
 
 
-def _around(layer: Any, forward: Any, passing: Passing) -> nn.Module:
+def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
     """The layer, of a class of its own. (Hooks would do, but graphs do not run hooks.)"""
-    kind, layer._passing = type(layer), passing
+    kind: Any = type(layer)
+    layer._passing = passing  # type: ignore[assignment]
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward})
-    found: nn.Module = layer
-    return found
+    return layer
 
 
 def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
