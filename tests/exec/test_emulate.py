@@ -18,7 +18,7 @@ from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.base.program import Message
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice, Turns
 from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp

@@ -11,7 +11,7 @@ import torch
 
 from zbsolve import Trace, verify
 from zbsolve.cli import main
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice, Turns
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.presets import GptSizes, gpt, mlp
 

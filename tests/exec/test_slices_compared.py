@@ -18,7 +18,7 @@ from zbsolve.build import with_slices
 from zbsolve.exec import auxiliary_loss
 from zbsolve.exec.backward.stage import ForwardStage, Stage
 from zbsolve.exec.base.part import Hooks
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice, Turns
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import Slices, StageSlices

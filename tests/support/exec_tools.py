@@ -15,7 +15,7 @@ from zbsolve import BadInput, Problem, Schedule, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import Value, difference, named, reference, values
 from zbsolve.exec.handlers import Data
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice, Turns
 from zbsolve.models.model import Model, Place
 from zbsolve.tables import Edges
 

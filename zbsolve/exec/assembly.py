@@ -6,8 +6,7 @@ from typing import Any
 
 from .base.part import Hooks, RankState
 from .connecting import Connecting, Given, Own
-from .device.marks import DeviceRows
-from .device.rank_device import RankDevice
+from .device.rank_device import DeviceRows, RankDevice
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers import HANDLERS, connect_parts

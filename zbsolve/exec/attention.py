@@ -27,7 +27,7 @@ from .base.handler import Graph, Handler
 from .base.part import Part, RankState, Run
 from .base.program import Action
 from .connecting import Connecting
-from .slices.partial import Attended, Scores, partial_attention, partial_gradients, scale_of
+from .slices.attention import Attended, Scores, partial_attention, partial_gradients, scale_of
 from .slices.stage import Slices
 from .transport.failure import LostRank, RunFailed, one_line
 from .transport.format import Format

@@ -28,8 +28,7 @@ from .base.torch_private import default_group
 from .connecting import Given, Own, OwnWork, Update
 from .devices import group_device, with_number
 from .emulate import Times
-from .exchange.replicas import Replicas, begin_alike, optimizers_wait
-from .exchange.shared import Shared
+from .exchange import Replicas, Shared, begin_alike, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
 from .layers import Layers, check_untrained

@@ -22,8 +22,7 @@ from .base.part import Data, Part, Record, asked, sum_of
 from .base.program import Message
 from .base.values import tensors_of
 from .device.capture import Captures
-from .device.marks import Marks
-from .device.rank_device import RankDevice, missing_bytes
+from .device.rank_device import Marks, RankDevice, missing_bytes
 from .emulate import sleep_until
 from .feed import REFUSED, ShapeNumbers
 from .handlers import HANDLERS

@@ -31,7 +31,7 @@ from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
 from .base.torch_private import compiles, load_order, pipeline_runtime
 from .base.values import is_wrapped, wrapped_modules
-from .sharding.parameters import Parameter, parameters_of_module
+from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do

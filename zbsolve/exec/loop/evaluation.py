@@ -17,8 +17,7 @@ from ..backward.stage import ForwardStage
 from ..base.part import Data, Hooks, RankState, sum_of
 from ..base.program import Program
 from ..base.values import joined
-from ..device.marks import DeviceRows
-from ..device.rank_device import RankDevice
+from ..device.rank_device import DeviceRows, RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
 from ..lowering import lower

@@ -19,8 +19,7 @@ from ..backward.stage import Stage
 from ..base.part import Hooks, Part
 from ..base.torch_private import default_group, norms_of, scale_all
 from ..base.values import is_dtensor, laid_out_as, local
-from ..exchange.replicas import Replicas
-from ..exchange.shared import Shared
+from ..exchange import Replicas, Shared
 from ..mesh.place import PipelineMesh
 from ..slices.cutting import Counting, Cutting
 from ..step_view import StepView

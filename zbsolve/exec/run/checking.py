@@ -20,7 +20,7 @@ from ..connecting import Update
 from ..feed import moved, step_seed
 from ..layers import forwards_alone
 from ..mesh.place import PipelineMesh, group_along
-from ..one_device.pipeline import OneDevice
+from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..verdict import Others, compare
 

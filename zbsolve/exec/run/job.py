@@ -31,7 +31,7 @@ from ..emulate import Times
 from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
-from ..one_device.pipeline import OneDevice, Turns
+from ..one_device import OneDevice, Turns
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS

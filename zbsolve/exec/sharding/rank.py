@@ -29,8 +29,7 @@ from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..transport.failure import LostRank
 from ..transport.wires import abort, break_off_group, joined, reason
-from .parameters import Parameter, parameters_of_module
-from .stage import ShardedStage, trained
+from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
 DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
 Layers = Mapping[int, nn.Module]

@@ -19,30 +19,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models.model import Model
-from ...schedule import Schedule
-from ...timeline import Floats, Timeline
-from ...util.errors import BadInput
-from ..base.part import Data, Hooks, RankState, Record, sum_of
-from ..base.program import Action, Message
-from ..base.values import copied, tensors_of
-from ..exchange.shared import Bucket, buckets
-from ..feed import moved, step_seed
-from ..graphs import decisions_of
-from ..graphs.auto import parts_by_name
-from ..handlers import passes_where
-from ..interpreter import Interpreter
-from ..layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
-from ..lowering import lower
-from ..memory import LiveBytes, Memory, predicted
-from ..own import stages_of
-from ..slices.cutting import Counting, Cutting
-from ..slices.stage import Slices, check_sliced, sliced_loss
-from ..splits import Row
-from ..step_view import StepView
-from ..transport.failure import RunFailed
-from ..transport.wires import CPU
-from ..work import WorkBeside
+from ..models.model import Model
+from ..schedule import Schedule
+from ..timeline import Floats, Timeline
+from ..util.errors import BadInput
+from .base.part import Data, Hooks, RankState, Record, sum_of
+from .base.program import Action, Message
+from .base.values import copied, tensors_of
+from .exchange import Bucket, buckets
+from .feed import moved, step_seed
+from .graphs import decisions_of
+from .graphs.auto import parts_by_name
+from .handlers import passes_where
+from .interpreter import Interpreter
+from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
+from .lowering import lower
+from .memory import LiveBytes, Memory, predicted
+from .own import stages_of
+from .slices.cutting import Counting, Cutting
+from .slices.stage import Slices, check_sliced, sliced_loss
+from .splits import Row
+from .step_view import StepView
+from .transport.failure import RunFailed
+from .transport.wires import CPU
+from .work import WorkBeside
 
 Work = Callable[[], object]
 
