@@ -1,18 +1,13 @@
-"""All ranks of a schedule in one process on the CPU, each on a stream of its own.
-
-The passes of all ranks are launched in the order of the predicted timeline. A stream keeps its rank's order. A pass that
-takes a message waits for the launch that sent it. A message is a copy, as over a link. Streams take turns: the order and the
-numbers are real, but nothing overlaps.
-"""
+"""All ranks of a schedule in one process on the CPU: their passes run one after the other, in the order of the predicted
+timeline. A message is a copy, as over a link. The order and the numbers are real, but nothing overlaps."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +23,7 @@ from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .exchange import Bucket, buckets
 from .feed import moved, step_seed
-from .graphs import decisions_of
-from .graphs.auto import parts_by_name
+from .graphs.auto import decisions_of, parts_by_name
 from .handlers import passes_where
 from .interpreter import Interpreter
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
@@ -40,80 +34,14 @@ from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
 from .splits import Row
 from .step_view import StepView
-from .transport.failure import RunFailed
 from .transport.wires import CPU
 from .work import WorkBeside
-
-Work = Callable[[], object]
-
-
-class Turn:
-    """A launch of `Turns`. start, end: monotonic ns, None until then."""
-
-    __slots__ = ("after", "end", "start", "work")
-
-    def __init__(self, work: Work, after: Sequence[Turn]) -> None:
-        self.work = work
-        self.after = tuple(after)
-        self.start: int | None = None
-        self.end: int | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Has something before it not ended yet?"""
-        return any(one.end is None for one in self.after)
-
-
-class Turns:
-    """Streams on the CPU. Nothing runs before `finish`, which runs one launch at a time, of any stream that need not wait.
-    So every order that streams may take can be had, but nothing overlaps.
-
-    pick: chooses among the streams that can go on (None: the one with the fewest launches so far). facts: JSON values for
-    the trace.
-    """
-
-    def __init__(self, ranks: int, pick: Callable[[Sequence[int]], int] | None = None) -> None:
-        self.facts: dict[str, Any] = {"streams": "cpu, taking turns: no two passes overlap", "partitions": ranks}
-        self._ahead: list[deque[Turn]] = [deque() for _ in range(ranks)]
-        self._runs = [0] * ranks
-        self._pick = pick or (lambda ready: min(ready, key=self._runs.__getitem__))
-        self._zero = 0
-
-    def begin(self) -> None:
-        """Time 0 is now."""
-        self._zero = time.monotonic_ns()
-
-    def launch(self, rank: int, work: Work, after: Sequence[Turn] = ()) -> Turn:
-        """Note the work for `finish`."""
-        turn = Turn(work, after)
-        self._ahead[rank].append(turn)
-        return turn
-
-    def finish(self) -> None:
-        """Run all launches. Raises RunFailed where streams wait for each other."""
-        while ready := [rank for rank, ahead in enumerate(self._ahead) if ahead and not ahead[0].waits]:
-            rank = self._pick(ready)
-            self._runs[rank] += 1
-            turn = self._ahead[rank].popleft()
-            turn.start = time.monotonic_ns()
-            turn.work()
-            turn.end = time.monotonic_ns()
-        stuck = [rank for rank, ahead in enumerate(self._ahead) if ahead]
-        if stuck:
-            raise RunFailed(f"the streams of ranks {stuck} wait for each other")
-
-    def span(self, launch: Turn) -> tuple[float, float]:
-        """When a launch began and ended, µs since the step began."""
-        assert launch.start is not None
-        assert launch.end is not None
-        return (launch.start - self._zero) / 1000, (launch.end - self._zero) / 1000
 
 
 @dataclass(frozen=True)
 class Ran:
     """One step. columns: start, end and ready of every pass, µs since the step began, and zeros (nothing is launched); shape
-    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: what
-    the host saw of each rank."""
+    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: of each rank."""
 
     timeline: Timeline
     columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
@@ -151,35 +79,33 @@ class DeviceCopies:
 class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them.
 
-    model: builds layers by their numbers; every rank gets its own. streams: one a rank. hooks: one a rank (see
-    `base.state.Hooks`).
-    split: see `Pipeline`; what is traced and measured is shared by all ranks.
+    model: builds layers by their numbers; every rank gets its own. hooks: one a rank. split: see `Pipeline`; what is traced
+    and measured is shared by all ranks. order: the passes of all ranks in the order in which they run.
     Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
     """
 
-    rank, wires = 0, None  # a job and its check see a pipeline of one rank
+    rank, place, wires, mesh, vocabulary = 0, 0, None, None, None  # a job and its check see a pipeline of one rank
 
     def __init__(
         self,
         model: Model,
         schedule: Schedule,
-        streams: Turns,
         *,
         seed: int = 0,
         hooks: Sequence[Hooks] = (),
         split: str = "layers",
     ) -> None:
         problem = schedule.problem
-        self.schedule, self.streams, self.seed, self.steps, self.device = schedule, streams, seed, 0, CPU
+        self.schedule, self.seed, self.steps, self.device = schedule, seed, 0, CPU
         self.view = StepView.of(schedule)
-        if problem.round:
-            raise BadInput("one device: passes U need a process for each rank")
-        if passes_where(problem, "does", "offload").any():
-            raise BadInput("one device: passes O and R need a process for each rank")
-        if problem.passes.that(together=True).any():
-            raise BadInput("one device: a sharded vocabulary needs a process for each rank")
-        if problem.passes.that(away=True).any():
-            raise BadInput("one device: attention for another rank needs a process for each rank")
+        for lacks, there in (
+            ("passes U need", problem.round > 0),
+            ("passes O and R need", passes_where(problem, "does", "offload").any()),
+            ("a sharded vocabulary needs", problem.passes.that(together=True).any()),
+            ("attention for another rank needs", problem.passes.that(away=True).any()),
+        ):
+            if there:
+                raise BadInput(f"one device: {lacks} a process for each rank")
         self.counts = layer_counts(problem)
         self.owners = [(0,)] * sum(self.counts)
         self.hooks = Hooks()
@@ -204,12 +130,15 @@ class OneDevice:
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
         self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
         self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
-        self.order = _launches(schedule, self.interpreters)
+        self.order = _in_order(schedule, self.interpreters)
 
     def _own(self, made: dict[int, nn.Module]) -> dict[int, nn.Module]:
         """A rank's own layers: a builder may give the same ones to all ranks."""
         given = {id(layer) for mine in self.parts for layer in mine.values()}
         return {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
+
+    def wait_gradients(self) -> None:
+        """They are there."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of all ranks, each once."""
@@ -235,35 +164,28 @@ class OneDevice:
         for copies in self.shared:
             for one in copies:
                 one.grad = None
-        launches = self._launch(meters)
+        spans = self._run_all(meters)
         for interpreter in self.interpreters:
             interpreter.end()
         self._add_up(kept)
-        start, end, ready = self._columns(launches)
+        start, end, ready = self._columns(spans)
         loss = sum_of([loss for record in records for loss in record.losses])
         counted = tuple(self._memory(rank, meter) for rank, meter in enumerate(meters))
         timeline = Timeline(self.schedule.problem, start, end)
         columns, mean = (start, end, ready, np.zeros_like(start)), float(loss or 0.0) / len(self.microbatches)
         return Ran(timeline, columns, mean, counted, tuple(records))
 
-    def _launch(self, meters: Sequence[LiveBytes]) -> dict[str, Any]:
-        """Launch all passes, and wait until they have run. Pass → its launch."""
-        launches: dict[str, Any] = {}
-        self.streams.begin()
+    def _run_all(self, meters: Sequence[LiveBytes]) -> dict[str, tuple[float, float]]:
+        """Run all passes. Pass → its start and end, µs since the step began."""
+        spans, zero = dict[str, tuple[float, float]](), time.monotonic_ns()
         for rank, action in self.order:
-            after = [launches[action.takes.before]] if isinstance(action.takes, Message) else []
-            launches[action.name] = self.streams.launch(rank, partial(self._run, rank, action, meters), after)
-        self.streams.finish()
-        return launches
-
-    def _run(self, rank: int, action: Action, meters: Sequence[LiveBytes]) -> None:
-        interpreter = self.interpreters[rank]
-        if not meters:
-            interpreter.run(action)
-            return
-        with meters[rank]:
-            interpreter.run(action)
-        interpreter.weigh(meters[rank])
+            interpreter, began = self.interpreters[rank], time.monotonic_ns()
+            with meters[rank] if meters else nullcontext():
+                interpreter.run(action)
+            if meters:
+                interpreter.weigh(meters[rank])
+            spans[action.name] = (began - zero) / 1000, (time.monotonic_ns() - zero) / 1000
+        return spans
 
     def _meter(self, rank: int, data: Data) -> LiveBytes:
         module = self.modules[rank]
@@ -284,11 +206,11 @@ class OneDevice:
             for one, old in zip(copies, before, strict=True):
                 one.grad = total.clone() if old is None else old.add_(total)
 
-    def _columns(self, launches: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
+    def _columns(self, spans: Mapping[str, tuple[float, float]]) -> tuple[Floats, Floats, Floats]:
         """Start, end and ready of each pass. A pass is ready when all that it waits for has ended."""
         problem = self.schedule.problem
-        spans = np.array([self.streams.span(launches[name]) for name in problem.names])
-        start, end, ready = spans[:, 0], spans[:, 1], np.zeros(len(spans))
+        start, end = np.array([spans[name] for name in problem.names]).T
+        ready = np.zeros(len(start))
         np.maximum.at(ready, problem.edges.after, end[problem.edges.before])
         return start, end, np.minimum(ready, start)
 
@@ -306,7 +228,7 @@ def _copies(found: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
     return [row for row in copies.values() if row[0].requires_grad]
 
 
-def _launches(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:
+def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:
     """The passes of all ranks in one order that keeps every rank's and every edge: that of the predicted timeline."""
     timeline, index = schedule.timeline(), schedule.problem.index
     turn = timeline.turn if timeline.turn is not None else np.arange(len(index))

@@ -307,7 +307,7 @@ class Pipeline:
     def splits(self) -> list[dict[str, Any]]:
         """How this rank's layers are split, where that is decided a layer at a time: a row for each kind of block, with the
         numbers of its layers, why, and what was measured. Complete after the first step."""
-        from .graphs import decisions_of
+        from .graphs.auto import decisions_of
 
         return decisions_of(self.stages.values())
 

@@ -29,7 +29,7 @@ SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a c
 SHAKE_SECONDS = 60.0  # after which no further one begins: the other ranks wait meanwhile, and not for ever
 
 
-def mean_over_data(pipeline: Pipeline, losses: Sequence[float]) -> list[float]:
+def mean_over_data(pipeline: Pipeline | OneDevice, losses: Sequence[float]) -> list[float]:
     """The mean of each over all data coordinates. All ranks call this."""
     if pipeline.mesh is None or pipeline.mesh.replicas is None:
         return list(losses)
@@ -46,13 +46,12 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     Gradients are whole, whatever mesh they are spread over. Along data dimensions all pipelines have the same ones; along
     others each pipeline is compared, and the verdict is that of the worst.
     """
-    whole, right, mesh, counts = None, 0.0, None, None
+    whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
-    if isinstance(pipeline, Pipeline):
-        pipeline.wait_gradients()
-        mesh, (loss,) = pipeline.mesh, mean_over_data(pipeline, [loss])
+    pipeline.wait_gradients()
+    (loss,) = mean_over_data(pipeline, [loss])
     mine = check.values(pipeline.layers, what)
-    if isinstance(pipeline, Pipeline) and pipeline.vocabulary is not None:
+    if pipeline.vocabulary is not None:
         shards = pipeline.vocabulary.values(what)
         mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:

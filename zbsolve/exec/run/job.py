@@ -31,7 +31,7 @@ from ..emulate import Times
 from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
-from ..one_device import OneDevice, Turns
+from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
@@ -184,21 +184,22 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
 
     The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
     """
-    if options.emulate is not None:
-        raise BadInput("one device: emulated times need a process for each rank")
-    if options.mesh:
-        raise BadInput("one device: a mesh needs processes of its own")
-    if options.memory_limit is not None:
-        raise BadInput("one device: a memory limit is for a rank with a process of its own")
+    for refused, text in (
+        (options.emulate is not None, "emulated times need a process for each rank"),
+        (options.mesh, "a mesh needs processes of its own"),
+        (options.memory_limit is not None, "a memory limit is for a rank with a process of its own"),
+    ):
+        if refused:
+            raise BadInput(f"one device: {text}")
     torch.set_num_threads(1)  # as every rank has
     model, ranks = load(spec, options.seed), schedule.problem.ranks
     layer_counts(schedule.problem, len(model.layers))
-    streams = Turns(ranks)
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
-    one = OneDevice(model, schedule, streams, seed=options.seed, hooks=hooks, split=options.split)
-    trained = train(one, model, options)
-    facts = _facts(one, model, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
-    facts |= {"splits": one.splits} if one.splits else {}
+    pipeline = OneDevice(model, schedule, seed=options.seed, hooks=hooks, split=options.split)
+    trained, streams = train(pipeline, model, options), "cpu, taking turns: no two passes overlap"
+    facts = _facts(pipeline, model, options, trained)
+    facts |= {"backend": "one device", "ranks": ranks, "partitions": ranks, "streams": streams}
+    facts |= {"splits": pipeline.splits} if pipeline.splits else {}
     trace = trace_of(schedule, trained.results[options.warmup :], trained.memory, facts)
     return replace(trace, host=())
 
@@ -253,7 +254,7 @@ class Trainer:
     """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
-        places = pipeline.mesh.places if isinstance(pipeline, Pipeline) and pipeline.mesh is not None else 1
+        places = 1 if pipeline.mesh is None else pipeline.mesh.places
         self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
         mine = pipeline.layers.items()
         names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
@@ -263,8 +264,7 @@ class Trainer:
     @property
     def tells(self) -> bool:
         """Does this rank say how far training is?"""
-        pipeline = self.pipeline
-        return pipeline.rank == 0 and (not isinstance(pipeline, Pipeline) or pipeline.mesh is None or pipeline.mesh.first)
+        return self.pipeline.rank == 0 and (self.pipeline.mesh is None or self.pipeline.mesh.first)
 
     def announce(self, name: str) -> None:
         """This rank now does `name`."""
@@ -275,8 +275,7 @@ class Trainer:
         """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`. None where somebody
         has asked to stop."""
         pipeline = self.pipeline
-        first = pipeline.place * len(pipeline.microbatches) if isinstance(pipeline, Pipeline) else 0
-        needed = sorted({*pipeline.inputs, *pipeline.targets})
+        first, needed = pipeline.place * len(pipeline.microbatches), sorted({*pipeline.inputs, *pipeline.targets})
         batches = {m: self.model.batch(first + m, number) for m in needed}
         self.announce("starting a step")
         if isinstance(pipeline, Pipeline) and not goes_on(pipeline):
@@ -309,7 +308,7 @@ def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, train
         "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
         **{f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("check", "whole_trace")},
     }
-    if isinstance(pipeline, Pipeline) and pipeline.mesh is not None:
+    if pipeline.mesh is not None:
         facts |= {"mesh": pipeline.mesh.sizes, "replicas": pipeline.mesh.places}
     if isinstance(pipeline, Pipeline) and pipeline.device.type == "cuda":
         facts |= {"captured": pipeline.captured, "communicators": pipeline.communicators}
