@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -110,9 +111,15 @@ class Shared(Part):
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 _same(wires, bucket.ranks, local(parameter.detach()), giver)
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
-        token = wires.token()
+        token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
         for bucket in self._buckets:
-            bucket.backend = self._connected(f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}", bucket.ranks)
+            place, what = (
+                (bucket.ranks.index(wires.rank), len(bucket.ranks)),
+                f"{bucket.stages} {bucket.parameters[0].dtype}",
+            )
+            bucket.backend = own_backend(kind, f"zbsolve/{token}/{what}", place, timeout)
+            # A communicator of NCCL is made with its first sum, which holds the host until all ranks come to it.
+            wires.wait(bucket.backend.allreduce([torch.zeros(1, device=device)]))
 
     @classmethod
     def of(cls, c: Connecting) -> Shared:
@@ -155,19 +162,10 @@ class Shared(Part):
             bucket.work, bucket.kept = None, []
 
     def break_off(self) -> None:
-        """On a GPU end the communicators."""
         if self._device.type == "cuda":
             abort(bucket.backend for bucket in self._buckets)
 
     close = break_off
-
-    def _connected(self, name: str, ranks: Sequence[int]) -> Any:
-        """The backend of these ranks. A communicator of NCCL is made with its first sum, which holds the host until all
-        ranks come to it."""
-        kind, place = "gloo" if self._device.type == "cpu" else "nccl", (ranks.index(self._wires.rank), len(ranks))
-        made = own_backend(kind, name, place, self._timeout)
-        self._wires.wait(made.allreduce([torch.zeros(1, device=self._device)]))
-        return made
 
     def sums(self) -> dict[int, Any]:
         """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns, or a mark of the device.
@@ -277,13 +275,9 @@ class Replicas(Part):
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
-        self._missing = {id(p): 0 for parameters in self._stages.values() for p in parameters}
-        for parameters in self._stages.values():
-            for p in parameters:
-                self._missing[id(p)] += 1
+        self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
         self._parts: list[_OnWay] = []
-        self._mine = set(self._missing)
 
     @classmethod
     def of(cls, c: Connecting) -> Replicas | None:
@@ -301,8 +295,6 @@ class Replicas(Part):
         return cls(c.replicas, stages, later, groups_of(c.given.mesh, c.replicas), c.peers.timeout, shared.exchanged)
 
     def done(self, stage: int) -> None:
-        """The last pass of `stage` in this step has run: start the sums of its parameters that no other stage adds to, but
-        where its pass C does."""
         if stage not in self._exchanged:
             self._done(stage)
 
@@ -330,8 +322,7 @@ class Replicas(Part):
         return found if self.marks is None else {stage: self.marks.mark() for stage in found}
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Does the optimizer update parameters whose gradients are on their way?"""
-        return bool(self._parts) and any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
+        return bool(self._parts) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
 
     def break_off(self) -> None:
         """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
@@ -341,7 +332,6 @@ class Replicas(Part):
             abort(backend_of(group, device) for group in groups.values())
 
     def forget(self) -> None:
-        """The step breaks off."""
         self._parts, self._open = [], dict(self._missing)
 
     def wait_gradients(self) -> None:
@@ -349,7 +339,7 @@ class Replicas(Part):
         none of them stays without. Raises LostRank."""
         parts, self._parts = self._parts, []
         for part in parts:
-            _wait(part, self.timeout)
+            _ended(part, self.timeout)
             self._end(part)
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -398,26 +388,22 @@ def _connect(
 ) -> None:
     """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this.
     Raises TimeoutError where one does not."""
-    for one in sorted({p for parameters in stages.values() for p in parameters}, key=lambda p: p.numel())[:1]:
-        device, found = local(one.detach()).device, {id(group): group}
-        if device.type == "cuda":
-            found |= {id(g): g for parameters in stages.values() for p in parameters for g in [groups(p)] if g is not None}
-            for each in found.values():
-                dist.all_reduce(torch.zeros(1, device=device), group=each)
-            passed(device, timeout)
+    parameters = [p for row in stages.values() for p in row]
+    device = next((local(p.detach()).device for p in parameters), torch.device("cpu"))
+    if device.type == "cuda":
+        wanted = {id(group): group} | {id(g): g for p in parameters for g in [groups(p)] if g is not None}
+        for each in wanted.values():
+            dist.all_reduce(torch.zeros(1, device=device), group=each)
+        passed(device, timeout)
 
 
-def _wait(part: _OnWay, timeout: timedelta) -> None:
+def _ended(part: _OnWay, timeout: timedelta) -> int:
+    """Wait for a part's sums. When the last one was there, monotonic ns. Raises LostRank."""
     try:
         for work in part.works:
             joined(work, timeout, part.flat.device)
     except RuntimeError as error:
         raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
-
-
-def _ended(part: _OnWay, timeout: timedelta) -> int:
-    """Wait for a part's sums. When the last one was there, monotonic ns."""
-    _wait(part, timeout)
     return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
 
 

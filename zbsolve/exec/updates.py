@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
-from .base.part import Part, RankState, Run
+from .base.part import Part, Run
 from .base.program import Action, VersionUse
 from .base.torch_private import tree_leaves
 from .connecting import Connecting, Update
@@ -62,21 +62,22 @@ class Updates(Part):
         return run if kind in HANDLERS else shown
 
     def begin(self, data: Any) -> None:
-        """A step begins."""
         for one in self.stages.values():
             one.begin()
 
     def held_bytes(self) -> int:
-        """Bytes of all versions that some pass still uses."""
         return sum(tensor.nbytes for one in self.stages.values() for kept in one.kept.values() for tensor in kept)
 
     def no_activations(self) -> Iterator[Tensor]:
-        """Weights, gradients and what optimizers keep."""
         for one in self.stages.values():
             yield from one.tensors()
 
+    def update(self, action: Action) -> None:
+        """The pass U of a stage."""
+        assert action.use is not None
+        self.stages[action.stage].update(action.use)
+
     def end(self) -> None:
-        """A step has ended."""
         for one in self.stages.values():
             one.end()
 
@@ -300,12 +301,6 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
     return found | {name: replace(found[name], over=True) for name in last.values()}
 
 
-def _update(state: RankState, action: Action, given: Any) -> Any:
-    assert action.use is not None
-    state.part(Updates).stages[action.stage].update(action.use)
-    return None
-
-
 def _check(graph: Graph, rows: Ints) -> None:
     """Groups of microbatches are alike on all stages, and a stage that updates is on one rank."""
     check_groups(graph.problem)
@@ -318,15 +313,15 @@ def _check(graph: Graph, rows: Ints) -> None:
 
 def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
     """Raise BadInput where passes U and what is given do not fit each other."""
-    updating = problem.round > 0
-    if updating and update is None:
-        raise BadInput("Pipeline: the schedule has passes U, and needs update, which makes their optimizers")
-    if not updating and update is not None:
-        raise BadInput("Pipeline: update makes no sense for a schedule without passes U")
-    if updating and replicas is not None:
-        raise BadInput("Pipeline: passes U update inside a step, before replicas have averaged their gradients")
-    if updating and tied:
-        raise BadInput(f"Pipeline: layer {tied[0][0][0]}'s {tied[0][0][1]} is tied, which passes U do not know")
+    updating, (layer, name) = problem.round > 0, tied[0][0] if tied else (0, "")
+    for refused, why in (
+        (updating and update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
+        (not updating and update is not None, "update makes no sense for a schedule without passes U"),
+        (updating and replicas is not None, "passes U update inside a step, before replicas have averaged their gradients"),
+        (updating and tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
+    ):
+        if refused:
+            raise BadInput(f"Pipeline: {why}")
 
 
-HANDLERS = {"U": Handler(_update, _check)}
+HANDLERS = {"U": Handler(lambda state, action, _: state.part(Updates).update(action), _check)}

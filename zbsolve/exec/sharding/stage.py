@@ -9,10 +9,10 @@ replicas (HSDP) the scattered sums are added up over these too, when somebody wa
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,54 +29,34 @@ from ..transport.wires import joined, reason
 
 @dataclass(eq=False)
 class Parameter:
-    """A parameter of layer `layer` that FSDP wrapped; `known` is what FSDP knows of it."""
+    """A parameter of layer `layer` that FSDP wrapped; `known` is what FSDP knows of it. mesh: the data-parallel one: the
+    ranks with shards are its last dimension; replicas, where there are any, its first. dim: the dimension that is sharded.
+    ranks: how many the mean is over, and mesh_ranks which. shard_group: the ranks that have one shard each, `shard_size`;
+    replica_group: those with the same shard, None where there is no other."""
 
     layer: int
     known: Any
 
+    def __post_init__(self) -> None:
+        mesh = self.mesh = self.known.mesh_info.mesh
+        self.dim: int = self.known.fsdp_placement.dim
+        self.ranks: int = mesh.size()
+        self.mesh_ranks: list[int] = mesh.mesh.flatten().tolist()
+        self.shard_group: Any = mesh.get_group(mesh.ndim - 1)
+        self.shard_size = dist.get_world_size(self.shard_group)
+        self.replica_group: Any = mesh.get_group(0) if mesh.ndim > 1 and mesh.size(0) > 1 else None
+
     @property
     def sharded(self) -> nn.Parameter:
         """The DTensor that optimizers see."""
-        found: nn.Parameter = self.known.sharded_param
-        return found
+        parameter: nn.Parameter = self.known.sharded_param
+        return parameter
 
     @property
     def gathered(self) -> nn.Parameter:
         """What the layers use while it is gathered: one object from the first gather on, whose memory comes and goes."""
-        found: nn.Parameter = self.known.unsharded_param
-        return found
-
-    @cached_property
-    def mesh(self) -> Any:
-        """The data-parallel mesh: the ranks with shards are its last dimension; replicas, where there are any, its first."""
-        return self.known.mesh_info.mesh
-
-    @cached_property
-    def dim(self) -> int:
-        """The dimension that is sharded."""
-        found: int = self.known.fsdp_placement.dim
-        return found
-
-    @cached_property
-    def ranks(self) -> int:
-        """How many ranks the mean is over."""
-        found: int = self.mesh.size()
-        return found
-
-    @cached_property
-    def shard_group(self) -> Any:
-        """The process group of the ranks that have one shard each."""
-        return self.mesh.get_group(self.mesh.ndim - 1)
-
-    @cached_property
-    def shard_size(self) -> int:
-        """How many these are."""
-        return dist.get_world_size(self.shard_group)
-
-    @cached_property
-    def replica_group(self) -> Any:
-        """The process group of the ranks with the same shard; None where there is no other."""
-        return self.mesh.get_group(0) if self.mesh.ndim > 1 and self.mesh.size(0) > 1 else None
+        parameter: nn.Parameter = self.known.unsharded_param
+        return parameter
 
     @property
     def gradient_type(self) -> torch.dtype:
@@ -306,7 +286,6 @@ class ShardedStage(Around):
                 self.reduction.tidy(self.timeout)
 
     def added(self) -> None:
-        """After a pass that adds to gradients."""
         for one in self.parameters:
             one.settle()
 
@@ -365,22 +344,19 @@ class ShardedStage(Around):
             found += sum(one.gradient_bytes for one in self.parameters)
         return found
 
-    def _telling(self, what: str = "parameters") -> _Telling:
-        return _Telling(f"{what} of stage {self.number}")
+    def _telling(self, what: str = "parameters") -> AbstractContextManager[None]:
+        return _telling(f"{what} of stage {self.number}")
 
 
-class _Telling:
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
     """What gloo says of a lost rank, in a line that says of what: raises LostRank."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-            raise LostRank(f"waiting for the {self._what}: {reason(error)}") from error
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostRank(f"waiting for the {what}: {reason(error)}") from error
 
 
 def trained(parameters: Sequence[Parameter]) -> list[nn.Parameter]:
