@@ -96,9 +96,9 @@ def worst(runner: Pipeline, whole: Iterable[nn.Module]) -> float:
     """The largest relative difference of these gradients from those of the unsplit model's layers. What has none there has
     none here."""
     expected, found = values(dict(enumerate(whole))), everything(runner)
-    wrong = [place for place, one in found.items() if (one.found is None) != (expected[place].found is None)]
+    wrong = [place for place, one in found.items() if (one.tensor is None) != (expected[place].tensor is None)]
     assert not wrong, f"with or without a gradient: {wrong}"
-    return max((difference(one.found, expected[place].found) for place, one in found.items()), default=0.0)
+    return max((difference(one.tensor, expected[place].tensor) for place, one in found.items()), default=0.0)
 
 
 def in_turns(one: OneDevice, pick: Callable[[Sequence[int]], int]) -> None:

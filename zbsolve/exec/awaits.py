@@ -171,18 +171,14 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
     found = np.zeros(len(begin), np.int64)
     found[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
-    common = _common(handover, found, goes_on) if _meets(problem) else None
+    p, sums = problem.passes, passes_where(problem, "ends_with_step")
+    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks meet otherwise than by messages?
+    common = _common(handover, found, goes_on) if meets else None
     if common is not None:
         return common
     for rows in handover.orders:
         found[rows] = np.minimum.accumulate(found[rows][::-1])[::-1]
     return found
-
-
-def _meets(problem: Problem) -> bool:
-    """Do ranks meet otherwise than by messages?"""
-    p, sums = problem.passes, passes_where(problem, "ends_with_step")
-    return bool((sums | p.that(together=True) | p.that(away=True)).any())
 
 
 def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
@@ -200,7 +196,8 @@ def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
     """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
     helps = helped_passes(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
-    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, _ends(handover)])
+    ends = np.stack([handover.before, handover.after], 1)  # of each message
+    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, ends])
     before, after = node[pairs].T
     before, after = before[before != after], after[before != after]
     size = int(node.max()) + 1
@@ -220,8 +217,3 @@ def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
             if not waiting[other]:
                 heappush(free, (key[other], other))
     return place[node] if done == size else None
-
-
-def _ends(handover: Handover) -> Ints:
-    """The rows of the passes at both ends of each message, shape (messages, 2)."""
-    return np.stack([handover.before, handover.after], 1)

@@ -88,7 +88,9 @@ class Times:
         for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
-        (others, helping, parts), joined = _others(problem), _joined(problem)
+        (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
+        into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
+        joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
             own = problem.source or "the schedule's problem"
             return cls(own, passes, links, streams, waits, others, helping, parts, joined)
@@ -161,13 +163,6 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
     return found, helping, own
 
 
-def _joined(problem: Problem) -> frozenset[str]:
-    """`joined` of `Times`."""
-    rank, e = problem.passes.rank, problem.edges
-    into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
-    return frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
-
-
 class Board:
     """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes).
 
@@ -237,7 +232,10 @@ class EmulatedDevice:
     def ready(self, name: str, arrival: int) -> int:
         """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
         the later of both."""
-        due = max(self._awaited(name), *map(self._ended, self._parts_before(name)), 0)
+        helping, others = self.times.helping, self.times.others.get(name, ())
+        # Behind which passes of other devices it really begins: helpers and what they help run together.
+        parts = [] if name in helping else [one for one in others if one[0] not in helping]
+        due = max(self._awaited(name), *map(self._ended, parts), 0)
         if due == 0 or name in self.times.side_streams:
             return arrival
         self.clock, self._first = max(self.clock, due), False
@@ -289,12 +287,6 @@ class EmulatedDevice:
         board = self.board
         for counts in (board.runs, board.longer, board.late, board.worst, board.waited):
             counts[rows] = 0
-
-    def _parts_before(self, name: str) -> list[tuple[str, int]]:
-        """Passes of other devices, and lags, behind which a pass really begins: helpers and what they help run together."""
-        if name in self.times.helping:
-            return []
-        return [(before, lag) for before, lag in self.times.others.get(name, ()) if before not in self.times.helping]
 
     def _ended(self, before: tuple[str, int]) -> int:
         """When a pass of another device that sends no message is over in this step, and its lag, ns."""

@@ -113,11 +113,9 @@ class Shared(Part):
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
         for bucket in self._buckets:
-            place, what = (
-                (bucket.ranks.index(wires.rank), len(bucket.ranks)),
-                f"{bucket.stages} {bucket.parameters[0].dtype}",
-            )
-            bucket.backend = own_backend(kind, f"zbsolve/{token}/{what}", place, timeout)
+            place = bucket.ranks.index(wires.rank), len(bucket.ranks)
+            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
+            bucket.backend = own_backend(kind, name, place, timeout)
             # A communicator of NCCL is made with its first sum, which holds the host until all ranks come to it.
             wires.wait(bucket.backend.allreduce([torch.zeros(1, device=device)]))
 

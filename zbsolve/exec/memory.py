@@ -107,8 +107,7 @@ class Memory:
 
     names: of its passes, in the order of its program. held, predicted: bytes after each of them, counted and predicted.
     most: bytes at any moment, inside passes too. device: the same by a GPU's allocator, with gradients that came new. host,
-    predicted_host: bytes of the rank in host memory after each of them,
-    where passes take some there.
+    predicted_host: bytes of the rank in host memory after each of them, where passes take some there.
     """
 
     names: tuple[str, ...]
@@ -128,16 +127,6 @@ class Memory:
     def predicted_peak(self) -> int:
         """The same, predicted."""
         return max(self.predicted, default=0)
-
-    @property
-    def host_peak(self) -> int:
-        """The most in host memory after a pass."""
-        return max(self.host, default=0)
-
-    @property
-    def predicted_host_peak(self) -> int:
-        """The same, predicted."""
-        return max(self.predicted_host, default=0)
 
 
 def predicted(schedule: Schedule, program: Program, size: Callable[[Message], int] | None = None) -> tuple[int, ...]:

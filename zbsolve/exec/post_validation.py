@@ -39,8 +39,7 @@ class NormChain:
     """
 
     def __init__(self, wires: Wires, order: Sequence[int]) -> None:
-        self._wires = wires
-        self._order = tuple(order)
+        self._wires, self._order = wires, tuple(order)
         self._before: float | None = None
         self._mine = self._whole = 0.0
         self._given, self._done = Event(), Event()
@@ -152,7 +151,9 @@ class PostValidated(Optimizer):
         optimizer.register_load_state_dict_post_hook(self._share)
         self.__setstate__({})  # the hooks that every optimizer has; its own __init__ would make groups and state anew
         self._pipeline = pipeline
-        self._order = _by_end(pipeline)
+        timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
+        ends = [int(timeline.end[homes == rank].max(initial=0)) for rank in range(pipeline.wires.size)]
+        self._order = sorted(range(len(ends)), key=ends.__getitem__)  # in which ranks end a step, as predicted
         self._chain: NormChain | None = None
         self._snapshot: OptimizerSnapshot | None = None
         self._gradients: list[tuple[Tensor, int]] = []
@@ -267,12 +268,6 @@ class PostValidated(Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.zero_()
-
-
-def _by_end(pipeline: Pipeline) -> list[int]:
-    """Ranks in the order in which they end a step, as predicted."""
-    timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
-    return sorted(range(pipeline.wires.size), key=lambda rank: (int(timeline.end[homes == rank].max(initial=0)), rank))
 
 
 class OptimizerSnapshot:

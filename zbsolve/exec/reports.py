@@ -223,8 +223,8 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
     if any(one.device for one in memory):
         host["device_peaks"] = [one.device for one in memory]
     if any(one.host for one in memory):
-        host["host_peaks"] = [one.host_peak for one in memory]
-        host["predicted_host_peaks"] = [one.predicted_host_peak for one in memory]
+        host["host_peaks"] = [max(one.host, default=0) for one in memory]
+        host["predicted_host_peaks"] = [max(one.predicted_host, default=0) for one in memory]
     return Trace(
         schedule.problem,
         dict(schedule.order),

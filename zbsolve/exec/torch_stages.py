@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -122,16 +122,16 @@ class _Passes:
     def weights(self) -> Callable[[], None]:
         """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
         queue, self.pending = self.pending, None
-        if queue is None:
-            return _nothing
-        if not queue:
-            self._warn()
-        return partial(self._work_off, queue)
 
-    def _work_off(self, queue: Queue) -> None:
-        run_queue(queue)
-        for one in self._sharded:
-            one.settle()
+        def work_off() -> None:
+            if queue is not None:  # else a whole B leaves nothing
+                run_queue(queue)
+                for parameter in self._sharded:
+                    parameter.settle()
+
+        if queue is not None and not queue:
+            self._warn()
+        return work_off
 
     def _warn(self) -> None:
         module = self.stage.submod
@@ -143,10 +143,6 @@ class _Passes:
             f"stage {self.stage.stage_index}: {why}, so I makes all its weight gradients, and W has nothing to do",
             stacklevel=2,
         )
-
-
-def _nothing() -> None:
-    """What is left for W after a whole B."""
 
 
 def torch_schedule(
@@ -186,7 +182,8 @@ def torch_schedule(
 
     made = []
     for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
-        place = _device(stages[number]) if device is None else torch.device(device)
+        here = next((p.device for p in stages[number].parameters()), torch.device("cpu"))
+        place = here if device is None else torch.device(device)
         made.append(split_stage(PipelineStage(stages[number], number, len(order.placement), place, group=group)))
     more = {"defer_pp_recv": True} if defer_recv else {}
     runtime = pipeline_runtime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)
@@ -220,7 +217,3 @@ def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int,
             if first[0] != number:
                 where = f"stage {first[0]}'s {first[1]}"
                 raise BadInput(f"stage {number}: {name} is also {where}; torch would scale its gradient twice")
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next((p.device for p in module.parameters()), torch.device("cpu"))

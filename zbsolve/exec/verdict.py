@@ -105,18 +105,14 @@ def _moving(
     moves = dict.fromkeys(failed, 0.0)
     for model in shaken():
         for place, one in values(dict(enumerate(model)), what).items():
-            if (where := _named(place)) in moves:
-                moves[where] = max(moves[where], difference(one.found, right[place].found))
+            if (where := f"layer {place[0]} {place[1]}") in moves:
+                moves[where] = max(moves[where], difference(one.tensor, right[place].tensor))
         if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
             break
     return [
         Row(one.difference / (2 * by), *one[1:5], by) if not one.share <= 1 and (by := moves[one.where]) > 0 else one
         for one in found
     ]
-
-
-def _named(place: Place) -> str:
-    return f"layer {place[0]} {place[1]}"
 
 
 def _told(wires: Wires | None, answer: bool) -> bool:
@@ -147,7 +143,7 @@ def _rows(
         right: list[dict[Place, Tensor | None]] = []
         if rank == 0:
             models = [model for model in wholes if model is not None]
-            right = [{place: one.found for place, one in values({layer: model[layer]}, what).items()} for model in models]
+            right = [{place: one.tensor for place, one in values({layer: model[layer]}, what).items()} for model in models]
             if owner and wires is not None:
                 _send(wires, right, owner)
         elif owner == rank and wires is not None:
@@ -173,14 +169,14 @@ def _judged(
         raise BadInput(f"check: layer {layer}: parameter '{name}', {other}")
     rows, largest = [], max(map(magnitude, (exact or {}).values()), default=0.0)
     for place, one in mine.items():
-        limit, where = LIMITS.get(one.dtype, 1e-5), _named(place)
-        found = difference(one.found, right[place])
+        limit, where = LIMITS.get(one.dtype, 1e-5), f"layer {place[0]} {place[1]}"
+        found = difference(one.tensor, right[place])
         away = None
         if exact is not None and _in_doubt(found, limit):
             # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32.
             scale = largest if magnitude(exact[place]) <= NOTHING * largest else 0.0
-            found = difference(one.found, right[place], scale)
-            away = difference(one.found, exact[place], scale), difference(right[place], exact[place], scale)
+            found = difference(one.tensor, right[place], scale)
+            away = difference(one.tensor, exact[place], scale), difference(right[place], exact[place], scale)
         rows.append(row(found, limit, where, away))
     return rows
 

@@ -125,16 +125,12 @@ class _Whole(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         with auxiliary_losses() as extra:
             y = self.block(*inputs)
-        if self.copied is None or self.copied:
-            leaves, spec = tree_flatten(y)
-            y = tree_unflatten([self._copy(leaf) if self._wanted(i) else leaf for i, leaf in enumerate(leaves)], spec)
+        leaves, spec = tree_flatten(y)
+        wanted = range(len(leaves)) if self.copied is None else self.copied
+        if wanted:
+            copies = [leaf.clone() if i in wanted and isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(leaves)]
+            y = tree_unflatten(copies, spec)
         return y, None if extra.total is None else extra.total.clone()
-
-    def _wanted(self, leaf: int) -> bool:
-        return self.copied is None or leaf in self.copied
-
-    def _copy(self, leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:

@@ -154,10 +154,8 @@ def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
 
 
 def _held_key(tensor: Tensor | None, seen: dict[int, int]) -> Any:
-    if tensor is None:
-        return None
-    place = seen.setdefault(id(tensor), len(seen))  # tied inside the block, or not
-    return place, _tensor_key(tensor)
+    """Its place says whether it is tied inside the block."""
+    return None if tensor is None else (seen.setdefault(id(tensor), len(seen)), _tensor_key(tensor))
 
 
 def _plain_key(value: Any) -> Any:
@@ -172,13 +170,9 @@ def _plain_key(value: Any) -> Any:
     if isinstance(value, partial):
         return partial, value.func, _plain_key(value.args), _plain_key(value.keywords)
     if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
-        return value if _compares(value) else (type(value), _plain_key(vars(value)))
+        says_equal = getattr(type(value), "__eq__", None) is not object.__eq__
+        return value if says_equal else (type(value), _plain_key(vars(value)))
     raise _Unknown
-
-
-def _compares(value: Any) -> bool:
-    """Does it say what is equal to it?"""
-    return getattr(type(value), "__eq__", None) is not object.__eq__
 
 
 def _hook_key(hook: Any) -> Any:

@@ -63,12 +63,12 @@ def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores 
 
 def merge(parts: Iterable[Attended]) -> Attended:
     """The attention to the keys of all parts. Raises BadInput where there is no part."""
-    found: Attended | None = None
+    whole: Attended | None = None
     for part in parts:
-        found = part if found is None else _both(found, part)
-    if found is None:
+        whole = part if whole is None else _both(whole, part)
+    if whole is None:
         raise BadInput("merge: no part")
-    return found
+    return whole
 
 
 def partial_gradients(
@@ -83,9 +83,7 @@ def partial_gradients(
         keys, values = (_each_head(one, query) for one in (key, value))
         if _fused(query, value, scores):
             given = gradient.to(query.dtype), query, keys, values, whole.out.to(query.dtype), whole.lse
-            found = flash_backward(*given, scores.causal, scores.scale)
-            kind = exact(query.dtype)
-            dq, dk, dv = (one.to(kind) for one in found)
+            dq, dk, dv = (one.to(exact(query.dtype)) for one in flash_backward(*given, scores.causal, scores.scale))
         else:
             dq, dk, dv = _plain_gradients(gradient, whole, query, keys, values, scores)
         return dq, _each_group(dk, key), _each_group(dv, value)
@@ -185,17 +183,14 @@ class Chunk:
 
     def add(self, gradients: tuple[Tensor, Tensor], tokens: slice = ALL) -> None:
         """Add to the gradients of keys and values, or of some tokens' alone."""
-        if tokens != ALL:
-            whole = self.key, self.value
-            found = [torch.zeros_like(one, dtype=new.dtype) for one, new in zip(whole, gradients, strict=True)]
-            for one, new in zip(found, gradients, strict=True):
-                one[..., tokens, :] = new
-            gradients = found[0], found[1]
         if not self.gradients:
-            self.gradients = list(gradients)
-            return
+            if tokens == ALL:
+                self.gradients = list(gradients)
+                return
+            whole = self.key, self.value
+            self.gradients = [torch.zeros_like(one, dtype=new.dtype) for one, new in zip(whole, gradients, strict=True)]
         for mine, more in zip(self.gradients, gradients, strict=True):
-            mine.add_(more)
+            mine[..., tokens, :].add_(more)
 
 
 def attend(
@@ -209,8 +204,8 @@ def attend(
 ) -> Tensor:
     """The attention of slice `number`; like `query`. key, value: the slice's own, whose numbers its chunk has. chunks: of
     this and of the earlier slices. helper: who helps at the time, if one does."""
-    found: Tensor = _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
-    return found
+    attended: Tensor = _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _Call(NamedTuple):

@@ -44,15 +44,15 @@ class Apart(NamedTuple):
 
 def limit_of(tensors: Iterable[Tensor]) -> float:
     """For what is computed of these: of the shortest of their types, and of those that products are made in."""
-    found = [LIMITS[torch.float64]]
-    for one in tensors:
-        kind, device = one.dtype.to_real() if one.is_complex() else one.dtype, one.device.type
-        found.append(LIMITS.get(kind, 0.0))
+    limits = [LIMITS[torch.float64]]
+    for tensor in tensors:
+        kind, device = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype, tensor.device.type
+        limits.append(LIMITS.get(kind, 0.0))
         if kind == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-            found.append(LIMITS[torch.bfloat16])
+            limits.append(LIMITS[torch.bfloat16])
         if kind != torch.float64 and torch.is_autocast_enabled(device):
-            found.append(LIMITS[torch.get_autocast_dtype(device)])
-    return max(found)
+            limits.append(LIMITS[torch.get_autocast_dtype(device)])
+    return max(limits)
 
 
 def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float) -> Apart | None:

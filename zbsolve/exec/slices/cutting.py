@@ -52,7 +52,8 @@ class Counting:
             return int(counts.sum())
         labels, weights = first[counts], self.weights.double()
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
-            raise BadInput(f"targets: label {_outside(labels, len(weights))}, but the loss has {len(weights)} weights")
+            wrong = int(labels[(labels < 0) | (labels >= len(weights))][0])
+            raise BadInput(f"targets: label {wrong}, but the loss has {len(weights)} weights")
         return float(weights.to(labels.device)[labels.long()].sum())
 
 
@@ -78,10 +79,6 @@ def _said(loss: Any, name: str) -> Iterator[Any]:
         weighs = name != "weight" or (isinstance(one, LABEL_LOSSES) and one.reduction == "mean")
         if weighs and getattr(one, name, None) is not None:
             yield getattr(one, name)
-
-
-def _outside(labels: Tensor, count: int) -> int:
-    return int(labels[(labels < 0) | (labels >= count)][0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +179,8 @@ class Cutting:
             self._tokens(value, what)
 
     def _cut(self, value: Any, what: str) -> list[Any]:
-        return [_dense(one) for one in cut_sequence(value, self._tokens(value, what), what)]
+        parts = cut_sequence(value, self._tokens(value, what), what)
+        return [tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, part) for part in parts]
 
     def _tokens(self, value: Any, what: str) -> list[int]:
         """Tokens of each slice of a microbatch."""
@@ -223,7 +221,3 @@ class Cutting:
         for part in sorted(outputs):
             rows.setdefault(part // self.count, []).append(outputs[part])
         return {m: join_sequence(row) for m, row in rows.items()}
-
-
-def _dense(value: Any) -> Any:
-    return tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, value)

@@ -135,7 +135,8 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
         smooth, cap = shard.loss.label_smoothing > 0, shard.loss.soft_cap > 0
         slope = torch.empty_like(logits) if smooth and cap else None
         statistics = _statistics(shard, logits, index, here, slope)
-        kept = Kept(hidden, index, here, counted, _poisoned(shard, statistics, labels, counted), logits, slope)
+        statistics[1].masked_fill_(counted & ((labels < 0) | (labels >= shard.vocabulary)), torch.nan)
+        kept = Kept(hidden, index, here, counted, statistics, logits, slope)
         if barriers == 1:
             kept.partial = logits @ weight
             if smooth:
@@ -224,13 +225,6 @@ def _flat(shard: OutputShard, hidden: Tensor, labels: Tensor) -> Tensor:
         if wrong.numel():
             raise BadInput(f"labels: {int(wrong[0])} is not in a vocabulary of {shard.vocabulary} words")
     return flat
-
-
-def _poisoned(shard: OutputShard, statistics: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """NaN in place of the label's logit where the label is out of range."""
-    wrong = counted & ((labels < 0) | (labels >= shard.vocabulary))
-    statistics[1].masked_fill_(wrong, torch.nan)
-    return statistics
 
 
 def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor, slope: Tensor | None) -> Tensor:
