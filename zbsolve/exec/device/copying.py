@@ -161,7 +161,7 @@ class Begun(NamedTuple):
     """Work that is not settled. over: what the rank does by itself when it is."""
 
     copy: Copy | Launched
-    over: Callable[[], None]
+    over: Callable[[], Any]
 
 
 class SideWork:

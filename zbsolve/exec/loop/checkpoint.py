@@ -77,8 +77,9 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     from .checkpoint_files import Reader
 
     pipeline.finish()
+    names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # other ranks may have others
     with pipeline.peers.telling(WHAT):
-        loaded = {name for said in gathered(pipeline.wires, _names(pipeline, objects)) for name in json.loads(said)}
+        loaded = {name for said in gathered(pipeline.wires, names.encode()) for name in json.loads(said)}
     with together_on_mesh(pipeline, WHAT):
         _load(pipeline, Reader(Path(path).resolve()), objects, loaded)
 
@@ -129,13 +130,13 @@ def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[
     names, shard = names_of(pipeline.module), pipeline.vocabulary
     if shard is not None:
         names = {p: shard.whole_names(known) for p, known in names.items()}
-    found: dict[str, list[tuple[Optimizer, Names]]]
-    found = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
-    for one in pipeline.versions.values():
-        if one.optimizer is not None:
-            own = {newest: names[p] for newest, p in zip(one.newest, one.parameters, strict=True)}
-            found.setdefault("update", []).append((one.optimizer, own))
-    return found
+    optimizers: dict[str, list[tuple[Optimizer, Names]]]
+    optimizers = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
+    for versions in pipeline.versions.values():
+        if versions.optimizer is not None:
+            own = {newest: names[p] for newest, p in zip(versions.newest, versions.parameters, strict=True)}
+            optimizers.setdefault("update", []).append((versions.optimizer, own))
+    return optimizers
 
 
 def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -195,11 +196,6 @@ def _made(new: Path, target: Path) -> None:
         raise BadInput(f"{target}: cannot write: {error.strerror}") from None
 
 
-def _names(pipeline: OnRank, objects: Mapping[str, Any]) -> bytes:
-    """What this rank loads, by name: another rank may have another optimizer, or none."""
-    return json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())]).encode()
-
-
 def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
     """loaded: on rank 0, the names of what any rank loads."""
     loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
@@ -210,7 +206,9 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
     mine_here = [(key, one) for key, parts in optimizers.items() for one, names in parts if options_of(one, names)]
     for key, one in [*mine_here, *((key, objects[key]) for key in others)]:
-        mine, theirs = kinds_of(one), _kinds(loops, key)
+        # Of what class it is the first rank says that had some of it; in an older checkpoint none does.
+        having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
+        mine, theirs = kinds_of(one), next((loop["kinds"][key] for loop in having if "kinds" in loop), None)
         if theirs and not related(mine, theirs):
             raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {mine[0]}")
     left = sorted((of_optimizers | of_others) - loaded)
@@ -236,12 +234,6 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
     set_random_state(loops[writers.number if len(loops) == writers.count else 0]["random"])
 
 
-def _kinds(loops: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Of what class the state called `key` is: as the first rank says that had some of it. An older checkpoint has none."""
-    having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
-    return next((loop["kinds"][key] for loop in having if "kinds" in loop), [])
-
-
 def _entries(
     reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], pipeline: OnRank
 ) -> dict[str, Entries]:
@@ -261,11 +253,10 @@ def _entries(
             like, shape = own[parameter], reader.names[name].size
             if is_dtensor(like) and shape != like.shape:
                 raise BadInput(f"{reader.path}: {name} has shape {tuple(shape)}, not its DTensor's {tuple(like.shape)}")
-            if is_dtensor(like):
-                room = torch.empty_like(local(like), dtype=reader.names[name].properties.dtype)
-                found[key][parameter, entry] = as_local_of(room, like)
-            else:
-                found[key][parameter, entry] = reader.empty(name, pipeline.device)
+            room = reader.empty(name, pipeline.device) if not is_dtensor(like) else None
+            if room is None:
+                room = as_local_of(torch.empty_like(local(like), dtype=reader.names[name].properties.dtype), like)
+            found[key][parameter, entry] = room
     return found
 
 
@@ -273,11 +264,11 @@ def _loops(reader: Reader) -> list[dict[str, Any]]:
     """What each rank wrote beside its tensors, in the order of the ranks. Raises BadInput."""
     from .checkpoint_files import from_tensor
 
-    names = [f"{LOOP}.{rank}" for rank in range(sum(name.startswith(f"{LOOP}.") for name in reader.names))]
-    if not names:
+    count = sum(name.startswith(f"{LOOP}.") for name in reader.names)
+    if not count:
         raise BadInput(f"{reader.path}: not a checkpoint of a pipeline: {LOOP}.0 is missing")
-    cpu = torch.device("cpu")
-    bodies = {name: reader.empty(name, cpu) for name in names if name in reader.names}
+    names = [name for i in range(count) if (name := f"{LOOP}.{i}") in reader.names]
+    bodies = {name: reader.empty(name, torch.device("cpu")) for name in names}
     reader.into(bodies)
     return [from_tensor(body) for body in bodies.values()]
 
@@ -306,11 +297,8 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def entries_of(optimizer: Optimizer, names: Names) -> Entries:
     """The state of each parameter, under all its names."""
-    found: Entries = {}
-    for parameter, name in ((p, name) for p, known in names.items() for name in known):
-        for entry, value in optimizer.state.get(parameter, {}).items():
-            found[name, entry] = value
-    return found
+    pairs = [(p, name) for p, known in names.items() for name in known]
+    return {(name, entry): value for p, name in pairs for entry, value in optimizer.state.get(p, {}).items()}
 
 
 def options_of(optimizer: Optimizer, names: Names) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,6 @@ from ...util.errors import BadInput
 from ..backward.replay import torch_random_kept
 from ..backward.stage import ForwardStage
 from ..base.part import Data, Hooks, RankState, sum_of
-from ..base.program import Program
 from ..base.values import joined
 from ..device.rank_device import DeviceRows, RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
@@ -47,9 +46,8 @@ def evaluate(
     total = _Total(pipeline.peers)
     for _, one in _ran(pipeline, batch, with_loss=True):
         total.add(one.loss)
-    mine = total.whole(), sum(batch.rows.values())
-    everything = beside(pipeline, mine, WHAT)  # coordinates that are not of data have the same part
-    loss, rows = everything.sum(0).tolist()
+    # Coordinates that are not of data have the same part.
+    loss, rows = beside(pipeline, (total.whole(), sum(batch.rows.values())), WHAT).sum(0).tolist()
     return float(loss / rows)
 
 
@@ -140,17 +138,16 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:
                 pipeline.rounds[count, with_loss] = ForwardRound.of(pipeline, count, with_loss)
-            one = pipeline.rounds[count, with_loss]
-            inputs, targets = batch.inputs[start:], batch.targets[start:]
-            labels = {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {}
-            parts, cutting = pipeline.cutting.parts(labels, "targets"), pipeline.cutting
+            forwards, cutting = pipeline.rounds[count, with_loss], pipeline.cutting
+            program = forwards.interpreter.program
+            first = {m: moved(batch.inputs[start + m], device) for m in program.inputs}
+            last = {m: moved(batch.targets[start + m], device) for m in program.targets} if with_loss else {}
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
-            first = cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs")
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
-            data = cutting.data(first, parts, seed, rows, pipeline.counting)
-            one.run(pipeline, data)
-            yield start, one
-            one.clear()
+            parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
+            forwards.run(pipeline, cutting.data(*parts, seed, rows, pipeline.counting))
+            yield start, forwards
+            forwards.clear()
 
 
 @contextmanager
@@ -221,22 +218,18 @@ class ForwardRound:
         interpreter.marks = None if gpu is None else gpu.marks
         return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
 
-    @property
-    def program(self) -> Program:
-        """This rank's."""
-        return self.interpreter.program
-
     def run(self, pipeline: OnRank, data: Data) -> None:
         """Run it on `data`. Raises RunFailed naming rank, pass and cause."""
         peers, interpreter = pipeline.peers, self.interpreter
-        with peers.telling(f"pass {self.program.actions[0].name}"):
+        actions = interpreter.program.actions
+        with peers.telling(f"pass {actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
         with peers.telling("end of the evaluation"), nullcontext() if self.gpu is None else self.gpu.guarded():
             record = interpreter.begin(data)
             if self.gpu is not None:
                 self.gpu.marks.stream = torch.cuda.current_stream(self.gpu.device)
                 self.gpu.begin(record, self.gpu.marks, 0)
-            interpreter.run_all(self.program.actions)
+            interpreter.run_all(actions)
             self.mailbox.flush()
             for _ in interpreter.ended():
                 pass  # collectives that no pass here waits for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +120,7 @@ class Offload(Part):
             copy = self._launch_out(copies, action.stream, away, keeper.made)
         else:
             copy = self._begin(copies, action, partial(self._copy_out, away), None)
-        self.side.begun[action.name] = Begun(copy, partial(_leave, pieces))
+        self.side.begun[action.name] = Begun(copy, lambda: deque(map(Piece.leave, pieces), 0))
 
     def bring_back(self, action: Action) -> None:
         """Take memory on the device, and begin to copy there what is in host memory. Raises BadInput where nothing is."""
@@ -133,7 +134,7 @@ class Offload(Part):
             copy = self._launch_back(copies, action.stream, away)
         else:
             targets = [(piece.come_back(), piece.place) for piece in away.pieces]
-            over = None if self._heard is None else partial(_drop, away)
+            over = None if self._heard is None else partial(setattr, away, "buffer", None)
             copy = self._begin(copies, action, partial(_copy_back, targets, away), over)
         self.side.begun[action.name] = Begun(copy, partial(self._give_back, spot))
 
@@ -248,15 +249,6 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
     assert away.buffer is not None
     for target, place in targets:
         target.copy_(away.buffer[place : place + len(target)], non_blocking=True)
-
-
-def _drop(away: _Away) -> None:
-    away.buffer = None
-
-
-def _leave(pieces: list[Piece]) -> None:
-    for one in pieces:
-        one.leave()
 
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
