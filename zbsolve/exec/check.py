@@ -33,12 +33,10 @@ WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrapper
 
 
 class Value(NamedTuple):
-    """What is compared of a parameter (None: it has no gradient), and the parameter's shape, type and device."""
+    """What is compared of a parameter (None: it has no gradient), and the parameter's type."""
 
     tensor: Tensor | None
-    shape: torch.Size
     dtype: torch.dtype
-    device: torch.device
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
@@ -216,7 +214,7 @@ def difference(found: Tensor | None, right: Tensor | None, scale: float = 0.0) -
     if found is None and right is None:
         return 0.0
     a = torch.zeros_like(right) if found is None else found  # type: ignore[arg-type]
-    b = torch.zeros_like(a) if right is None else right
+    b = torch.zeros_like(a) if right is None else right.to(a.device)
     worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
     scale = scale or magnitude(b)
     return worst / scale if scale else worst
@@ -245,5 +243,5 @@ def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tenso
         for wrapping in WRAPPING:
             name = name.replace(wrapping, "")
         value = what(p)
-        compared[layer, name] = Value(None if value is None else full(value.detach()), p.shape, p.dtype, p.device)
+        compared[layer, name] = Value(None if value is None else full(value.detach()), p.dtype)
     return compared

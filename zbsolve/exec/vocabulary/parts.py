@@ -359,5 +359,5 @@ class WholeVocabulary:
             if p.requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
-                found |= dict.fromkeys(places, Value(whole, self.shard.shapes[own], p.dtype, p.device))
+                found |= dict.fromkeys(places, Value(whole, p.dtype))
         return found
