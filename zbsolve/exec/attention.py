@@ -3,9 +3,8 @@
 A pass that hands attention over asks its helper at each call of attention: it sends queries and some of the earlier keys and
 values, goes on with the others, and takes in what comes back. All its work is done behind its parts, where F or B is.
 
-Where the parts of that pass come in one go on its rank, the helper serves it until it is over: both wait for each other no
-longer than the graph says. Else other passes come between, and one of them may wait for what the helper does next. So the
-helper's rank goes on then, and a thread serves the pass whenever it asks, no earlier than the schedule has the helper.
+Where the parts come in one go on its rank, the helper serves it until it is over. Else another pass between them may wait
+for what the helper's rank does next: that goes on, and a thread serves, no earlier than the schedule has the helper.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """What passes wait for that other passes only began, such as copies: of their own rank, and of others. And one order of all
-that ranks do in which each wait goes forward, with what it says of messages and collectives.
-
-What is enqueued on a GPU may hold its rank's host at its next call, or what is enqueued behind it, until it is done. So a
-message is like a call that two ranks make at once, and a collective like one of all. No rank waits for ever where all come
-to these in one order, in which every pass lies behind what it waits for (`docs/nccl.md`).
+that ranks do in which each wait goes forward, with what it says of messages and collectives (`docs/nccl.md`).
 
 The order is by the schedule's time: a pass lies at its end, work that a pass only begins at its begin, a message right
 behind the pass that sends it. The parts of a collective have one place, so they begin when the last can (`together`).
@@ -34,11 +30,9 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     """Pass of a rank → the passes whose work is to be done when it begins. rows: the rank's passes in order.
 
     An edge or a sync says so. And a pass that frees memory has ended for all that come behind its end in the schedule's own
-    time. On the device that must be so: then a rank holds what the schedule says, whatever copies really take. In other
-    pools, whose syncs do that, it only should.
-
-    A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than that one starts:
-    other ranks may need the pass for it.
+    time: on the device that must be so, for then a rank holds what the schedule says; in other pools, whose syncs do that,
+    it only should. A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than
+    that one starts: other ranks may need the pass for it.
     """
     problem = schedule.problem
     settled = _settled(problem)
@@ -64,11 +58,8 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
 
 
 def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
-    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each.
-
-    A collective is over where it ends last. All ranks begin it when the last of them can (see `meeting.together`): the
-    schedule may let each rank's end at its own time, but in truth none ends before all have begun.
-    """
+    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each. A collective is over
+    where it ends last, and all ranks begin it when the last of them can: none ends before all have begun."""
     problem, timeline = schedule.problem, schedule.timeline()
     p, e, joins = problem.passes, problem.edges, problem.passes.that(together=True)
     begin, end = timeline.start.copy(), timeline.end.copy()

@@ -80,12 +80,9 @@ class RowCounts(NamedTuple):
 
 
 def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts | None:
-    """How the loss counts the rows of two microbatches. The gradients of rows alone are held beside those of all together:
-    these say it at any weights, where losses hardly differ.
-
+    """How the loss counts the rows of two microbatches: the gradients of rows alone are held beside those of all together.
     None where nothing can be said: not all tensors of output and target have as many rows, the output has no gradient, or
-    the loss takes no other number of rows.
-    """
+    the loss takes no other number of rows."""
     with torch.no_grad():
         pairs = [(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m]) for m in sorted(data.inputs)[:2]]
     tensors = [tensors_of(pair) for pair in pairs]
@@ -133,12 +130,10 @@ def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
-    """Run a step with updates inside, by its rule, in one process. Returns the mean loss.
-
-    One microbatch after the other goes through the whole model, each stage with the version that the graph says (PipeDream,
-    2BW: see `build.updates`). An update is made once its group's gradients are there. update: makes a torch optimizer of
-    parameters. The layers of `stages` end with the newest weights.
-    """
+    """Run a step with updates inside, by its rule, in one process. Returns the mean loss. Each microbatch in turn goes
+    through the whole model, each stage with the version that the graph says (PipeDream, 2BW: see `build.updates`); an update
+    is made once its group's gradients are there. update: makes a torch optimizer of parameters. The layers of `stages` end
+    with the newest weights."""
     firsts = accumulate((len(stage) for stage in stages), initial=0)
     rules = [_UpdatedStage(stage, first, update) for stage, first in zip(stages, firsts, strict=False)]
     version, group, size = versions_of(problem), groups_of(problem), problem.round

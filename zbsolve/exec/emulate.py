@@ -1,28 +1,23 @@
 """Emulated devices: tensors, messages and orders are real, time is a device's.
 
-A rank runs each pass as always, and then sleeps until its device would be done. A device has a clock. A pass starts there
-when the pass before it has ended and its message is there, and ends after its time. Its own message is there when the link's
-time has passed since. A step's first pass starts when it really does.
+A rank runs each pass as always, and then sleeps until its device would be done. A device has a clock: a pass starts there
+when the pass before it has ended and its message is there, the link's time behind the pass that sends it, and ends after its
+time.
 
 The wall clock follows that clock. Deadlines are absolute, so what this machine adds (a late wake-up, gloo's own time for a
-message) is made up within the next sleeps and does not add up along a step. At most one pass's time is made up: where the
-real work is later than that, the device waits for its rank, and the step is longer. What is recorded is the wall clock: when
-a pass really began, and when its rank really went on after its end. Host time, the optimizer and memory are not emulated.
+message) is made up within the next sleeps, but no more than one pass's time of it: beyond that the device waits for its
+rank, and the step is longer. What is recorded is the wall clock. Host time, the optimizer and memory are not emulated.
 
-All-to-alls and exchanges run on a side stream, which has a clock of its own. Nobody sleeps for them but a rank whose next
-pass takes what they give. An all-to-all is recorded with its device's start and end: nothing really runs then, and the rank
-comes to it when it has time. So its recorded start may lie before the recorded end of its F, by as much as that end was
-late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
-all that it waits for has ended there. So is a sum of gradients over replicas, which have devices alike. When one ends that
-waits for other ranks of the pipeline is known only when the step does: all-to-alls that come behind it in its stream begin
-without it. A collective of a sharded vocabulary takes its device's time when it has really ended: then all ranks have come
-to it, and it is known when their devices did.
+Side streams have clocks of their own. Nobody sleeps for them but a rank whose next pass takes what they give. An all-to-all
+is recorded with its device's start and end, since nothing really runs then. Gathers, reductions and sums over replicas are
+begun when the rank comes to them, but take their device's time from when all that they wait for has ended there. When one
+ends that waits for other ranks of the pipeline is known only when the step does: all-to-alls behind it begin without it. A
+collective of a sharded vocabulary takes its device's time when it has really ended, for then all devices have come to it.
 
-Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it,
-do nothing: nobody sleeps for them, they are recorded with their device's start and end, and the real work that comes next
-has their time, too. Parts and helpers have their own times on the devices: each is over when its device is done, behind what
-it waits for on other devices. A helper's own work waits for that pass, or is done beside its rank's passes, so it is never
-too late.
+Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it, do
+nothing: they are recorded with their device's times, and the real work that comes next has their time, too. Parts and
+helpers are over when their device is done, behind what they wait for on other devices. A helper is never too late, for its
+own work waits for that pass, or is done beside its rank's passes.
 """
 
 from __future__ import annotations
@@ -75,12 +70,9 @@ class Times:
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
-        """source: "schedule" for the times of its own problem, or a profile's file.
-
-        All-to-alls take what the profile says. Where it says nothing of any, and for exchanges, of which no profile does,
-        the schedule's times stay. Raises BadInput where the profile is of another model, or has all-to-alls where the
-        schedule has no passes for them.
-        """
+        """source: "schedule" for the times of its own problem, or a profile's file. Where that says nothing of all-to-alls,
+        and for exchanges, the schedule's times stay. Raises BadInput where the profile is of another model, or has
+        all-to-alls where the schedule has no passes for them."""
         problem = schedule.problem
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
@@ -164,13 +156,10 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
 
 
 class Board:
-    """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes).
-
-    end: when the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
-    `EmulatedDevice.forget`.
-    runs: of the pass. longer: its real work took longer than its time. late: its real work was done after its time was over;
-    worst: by how many ns at most. waited: it was so late that its device waited.
-    """
+    """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes). end: when
+    the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
+    `EmulatedDevice.forget`: runs of the pass; longer: its real work took longer than its time; late: that was done after its
+    time was over, worst: by how many ns at most; waited: it was so late that its device waited."""
 
     FIELDS = 7
 

@@ -248,13 +248,10 @@ class _OnWay:
 
 
 class Replicas(Part):
-    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`.
-
-    stages: stage → its parameters here. shared: those that other ranks of the pipeline hold too; they wait for `rest`.
-    groups: over which ranks a parameter's gradient is averaged, where that is not `group`; None: somebody else does it.
-    timeout: to connect them on GPUs, where TimeoutError is raised then, and to wait for sums. exchanged: stages with passes
-    C here.
-    """
+    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`. stages: stage → its
+    parameters here. shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks
+    a parameter's gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is
+    raised then, and to wait for sums. exchanged: stages with passes C here."""
 
     name = "replicas"
 
@@ -448,11 +445,9 @@ def _check_content(group: Any, device: torch.device, content: str) -> None:
 
 
 def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:
-    """Parameter → the process group of the ranks over which its gradient is averaged; None where it is not.
-
-    mesh: None: `group` has all pipelines. A group over some of the data dimensions is made when the first parameter needs
-    it, so all ranks ask for the same parameters in one order.
-    """
+    """Parameter → the process group of the ranks over which its gradient is averaged; None where it is not. mesh: None:
+    `group` has all pipelines. A group over some of the data dimensions is made when the first parameter needs it, so all
+    ranks ask for the same parameters in one order."""
     if mesh is None:
         everyone = set(dist.get_process_group_ranks(group))
         return lambda p: None if everyone <= _own_ranks(p) else group

@@ -103,12 +103,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Memory:
-    """Activation bytes of one rank in one step, without parameters and their gradients.
-
-    names: of its passes, in the order of its program. held, predicted: bytes after each of them, counted and predicted.
-    most: bytes at any moment, inside passes too. device: the same by a GPU's allocator, with gradients that came new. host,
-    predicted_host: bytes of the rank in host memory after each of them, where passes take some there.
-    """
+    """Activation bytes of one rank in one step, without parameters and their gradients. names: of its passes, in the order
+    of its program. held, predicted: bytes after each of them, counted and predicted. most: bytes at any moment, inside
+    passes too. device: the same by a GPU's allocator, with gradients that came new. host, predicted_host: bytes in host
+    memory after each pass, where some take any."""
 
     names: tuple[str, ...]
     held: tuple[int, ...]

@@ -77,12 +77,10 @@ class DeviceCopies:
 
 
 class OneDevice:
-    """The stages of all ranks, and the one program that a schedule makes of them.
-
-    model: builds layers by their numbers; every rank gets its own. hooks: one a rank. split: see `Pipeline`; what is traced
-    and measured is shared by all ranks. order: the passes of all ranks in the order in which they run.
-    Raises BadInput where something does not fit. The gradient of the mean loss is added to `.grad` of the parameters.
-    """
+    """The stages of all ranks, and the one program that a schedule makes of them. model: builds layers by their numbers;
+    every rank gets its own. hooks: one a rank. split: see `Pipeline`; what is traced and measured is shared by all ranks.
+    order: the passes of all ranks in the order in which they run. The gradient of the mean loss is added to `.grad` of the
+    parameters. Raises BadInput where something does not fit."""
 
     rank, place, wires, mesh, vocabulary = 0, 0, None, None, None  # a job and its check see a pipeline of one rank
 

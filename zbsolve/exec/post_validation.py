@@ -1,8 +1,6 @@
-"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4).
-
-A global gradient norm and the check for NaN and inf need all ranks. A rank that waits for them makes a step as long as the
-makespan. Here a rank steps by what it knows so far, runs into the next step, and there hears the rest.
-"""
+"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4). A global gradient norm and the
+check for NaN and inf need all ranks. Here a rank steps by what it knows so far, runs into the next step, and there hears the
+rest."""
 
 from __future__ import annotations
 
@@ -32,11 +30,9 @@ NO_LIMIT = timedelta(days=365)  # a thread waits as long as its rank lives; the 
 
 
 class NormChain:
-    """One sum over the ranks, such as the squared norm of all gradients.
-
-    A thread takes the sum of the ranks before this one in `order`, adds this rank's number once that is given, and passes
-    the result on. The last rank sends the whole to all. Every rank makes one a step.
-    """
+    """One sum over the ranks, such as the squared norm of all gradients; every rank makes one a step. A thread takes the sum
+    of the ranks before this one in `order`, adds this rank's number once that is given, and passes the result on. The last
+    rank sends the whole to all."""
 
     def __init__(self, wires: Wires, order: Sequence[int]) -> None:
         self._wires, self._order = wires, tuple(order)

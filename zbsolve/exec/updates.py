@@ -1,8 +1,6 @@
-"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them.
-
-The layers' parameters show one version at a time: for each pass its own, with the gradients of its own group. An update
-works on parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved.
-"""
+"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them. The layers'
+parameters show one version at a time: for each pass its own, with the gradients of its own group. An update works on
+parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved."""
 
 from __future__ import annotations
 
@@ -271,12 +269,9 @@ def groups_of(problem: Problem) -> dict[Spot, int]:
 
 
 def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str, VersionUse]:
-    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. weighted:
-    whether each pass of the problem uses weights, shape (passes,).
-
-    All passes of a microbatch use the version of its forward (see `versions_of`). Raises BadInput where a gradient goes to
-    no update, or updates are not in turn.
-    """
+    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. All passes
+    of a microbatch use the version of its forward (see `versions_of`). weighted: whether each pass of the problem uses
+    weights, shape (passes,). Raises BadInput where a gradient goes to no update, or updates are not in turn."""
     p, groups, version = problem.passes, groups_of(problem), versions_of(problem)
     if not groups:
         return {}

@@ -22,12 +22,10 @@ NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel 
 
 
 class Others(NamedTuple):
-    """What makes further references where float32 values differ by more than their limit.
-
-    exact: the one in float64, or None where there is none: two right orders of summation may differ so (see `row`). shaken:
-    those whose weights are rounded otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded
-    otherwise has another gradient, so a value may differ by twice what it moves there, and by no more than `MAX_KINK`.
-    """
+    """What makes further references where float32 values differ by more than their limit. exact: the one in float64, or None
+    where there is none: two right orders of summation may differ so (see `row`). shaken: those whose weights are rounded
+    otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient, so a
+    value may differ by twice what it moves there, and by no more than `MAX_KINK`."""
 
     exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
     shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
@@ -146,8 +144,8 @@ def _judged(
     known = exact() if doubts else None
     for number, place, tensor in doubts if known is not None else ():
         assert known is not None
-        # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32, and measured by
-        # the largest of the layer.
+        # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
+        # by the largest of the layer.
         single, double = right[place].tensor, known[place].tensor
         largest = max(magnitude(one.tensor) for one in _of_layer(known, place[0]).values())
         scale = largest if magnitude(double) <= NOTHING * largest else 0.0
@@ -167,10 +165,8 @@ def _in_doubt(found: float, limit: float) -> bool:
 
 def row(found: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
     """A difference, judged; what is not finite is wrong. away: how far (run, unsplit) are from float64, where that is known.
-
     Then the run may be as far as the limit, or twice as far as the unsplit model, but no farther than `MAX_ROUNDING`. Where
-    the unsplit model is farther itself, float64 says nothing, and the limit stays.
-    """
+    the unsplit model is farther itself, float64 says nothing, and the limit stays."""
     found = found if math.isfinite(found) else NOT_A_NUMBER
     if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
         return Row(found / limit, found, limit, where)

@@ -1,8 +1,6 @@
 """Can a step on GPUs hang? The programs of all ranks become a graph of what waits for what; a circle in it is a deadlock.
-
 Hosts, streams and communicators do what `docs/nccl.md` says, rule by rule. Times are no part of the graph: where it has no
-circle, the step ends whatever time passes, messages and hosts take.
-"""
+circle, the step ends whatever time passes, messages and hosts take."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Copies beside computing, one after the other on each copy stream of a rank.
 
-`LaunchedCopies` are a GPU's: whoever begins a copy launches it, on a CUDA stream of its own, and the host never waits.
-`CopyStreams` have a thread for each stream, for copies that the host does itself, or that wait for another rank's: those
-the device cannot wait for. On a GPU such a thread launches the copy behind what was launched when it was begun.
+`LaunchedCopies` are a GPU's: launched on a CUDA stream of its own as they begin; the host never waits. `CopyStreams` have a
+thread for each stream, for copies that the host does itself, or that wait for another rank's, for which the device cannot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W).
-
-B is what the gradients of the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their
-inputs would else be kept for W, which took a fifth more bytes between B and W on Llama-like blocks.
-"""
+"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W). B is what the gradients of
+the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their inputs would else be kept for
+W, a fifth more bytes between B and W on Llama-like blocks."""
 
 from __future__ import annotations
 

@@ -58,12 +58,10 @@ class Zeros(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Graphs:
     """What equal blocks share: the three functions, what each takes and gives, and the structure of the outputs.
-
     trained_inputs, trained_outputs: the leaves that have a gradient. passed: those outputs that are inputs → which.
     tangents: the gradients that the functions take of these. mutated: names of buffers that F changes. one_output: the
     output is one tensor, and no structure. layouts: of what is a DTensor outside of the graphs (see `Joint`). extra: the
-    leaf behind the outputs that is what layers add to the loss.
-    """
+    leaf behind the outputs that is what layers add to the loss."""
 
     cut: Cut
     forward: Run
@@ -91,9 +89,7 @@ class Graphs:
 def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool = False) -> Graphs:
     """Trace and cut `block` for inputs like `x`: structure, shapes, types and which tensors require a gradient. inductor:
     compile the graphs (tens of seconds). least: keep as little between F and B as recomputing cheap operations allows.
-
-    Raises Untraceable.
-    """
+    Raises Untraceable."""
     joint = trace(block, (x,), decompose=inductor)
     if inductor:
         simplify_joint(joint.graph, joint.mode)
@@ -228,11 +224,8 @@ class _Function:
         self.factors = [(i, *_place(layer, role)) for i, role in gives if role.kind == "left factor"]
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`. All results.
-
-        `.grad` is added to later, so it must not share memory: a graph may give one tensor as several gradients, or one that
-        it took.
-        """
+        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`, which must not share memory:
+        a graph may give one tensor as several gradients, or one that it took. All results."""
         taken = _taken(self.takes, values)
         values.clear()
         if all(holder[name].grad is not None for _, holder, name, _ in self.gradients):

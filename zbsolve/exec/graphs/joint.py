@@ -1,8 +1,6 @@
-"""A block's joint graph: one graph of its forward and backward, which says what each of its inputs and outputs is.
-
-torch's AOTAutograd traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of
-activation checkpointing are lost, and compiled blocks cannot be traced.
-"""
+"""A block's joint graph: one graph of its forward and backward, which says what each of its inputs and outputs is. torch's
+AOTAutograd traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of activation
+checkpointing are lost, and compiled blocks cannot be traced."""
 
 from __future__ import annotations
 
@@ -46,13 +44,10 @@ class Untraceable(BadInput):
 
 
 class Role(NamedTuple):
-    """What a value at the border of a joint graph is.
-
-    kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an output) among the inputs; `output`, `mutation` (a
-    buffer's new value), `parameter gradient` (or the `left factor` and `right factor` of one), `input gradient` or `nothing`
-    among the outputs. key: the parameter's or
-    buffer's name, or the number of the input's or output's leaf. part: the attribute of a tensor subclass that it is.
-    """
+    """What a value at the border of a joint graph is. kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an
+    output) among the inputs; `output`, `mutation` (a buffer's new value), `parameter gradient` (or the `left factor` and
+    `right factor` of one), `input gradient` or `nothing` among the outputs. key: the parameter's or buffer's name, or the
+    number of the input's or output's leaf. part: the attribute of a tensor subclass that it is."""
 
     kind: str
     key: str | int = 0
@@ -93,12 +88,10 @@ class Joint:
 
 
 def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -> Joint:
-    """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one.
-
-    Autocast, training mode and each parameter's `requires_grad` are as they are now. decompose: into the operations that
+    """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one, with
+    autocast, training mode and each parameter's `requires_grad` as they are now. decompose: into the operations that
     inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; attributes that
-    a forward sets; and all else that torch's tracers refuse.
-    """
+    a forward sets; and all else that torch's tracers refuse."""
     _refuse_hooks(block)
     trained = {i for i, leaf in enumerate(tree_leaves(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
     try:

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from ...util.errors import BadInput
+from ..assembly import device_and_mailbox
 from ..backward.replay import torch_random_kept
 from ..backward.stage import ForwardStage
 from ..base.part import Data, Hooks, RankState, sum_of
 from ..base.values import joined
-from ..device.rank_device import DeviceRows, RankDevice
+from ..device.rank_device import RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
 from ..lowering import lower
@@ -203,12 +204,7 @@ class ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
         view, peers = pipeline.view.forwards(count), pipeline.peers
         program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
-        mesh = None if pipeline.mesh is None else pipeline.mesh.whole
-        gpu = None
-        if pipeline.device.type == "cuda":
-            gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks)
-        rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
-        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh, rows)
+        gpu, mailbox = device_and_mailbox(peers, program, pipeline, pipeline.hooks)
         stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)

@@ -124,10 +124,8 @@ NOTHING = (
 def norm_power(pipeline: OnRank, norm_type: float) -> float:
     """The sum of |g|^norm_type over the gradients of this rank's parameters; with inf their largest |g|. On a mesh that of
     all ranks with the same place in the pipeline, which call this together. What several ranks hold counts at the first.
-
-    Sums that are still to be made over ranks of a mesh (DTensors with partial placements) are made. Raises RunFailed, and
-    BadInput for DTensors of a pipeline that has no mesh.
-    """
+    Sums over ranks of a mesh that are still to be made are made (see `lay_out`). Raises RunFailed, and BadInput for DTensors
+    of a pipeline that has no mesh."""
     parameters, mesh = list(pipeline.module.parameters()), pipeline.mesh
     skipped = {id(p) for p in pipeline.shared.elsewhere()}
     lay_out(pipeline)
@@ -194,12 +192,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
 
 class ParameterWatch:
     """Says, once each, that torch's `clip_grad_norm_` is not the way to clip a part of a model, and that a rank trains
-    nothing.
-
-    It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So what
-    comes to torch's clipping as a list is not seen. torch refuses an optimizer of no parameters by a line that does not say
-    why there are none; who filters parameters comes to it behind this.
-    """
+    nothing. It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So
+    what comes to torch's clipping as a list is not seen."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._said, self._said_nothing = rank, False, False

@@ -25,11 +25,9 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 @dataclass(frozen=True, eq=False)
 class PipelineMesh:
     """A rank's place in a mesh. Each coordinate beside "pp" runs the same schedule; messages go between equal coordinates.
-
     whole: torch's mesh. data: the dimensions along which the batch is divided; others: those along which it is the same
     ("tp", "cp", …); both in the mesh's order. group: the ranks along "pp", this rank's pipeline. place: the number of this
-    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place).
-    """
+    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place)."""
 
     whole: DeviceMesh
     data: tuple[str, ...]
@@ -191,11 +189,9 @@ def parallelized(
     mesh: PipelineMesh,
     parallelize: Parallelize,
 ) -> tuple[dict[int, nn.Module], dict[int, nn.Module]]:
-    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves.
-
-    stages: stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the
-    function raises, or gives a module without the stage's layers.
-    """
+    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves. stages:
+    stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the function
+    raises, or gives a module without the stage's layers."""
     found, modules = dict(layers), dict[int, nn.Module]()
     for stage, numbers in stages.items():
         module: nn.Module = StageModule({names[i]: found[i] for i in numbers})

@@ -43,12 +43,9 @@ class Offload(Part):
     to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
     moved: bytes that went to the host in this step. side: the copies, launched as they begin or done by threads.
 
-    Host memory that ranks share is given back to the system as soon as a microbatch has left it, for the next one may be
-    another rank's. Elsewhere buffers are made at a stage's first offload, and stay.
-
-    On a GPU copies are launched as they begin, and nothing here waits on the host once buffers are made: a CUDA graph can
-    capture a step behind the first one. Where copies wait for other ranks', threads launch them: the device hears of no
-    other rank.
+    Host memory that ranks share goes back to the system as soon as a microbatch has left it, for the next one may be another
+    rank's. Elsewhere buffers are made at a stage's first offload, and stay: then nothing here waits on a GPU's host, and a
+    CUDA graph can capture a step behind the first one.
     """
 
     name = "offload"

@@ -41,11 +41,9 @@ def mean_over_data(pipeline: Pipeline | OneDevice, losses: Sequence[float]) -> l
 def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Update, loss: float) -> Verdict | None:
     """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
     with those of its rule in one process. The verdict, on rank 0 of the first pipeline. All ranks call this. seed: of
-    parameters and batches. update: makes an optimizer of parameters. loss: of the step.
-
-    Gradients are whole, whatever mesh they are spread over. Along data dimensions all pipelines have the same ones; along
-    others each pipeline is compared, and the verdict is that of the worst.
-    """
+    parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are whole, whatever mesh
+    they are spread over. Along data dimensions all pipelines have the same ones; along others each is compared, and the
+    verdict is that of the worst."""
     whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()

@@ -1,8 +1,5 @@
-"""One whole job: a model by name, some training steps, a trace of what was seen.
-
-Every rank of the process group calls `run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this
-process.
-"""
+"""One whole job: a model by name, some training steps, a trace of what was seen. Every rank of the process group calls
+`run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this process."""
 
 from __future__ import annotations
 

@@ -140,11 +140,9 @@ def _wait_for_all(
     said: Said,
     until: float = math.inf,
 ) -> None:
-    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Raises the error of the first that
-    did not, and TimeoutError where some are still there at the time `until`.
-
-    Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
-    """
+    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Time counts since any rank went on
+    for the last time. Raises the error of the first that did not, and TimeoutError where some are still there at the time
+    `until`."""
     before, since, heard = _doing(folder, len(children)), time.monotonic(), 0.0
     while True:
         codes = [child.poll() for child in children]

@@ -213,12 +213,9 @@ def run_group(
     options: Options,
     announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as
-    torch's `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what
-    the rank does.
-
-    Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself.
-    """
+    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's
+    `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what the rank
+    does. Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself."""
     torch.set_num_threads(1)
     rank, ranks, *_ = place
     clock = Watchdog(rank, options, announce)

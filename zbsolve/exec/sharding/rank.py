@@ -1,9 +1,6 @@
 """All sharded stages of a rank, what its steps and optimizers need of them, and the handlers: AG and AGB gather a stage's
-parameters, RS reduces its gradients.
-
-Passes only begin that work. A pass that uses the weights waits for them, and who reads gradients waits for those. Where
-nothing is sharded they are times.
-"""
+parameters, RS reduces its gradients. Passes only begin that work: a pass that uses the weights waits for them, and who reads
+gradients waits for those. Where nothing is sharded they are times."""
 
 from __future__ import annotations
 

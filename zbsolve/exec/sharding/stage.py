@@ -221,11 +221,9 @@ def stamped(work: Any, times: list[int]) -> Any:
 
 class ShardedStage(Around):
     """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
-
-    by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do; whatever they leave out is done here:
+    by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do. Whatever they leave out is done here:
     parameters are gathered when a pass first needs them, and then those of `following` too, the stage that the rank uses
-    next; what was gathered is released, and gradients are reduced, after the last pass that adds to them.
-    """
+    next; what was gathered is released, and gradients are reduced, after the last pass that adds to them."""
 
     def __init__(
         self,

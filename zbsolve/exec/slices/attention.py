@@ -75,10 +75,8 @@ def partial_gradients(
     gradient: Tensor, whole: Attended, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A part's share of the gradient of queries, and the gradients of its keys and values, each in the type of sums.
-
     gradient: of the whole's output, in its shape. whole: what `merge` gave, over all parts. query, key, value, scores: as
-    the part was given them.
-    """
+    the part was given them."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         keys, values = (_each_head(one, query) for one in (key, value))
         if _fused(query, value, scores):

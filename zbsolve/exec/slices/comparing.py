@@ -1,10 +1,10 @@
 """Are the results of a stage in slices those of its whole sequences? They are compared, on what a step gave it.
 
 Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
-output that are made up. So no more is there at once than one layer's activations of one sequence, and rounding does not pile
-up over layers. Random numbers are held meanwhile. Between two slices of the first sequence comes one of the second, as in a
-step, where what a layer keeps from call to call would be another's. Where a layer differs at few tokens, a copy of it in
-more bits has the last word. Afterwards gradients, buffers and random numbers are as before.
+output that are made up. So no more is there at once than one layer's activations, and rounding does not pile up. Random
+numbers are held meanwhile. Between two slices of the first sequence comes one of the second, where what a layer keeps from
+call to call would be another's. Where a layer differs at few tokens, a copy of it in more bits has the last word. Afterwards
+gradients, buffers and random numbers are as before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts.
-
-Behind this the executor knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a
-microbatch is without slices.
-"""
+"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts. Behind this the executor
+knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a microbatch is without slices."""
 
 from __future__ import annotations
 

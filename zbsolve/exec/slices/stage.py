@@ -23,13 +23,10 @@ from .store import SliceStore
 
 
 class StageSlices(Around):
-    """The slices of a stage's microbatches, by the number of their part (see `cutting`).
-
-    Where a slice begins follows from the activations before: tensors (batch, length, …). compares: two microbatches of the
-    steps 1, 2, 4, 8, …, each time others, are compared with whole sequences when the step is over; those of other steps
-    where they are longer than all before, or layers changed to training. Until then what they gave the stage is kept, in
-    copies that no meter counts.
-    """
+    """The slices of a stage's microbatches, by the number of their part (see `cutting`). Where a slice begins follows from
+    the activations before: tensors (batch, length, …). compares: two microbatches of the steps 1, 2, 4, 8, …, each time
+    others, are compared with whole sequences when the step is over; those of other steps where they are longer than all
+    before, or layers changed to training. Until then what they gave the stage is kept, in copies that no meter counts."""
 
     def __init__(self, cutting: Cutting, compares: bool = True) -> None:
         self.cutting, self.compares = cutting, compares

@@ -63,14 +63,11 @@ class _Backward:
 
 
 class SliceStore:
-    """What one stage holds for microbatches in `count` slices each.
-
-    Every F of a slice runs in `forward`, in the order of the slices; an X too, at any time before its backward. Every
-    backward runs in `backward`, the last slice first. Other microbatches' passes may come in between. A slice's keys are
-    held until its own backward has run, their gradients (in float32, or float64) from the microbatch's first backward on.
-    Of a forward without gradients nothing is left behind the last slice. helper: another rank that makes attention for the
-    pass that runs, if one does.
-    """
+    """What one stage holds for microbatches in `count` slices each. Every F of a slice runs in `forward`, in the order of
+    the slices; an X too, at any time before its backward. Every backward runs in `backward`, the last slice first. Other
+    microbatches' passes may come in between. A slice's keys are held until its own backward has run, their gradients (in
+    float32, or float64) from the microbatch's first backward on. Of a forward without gradients nothing is left behind the
+    last slice. helper: another rank that makes attention for the pass that runs, if one does."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -53,11 +53,9 @@ def tokens_of(inputs: Any) -> Tensor:
 
 
 def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
-    """tokens (…), whole numbers → vectors (…, h) of the weight's type, zeros where a token is another shard's.
-
-    It keeps nothing and allocates its result and one such temporary. Raises BadInput for a token that the vocabulary does
-    not have; on a device other than the CPU its vector is NaN instead, so that nothing waits for the device.
-    """
+    """tokens (…), whole numbers → vectors (…, h) of the weight's type, zeros where a token is another shard's. It keeps
+    nothing and allocates its result and one such temporary. Raises BadInput for a token that the vocabulary does not have;
+    on a device other than the CPU its vector is NaN instead, so that nothing waits for the device."""
     wrong = (tokens < 0) | (tokens >= shard.vocabulary)
     if readable(tokens) and wrong.any():
         raise BadInput(f"tokens: {int(tokens[wrong][0])} is not in a vocabulary of {shard.vocabulary} words")

@@ -116,12 +116,9 @@ def compute_type(hidden: Tensor) -> torch.dtype:
 
 
 def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1) -> Kept:
-    """S: logits of the shard, and all that needs no other shard.
-
-    hidden: (…, h). labels: (…), whole numbers of the whole vocabulary. barriers: 1, algorithm 2; 2, algorithm 1. Raises
-    BadInput for labels that do not fit; on a device other than the CPU a number out of range makes the loss NaN instead, so
-    that nothing waits for the device.
-    """
+    """S: logits of the shard, and all that needs no other shard. hidden: (…, h). labels: (…), whole numbers of the whole
+    vocabulary. barriers: 1, algorithm 2; 2, algorithm 1. Raises BadInput for labels that do not fit; on a device other than
+    the CPU a number out of range makes the loss NaN instead, so that nothing waits for the device."""
     labels = _flat(shard, hidden, labels)
     counted, kind = labels != shard.loss.ignore_index, compute_type(hidden)
     local = labels - shard.first
@@ -145,11 +142,8 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
 
 
 def merge(shard: OutputShard, kept: Kept, statistics: Tensor, unit: float = 1.0) -> Merged:
-    """What the shard needs of all: the barrier.
-
-    statistics: those of all shards in turn, (p, 2 or 3, n). unit: the gradient of the loss (a microbatch's share of the
-    step's loss, times what the loss is scaled by).
-    """
+    """What the shard needs of all: the barrier. statistics: those of all shards in turn, (p, 2 or 3, n). unit: the gradient
+    of the loss (a microbatch's share of the step's loss, times what the loss is scaled by)."""
     loss, sums = shard.loss, statistics[:, 1:].sum(0)
     whole, picked = statistics[:, 0].logsumexp(0), sums[0]
     epsilon = loss.label_smoothing
