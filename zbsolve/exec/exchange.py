@@ -109,7 +109,11 @@ class Shared(Part):
         self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
         for bucket in found:
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
-                _same(wires, bucket.ranks, local(parameter.detach()), giver)
+                tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
+                if giver != wires.rank:
+                    receive_tensor(wires, tensor, giver)
+                for other in others if giver == wires.rank else ():
+                    send_tensor(wires, tensor, other)
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
         for bucket in self._buckets:
@@ -217,16 +221,6 @@ def _restore(bucket: Bucket) -> None:
             assert parameter.grad is not None
             parameter.grad = kept.add_(parameter.grad)
     bucket.work, bucket.kept = None, []
-
-
-def _same(wires: Wires, ranks: Sequence[int], tensor: Tensor, giver: int) -> None:
-    """Give all ranks the value of the rank `giver`."""
-    if giver == wires.rank:
-        for other in ranks:
-            if other != giver:
-                send_tensor(wires, tensor, other)
-    else:
-        receive_tensor(wires, tensor, giver)
 
 
 LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
@@ -426,22 +420,19 @@ def begin_alike(group: Any, module: nn.Module, content: str) -> None:
     """Give all pipelines the first one's values of `module`. All ranks of `group`, those with these stages, call this at
     once. Raises BadInput where pipelines have other `content` (what a schedule says, see `peers`)."""
     values = [*module.parameters(), *module.buffers()]
-    _check_content(group, next((t.device for t in values), torch.device("cpu")), content)
-    with torch.no_grad():
-        for tensor in values:
-            whole = tensor.contiguous()
-            dist.broadcast(whole, group=group, group_src=0)
-            if whole is not tensor:
-                tensor.copy_(whole)
-
-
-def _check_content(group: Any, device: torch.device, content: str) -> None:
+    device = next((t.device for t in values), torch.device("cpu"))
     mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
     marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
     dist.all_gather(marks, torch.tensor([mark], device=device), group=group)
     for place, other in enumerate(marks):
         if int(other) != int(marks[0]):
             raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
+    with torch.no_grad():
+        for tensor in values:
+            whole = tensor.contiguous()
+            dist.broadcast(whole, group=group, group_src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
 
 
 def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:
@@ -464,10 +455,9 @@ def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter],
     return of
 
 
-def _own_ranks(p: nn.Parameter) -> set[int]:
+def _own_ranks(p: Any) -> set[int]:
     """The ranks of the mesh that a DTensor is on; none for a plain tensor."""
-    mesh = p.device_mesh if is_dtensor(p) else None  # type: ignore[attr-defined]
-    return set() if mesh is None else set(mesh.mesh.reshape(-1).tolist())
+    return set(p.device_mesh.mesh.reshape(-1).tolist()) if is_dtensor(p) else set()
 
 
 def _exchange(state: RankState, action: Action, given: Any) -> Any:

@@ -18,7 +18,7 @@ from ..models.model import Model
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..util.errors import BadInput
-from .base.part import Data, Hooks, RankState, Record, sum_of
+from .base.part import Hooks, RankState, Record, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .exchange import Bucket, buckets
@@ -115,7 +115,10 @@ class OneDevice:
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
         for program in lower(self.view, training=not forwards_alone(problem)):
-            mine = self._own(build(model.build, layer_numbers(self.counts, program.stages), self.device))
+            made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
+            given = {id(layer) for others in self.parts for layer in others.values()}  # builders may
+            # A builder may give the same layers to all ranks.
+            mine = {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
@@ -129,11 +132,6 @@ class OneDevice:
         self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
         self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
         self.order = _in_order(schedule, self.interpreters)
-
-    def _own(self, made: dict[int, nn.Module]) -> dict[int, nn.Module]:
-        """A rank's own layers: a builder may give the same ones to all ranks."""
-        given = {id(layer) for mine in self.parts for layer in mine.values()}
-        return {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
 
     def wait_gradients(self) -> None:
         """They are there."""
@@ -155,20 +153,21 @@ class OneDevice:
         )
         data = self.cutting.data(inputs, targets, step_seed(self.seed, self.steps), {}, self.counting)
         self.steps += 1
-        meters = [self._meter(rank, data) for rank in range(len(self.interpreters))] if memory else []
+        batch = [one for value in (*data.inputs.values(), *data.targets.values()) for one in tensors_of(value)]
+        modules = self.modules if memory else []
+        meters = [LiveBytes([*module.parameters(), *module.buffers(), *batch]) for module in modules]
         self.copies.meters = meters
         records = [interpreter.begin(data) for interpreter in self.interpreters]
-        kept = [[one.grad for one in copies] for copies in self.shared]
-        for copies in self.shared:
-            for one in copies:
-                one.grad = None
+        kept = [[parameter.grad for parameter in copies] for copies in self.shared]
+        for parameter in (parameter for copies in self.shared for parameter in copies):
+            parameter.grad = None
         spans = self._run_all(meters)
         for interpreter in self.interpreters:
             interpreter.end()
         self._add_up(kept)
         start, end, ready = self._columns(spans)
         loss = sum_of([loss for record in records for loss in record.losses])
-        counted = tuple(self._memory(rank, meter) for rank, meter in enumerate(meters))
+        counted = tuple(self._memory(*pair) for pair in zip(self.interpreters, meters, strict=False))
         timeline = Timeline(self.schedule.problem, start, end)
         columns, mean = (start, end, ready, np.zeros_like(start)), float(loss or 0.0) / len(self.microbatches)
         return Ran(timeline, columns, mean, counted, tuple(records))
@@ -185,16 +184,9 @@ class OneDevice:
             spans[action.name] = (began - zero) / 1000, (time.monotonic_ns() - zero) / 1000
         return spans
 
-    def _meter(self, rank: int, data: Data) -> LiveBytes:
-        module = self.modules[rank]
-        batch = [one for value in (*data.inputs.values(), *data.targets.values()) for one in tensors_of(value)]
-        return LiveBytes([*module.parameters(), *module.buffers(), *batch])
-
-    def _memory(self, rank: int, meter: LiveBytes) -> Memory:
-        interpreter = self.interpreters[rank]
+    def _memory(self, interpreter: Interpreter, meter: LiveBytes) -> Memory:
         names = tuple(action.name for action in interpreter.program.actions)
-        curve = predicted(self.schedule, interpreter.program)
-        return Memory(names, tuple(interpreter.record.held), curve, meter.most)
+        return Memory(names, tuple(interpreter.record.held), predicted(self.schedule, interpreter.program), meter.most)
 
     def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
         """The gradient of a shared parameter becomes the sum over its ranks, on each of them, and what it was before."""

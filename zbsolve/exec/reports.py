@@ -123,10 +123,7 @@ class StepReport:
     head and its columns."""
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
-        self._reports = reports
-        self._work = work
-        self._everything = everything
-        self.mine = mine
+        self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
 
     def wait(self) -> None:
         """Wait until every rank's part is here. Raises RunFailed where a rank failed."""

@@ -196,9 +196,8 @@ def torch_schedule(
 
 def check_version(version: str, defer_recv: bool = False) -> None:
     """Raise BadInput where a torch of this version cannot load our orders."""
-    major, minor = (int(part) for part in version.split(".")[:2])
     oldest = MIN_TORCH_DEFER_RECV if defer_recv else MIN_TORCH
-    if (major, minor) < oldest:
+    if tuple(map(int, version.split(".")[:2])) < oldest:
         what = "defer_pp_recv" if defer_recv else "the compute-only CSV of its pipeline runtime"
         raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
 

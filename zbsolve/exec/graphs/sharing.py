@@ -25,10 +25,9 @@ from ..base.torch_private import (
     module_hooks,
     parameters_of,
     tree_flatten,
-    tree_map,
     unwrapped,
 )
-from ..base.values import constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
+from ..base.values import cast, constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
 from .graph_split import Graphs, GraphSplit, graphs_of
 from .joint import Untraceable
 
@@ -210,17 +209,7 @@ def _casting(kind: type[nn.Module], given: torch.dtype | None, made: torch.dtype
 
     class Casting(kind):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return _cast(kind.forward(self, *_cast(args, given), **_cast(kwargs, given)), made)
+            return cast(kind.forward(self, *cast(args, given), **cast(kwargs, given)), made)
 
     Casting.__name__ = Casting.__qualname__ = kind.__name__
     return Casting
-
-
-def _cast(value: Any, kind: torch.dtype | None) -> Any:
-    if kind is None:
-        return value
-
-    def one(leaf: Any) -> Any:
-        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return tree_map(one, value)

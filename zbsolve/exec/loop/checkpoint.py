@@ -49,8 +49,7 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     pipeline.finish()
     target = Path(path).resolve()
     new = target.with_name(f".{target.name}.new")
-    tensors: dict[str, Tensor] = {}
-    writers = _Writers.of(pipeline)
+    tensors, writers = dict[str, Tensor](), _Writers.of(pipeline)
     with together_on_mesh(pipeline, WHAT):
         if writers.here:
             tensors, rest = _state(pipeline, objects)
@@ -144,16 +143,9 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     if {MODEL, LOOP, "update"} & objects.keys():
         raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
     tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
-    rest: dict[str, Any] = {
-        "steps": pipeline.steps,
-        "seed": pipeline.seed,
-        "ranks": _Writers.of(pipeline).count,
-        "random": random_state(),
-        "entries": {},
-        "options": {},
-        "objects": {},
-        "kinds": {key: kinds_of(one) for key, one in objects.items()},
-    }
+    rest: dict[str, Any] = {"steps": pipeline.steps, "seed": pipeline.seed, "ranks": _Writers.of(pipeline).count}
+    rest |= {"random": random_state(), "entries": {}, "options": {}, "objects": {}}
+    rest["kinds"] = {key: kinds_of(one) for key, one in objects.items()}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise BadInput(f"save: {name} is no tensor")

@@ -84,22 +84,16 @@ class Options:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
-        if self.device not in DEVICES:
-            raise BadInput(f"device '{self.device}': one of {', '.join(DEVICES)}")
-        if self.split not in SPLITS:
-            raise BadInput(f"split '{self.split}': one of {', '.join(SPLITS)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
+        for name, known in (("device", DEVICES), ("split", SPLITS), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name} '{getattr(self, name)}': one of {', '.join(known)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
 
     def on(self, local_ranks: int) -> Options:
         """The same with the kind of device that so many ranks of this machine have. Raises BadInput."""
-        kind = (
-            "cpu"
-            if self.emulate is not None and self.device == "auto"
-            else choose(self.device, local_ranks, self.share_gpus)
-        )
+        asked = "cpu" if self.emulate is not None and self.device == "auto" else self.device
+        kind = choose(asked, local_ranks, self.share_gpus)
         if kind == "cpu" and self.capture:
             raise BadInput("run: --capture is for GPUs, and this run is on CPUs")
         if kind == "cuda" and self.emulate is not None:
