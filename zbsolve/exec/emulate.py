@@ -135,12 +135,12 @@ def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]
 def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tuple[str, int]]]]:
     """`side_streams` and `waits` of `Times`."""
     names, p, e = problem.names, problem.passes, problem.edges
-    found = {names[i]: p.stream_sets[p.streams[i]][0] for i in problem.side_stream.tolist()}
+    streams = {names[i]: p.stream_sets[p.streams[i]][0] for i in problem.side_stream.tolist()}
     waits: dict[str, list[tuple[str, int]]] = {}
     for a, b, lag in zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True):
-        if names[b] in found or (names[a] in found and p.rank[a] == p.rank[b]):
+        if names[b] in streams or (names[a] in streams and p.rank[a] == p.rank[b]):
             waits.setdefault(names[b], []).append((names[a], lag))
-    return found, waits
+    return streams, waits
 
 
 def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str], frozenset[str]]:
@@ -148,11 +148,11 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
     names, p, e = problem.names, problem.passes, problem.edges
     helps, parts, joins = p.that(away=True), passes_where(problem, "before_its_pass"), p.that(together=True)
     silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
-    found: dict[str, list[tuple[str, int]]] = {}
+    others: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():
-        found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
+        others.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
     helping, own = (frozenset(names[row] for row in np.flatnonzero(one).tolist()) for one in (helps, parts))
-    return found, helping, own
+    return others, helping, own
 
 
 class Board:

@@ -76,15 +76,15 @@ def buckets(
         for name, parameter in layer.named_parameters():
             place, stages, giver = first.get(id(parameter), ((i, name), {stage_of[i]}, stage_of[i]))
             rows.setdefault(id(parameter), (place, stages, giver, parameter))
-    found: dict[Key, Bucket] = {}
+    by_key: dict[Key, Bucket] = {}
     for _, stages, giver, parameter in sorted(rows.values(), key=lambda row: row[0]):
         ranks = tuple(sorted({rank for s in stages for rank in homes[s]}))
         if len(ranks) > 1:
             key = tuple(sorted(stages)), ranks, str(parameter.dtype)
-            bucket = found.setdefault(key, Bucket(key[0], ranks))
+            bucket = by_key.setdefault(key, Bucket(key[0], ranks))
             bucket.parameters.append(parameter)
             bucket.givers.append(min(homes[giver]))
-    return [found[key] for key in sorted(found)]
+    return [by_key[key] for key in sorted(by_key)]
 
 
 class Shared(Part):
@@ -302,13 +302,13 @@ class Replicas(Part):
         with passes C. Stage → when its last sum was there, monotonic ns, or a mark of the device. Raises LostRank."""
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
-        found: dict[int, Any] = {}
+        ended: dict[int, Any] = {}
         for stage in self._exchanged:
-            mine = {id(p) for p in self._stages.get(stage, ())}
+            own = {id(p) for p in self._stages.get(stage, ())}
             for part in self._parts:
-                if any(id(p) in mine for p in part.parameters):
-                    found[stage] = max(found.get(stage, 0), _ended(part, self.timeout))
-        return found if self.marks is None else {stage: self.marks.mark() for stage in found}
+                if any(id(p) in own for p in part.parameters):
+                    ended[stage] = max(ended.get(stage, 0), _ended(part, self.timeout))
+        return ended if self.marks is None else {stage: self.marks.mark() for stage in ended}
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         return bool(self._parts) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
@@ -442,15 +442,15 @@ def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter],
     if mesh is None:
         everyone = set(dist.get_process_group_ranks(group))
         return lambda p: None if everyone <= _own_ranks(p) else group
-    found: dict[tuple[str, ...], Any] = {mesh.data: group}
+    known: dict[tuple[str, ...], Any] = {mesh.data: group}
     along = {name: set(ranks_along(mesh.whole, (name,))) for name in mesh.data}
 
     def of(p: nn.Parameter) -> Any:
         own = _own_ranks(p)
         names = tuple(name for name in mesh.data if not (len(along[name]) > 1 and along[name] <= own))
-        if names not in found:
-            found[names] = group_along(mesh.whole, names)
-        return found[names]
+        if names not in known:
+            known[names] = group_along(mesh.whole, names)
+        return known[names]
 
     return of
 

@@ -158,8 +158,8 @@ def _changes(program: Program, taken: Ints, freed: Ints) -> list[int]:
     change, actions = [0] * (len(program.actions) + 1), program.actions
     over: dict[str, int] = {}
     for i, action in enumerate(actions):
-        for one in action.awaits:
-            over.setdefault(one.name, i)
+        for awaited in action.awaits:
+            over.setdefault(awaited.name, i)
     begun = {i for i, action in enumerate(actions) if HANDLERS[action.kind].settle is not None}
     for i, action in enumerate(actions):
         change[i] += int(taken[i])

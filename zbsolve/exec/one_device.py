@@ -205,10 +205,10 @@ class OneDevice:
         return start, end, np.minimum(ready, start)
 
 
-def _copies(found: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
+def _copies(buckets_of_ranks: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
     """The copies of each parameter that lives on several ranks, with the first's value."""
     copies: dict[Any, list[nn.Parameter]] = {}
-    for mine in found:
+    for mine in buckets_of_ranks:
         for bucket in mine:
             for i, parameter in enumerate(bucket.parameters):
                 copies.setdefault((bucket.stages, bucket.ranks, parameter.dtype, i), []).append(parameter)

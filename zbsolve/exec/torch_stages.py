@@ -70,9 +70,9 @@ def split_stage(stage: Any) -> Any:
 def check_wrappers(number: int, module: nn.Module) -> None:
     """Raise BadInput where the module of stage `number` is wrapped so that deferred gradients would not be reduced."""
     for part in module.modules():
-        found = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
-        if found:
-            raise BadInput(f"stage {number}: wrapped in {found.pop()}, whose hooks deferred weight gradients do not pass")
+        wrappers = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
+        if wrappers:
+            raise BadInput(f"stage {number}: wrapped in {wrappers.pop()}, whose hooks deferred weight gradients do not pass")
     # Of other modules torch's runtime neither knows when to gather nor when to reduce.
     if wrapped_modules(module) and not is_wrapped(module):
         raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")

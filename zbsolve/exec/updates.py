@@ -246,12 +246,12 @@ def versions_of(problem: Problem) -> dict[Spot, int]:
     """(stage, microbatch) → the version that it uses: what the last update makes that its forward waits for. Microbatches
     that wait for none, and so use the model's own weights, are left out."""
     p, e = problem.passes, problem.edges
-    found: dict[Spot, int] = {}
+    versions: dict[Spot, int] = {}
     rows = np.flatnonzero(p.are("U")[e.before] & p.are("F")[e.after])
     for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
         spot = int(p.stage[b]), int(p.microbatch[b])
-        found[spot] = max(found.get(spot, 0), int(p.microbatch[a]) + 1)
-    return found
+        versions[spot] = max(versions.get(spot, 0), int(p.microbatch[a]) + 1)
+    return versions
 
 
 def groups_of(problem: Problem) -> dict[Spot, int]:
@@ -260,12 +260,12 @@ def groups_of(problem: Problem) -> dict[Spot, int]:
     p, e = problem.passes, problem.edges
     update = p.are("U")
     rows = np.flatnonzero(~update[e.before] & update[e.after])
-    found: dict[Spot, int] = {}
+    groups: dict[Spot, int] = {}
     for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
         spot, number = (int(p.stage[a]), int(p.microbatch[a])), int(p.microbatch[b])
-        if p.stage[a] != p.stage[b] or found.setdefault(spot, number) != number:
+        if p.stage[a] != p.stage[b] or groups.setdefault(spot, number) != number:
             raise BadInput(f"pass {problem.names[a]}: its gradient goes to {problem.names[b]} and to another update")
-    return found
+    return groups
 
 
 def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str, VersionUse]:
@@ -275,7 +275,7 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
     p, groups, version = problem.passes, groups_of(problem), versions_of(problem)
     if not groups:
         return {}
-    update, found = p.are("U"), dict[str, VersionUse]()
+    update, uses = p.are("U"), dict[str, VersionUse]()
     last: dict[tuple[int, int], str] = {}
     made = [0] * problem.stages
     for name in order:
@@ -285,15 +285,15 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
             if microbatch != made[stage]:
                 raise BadInput(f"pass {name}: updates of stage {stage} must run in turn, from 0")
             made[stage] += 1
-            found[name] = VersionUse(made[stage], microbatch, False)
+            uses[name] = VersionUse(made[stage], microbatch, False)
         elif weighted[row]:
             if spot not in groups:
                 raise BadInput(f"pass {name}: its gradient goes to no update")
-            found[name] = VersionUse(version.get(spot, 0), groups[spot], False)
+            uses[name] = VersionUse(version.get(spot, 0), groups[spot], False)
         else:
             continue
-        last[stage, found[name].version] = name
-    return found | {name: replace(found[name], over=True) for name in last.values()}
+        last[stage, uses[name].version] = name
+    return uses | {name: replace(uses[name], over=True) for name in last.values()}
 
 
 def _check(graph: Graph, rows: Ints) -> None:

@@ -154,8 +154,8 @@ def _judged(
     return rows
 
 
-def _of_layer(found: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
-    return {place: value for place, value in found.items() if place[0] == layer}
+def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
+    return {place: value for place, value in held.items() if place[0] == layer}
 
 
 def _in_doubt(found: float, limit: float) -> bool:

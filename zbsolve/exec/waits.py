@@ -291,9 +291,9 @@ class WaitGraph:
         while stuck not in seen:
             seen.add(stuck)
             stuck = next(one for one in self.before[stuck] if waiting[one])
-        found = _way_round(stuck, after)
-        first = found.index(min(found))
-        return tuple(self.texts[one] for one in found[first:] + found[:first])
+        way = _way_round(stuck, after)
+        first = way.index(min(way))
+        return tuple(self.texts[one] for one in way[first:] + way[:first])
 
 
 def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
@@ -305,7 +305,7 @@ def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
             if there not in came:
                 came[there] = here
                 todo.append(there)
-    found = [came[start]]
-    while found[-1] != start:
-        found.append(came[found[-1]])
-    return found[::-1]
+    way = [came[start]]
+    while way[-1] != start:
+        way.append(came[way[-1]])
+    return way[::-1]

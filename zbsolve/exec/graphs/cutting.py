@@ -169,20 +169,20 @@ def _factors(value: fx.Node, role: Role, inside: Collection[fx.Node]) -> list[tu
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes and all that they need."""
-    found, todo = set[fx.Node](), list(nodes)
+    seen, todo = set[fx.Node](), list(nodes)
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in seen:
+            seen.add(node)
             todo.extend(node.all_input_nodes)
-    return found
+    return seen
 
 
 def _crossing(
     graph: fx.GraphModule, in_backward: set[fx.Node], in_weights: set[fx.Node], late: Sequence[fx.Node]
 ) -> list[fx.Node]:
     """Values from outside of W that W reads. Tuples cannot cross, so their parts move to B."""
-    found = dict[fx.Node, None]()
+    crossing = dict[fx.Node, None]()
     for node in graph.graph.nodes:
         if node in in_weights and node.op != "placeholder":
             continue
@@ -190,12 +190,12 @@ def _crossing(
         if isinstance(node.meta.get("val"), tuple | list):
             for part in readers:
                 assert part.target is operator.getitem
-                found[part] = None
+                crossing[part] = None
                 in_backward.add(part)
                 in_weights.discard(part)
         elif readers or node in late:
-            found[node] = None
-    return list(found)
+            crossing[node] = None
+    return list(crossing)
 
 
 def _piece(
@@ -244,10 +244,10 @@ def _selections(node: Any) -> list[fx.Node] | None:
         return [node]
     if node.target is not ADD or len(node.args) != 2 or node.kwargs:
         return None
-    found = []
+    selected = []
     for one in node.args:
         parts = _selections(one) if isinstance(one, fx.Node) and len(one.users) == 1 else None
         if parts is None:
             return None
-        found += parts
-    return found
+        selected += parts
+    return selected

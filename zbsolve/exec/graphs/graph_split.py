@@ -191,12 +191,12 @@ class GraphSplit(Split):
         kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
             results = self._backward(values)
-            found = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
+            gradient_of = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
             kept.values += [results[i] for i in self._backward.live]
             for output, leaf in graphs.passed.items():
                 if (more := given[output]) is not None:
-                    found[leaf] = found[leaf] + more if leaf in found else more
-        return [found[leaf] if leaf in found else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
+                    gradient_of[leaf] = gradient_of[leaf] + more if leaf in gradient_of else more
+        return [gradient_of[leaf] if leaf in gradient_of else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
 
     def give(self, kept: Saved, keeper: Keeper) -> None:
         kept.values = [keeper.keep(one) if isinstance(one, Tensor) else one for one in kept.values]

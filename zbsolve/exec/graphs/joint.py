@@ -129,7 +129,7 @@ class _Whole(nn.Module):
 def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
     """Leaves of the outputs that only views lie between and an input that requires a gradient."""
     known = {role.key for role in joint.takes.values() if role.kind == "tangent"} | joint.passed.keys()
-    found = set[int]()
+    views = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
     for value, role in zip(output.args[0], joint.gives, strict=True):
         if role.kind != "output" or role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
@@ -138,8 +138,8 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
             value = value.all_input_nodes[0]
         of = joint.takes.get(value.name, NOTHING)
         if of.kind == "input" and of.key in trained:
-            found.add(int(role.key))
-    return frozenset(found)
+            views.add(int(role.key))
+    return frozenset(views)
 
 
 def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], decompose: bool) -> Joint:
@@ -187,15 +187,15 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
 
 def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Layout]:
     outputs, gradients, tangents = wrapped_values(joint)
-    found = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
+    layouts = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
     for place, values in ((0, outputs), (forwards, gradients)):
         for count, one in values:
             if one is not None and not is_dtensor(one):
                 raise Untraceable(f"the graph makes a {type(one).__name__}")
             if one is not None:
-                found[gives[place].whole] = Layout.of(one)
+                layouts[gives[place].whole] = Layout.of(one)
             place += count
-    return found
+    return layouts
 
 
 def _named(role: Role) -> Role:

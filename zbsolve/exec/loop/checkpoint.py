@@ -231,7 +231,7 @@ def _entries(
 ) -> dict[str, Entries]:
     """Room for the tensors that the checkpoint has of these optimizers' parameters; those of a DTensor lie as it does.
     Raises BadInput for a state of a DTensor that has another shape."""
-    found: dict[str, Entries] = {key: {} for key in optimizers}
+    rooms: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
         own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
         if pipeline.vocabulary is not None:
@@ -248,8 +248,8 @@ def _entries(
             room = reader.empty(name, pipeline.device) if not is_dtensor(like) else None
             if room is None:
                 room = as_local_of(torch.empty_like(local(like), dtype=reader.names[name].properties.dtype), like)
-            found[key][parameter, entry] = room
-    return found
+            rooms[key][parameter, entry] = room
+    return rooms
 
 
 def _loops(reader: Reader) -> list[dict[str, Any]]:
@@ -281,10 +281,10 @@ def related(mine: Sequence[str], theirs: Sequence[str]) -> bool:
 
 def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
     """Parameter → its names in the whole model."""
-    found: dict[nn.Parameter, list[str]] = {}
+    known: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        found.setdefault(parameter, []).append(name)
-    return found
+        known.setdefault(parameter, []).append(name)
+    return known
 
 
 def entries_of(optimizer: Optimizer, names: Names) -> Entries:

@@ -254,7 +254,7 @@ class ForwardRound:
 def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
     """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
     others may. Raises LostRank."""
-    wires, found, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
+    wires, outputs, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
@@ -268,5 +268,5 @@ def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int],
                     form = Format.loads(receive_bytes(wires, owner), mesh)
                     row = form.buffer(pipeline.device)
                     receive_tensor(wires, row, owner)
-                    found[m] = form.unpack(row)
-    return found
+                    outputs[m] = form.unpack(row)
+    return outputs

@@ -222,9 +222,9 @@ def buffers_of(program: Program) -> dict[int, int]:
     """Stage → how many microbatches of it are in host memory at one time, where some are."""
     most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
     for action in program.actions:
-        for one in action.awaits:
-            if one.kind == "R" and one.sure:
-                now[stage_of[one.name]] -= 1
+        for awaited in action.awaits:
+            if awaited.kind == "R" and awaited.sure:
+                now[stage_of[awaited.name]] -= 1
         stage_of[action.name] = action.stage
         if action.kind == "O":
             now[action.stage] = now.get(action.stage, 0) + 1

@@ -92,8 +92,8 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    found: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
-    return found
+    worst: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
+    return worst
 
 
 def _reference(

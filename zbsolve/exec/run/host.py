@@ -60,12 +60,12 @@ def device_environment(rank: int, sharers: int) -> dict[str, str]:
     default, or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the
     process where a peer breaks off, for the rank says by itself what happened."""
     queues = max(FEWEST_QUEUES, QUEUES // sharers)
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if sharers > 1:
-        found |= sharing_environment(rank)
+        environment |= sharing_environment(rank)
         if at_once():
-            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
-    return found
+            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
+    return environment
 
 
 def take_environment(rank: int, sharers: int) -> None:

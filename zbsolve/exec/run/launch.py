@@ -175,7 +175,7 @@ def _cause(
     while time.monotonic() < until and any(child.poll() is None for child in children):
         time.sleep(0.01)
     doing = _doing(folder, len(children))
-    said: list[tuple[bool, float, str, ZbsolveError]] = []
+    failures: list[tuple[bool, float, str, ZbsolveError]] = []
     for rank, child in enumerate(children):
         code = child.poll()
         path = folder / f"failure.{rank}"
@@ -189,13 +189,13 @@ def _cause(
                 )
             failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
             failed.details = body["details"]
-            said.append((body["kind"] == "LostRank", body["time"], text, failed))
+            failures.append((body["kind"] == "LostRank", body["time"], text, failed))
         elif code not in (None, 0):
             lines = path_of(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = f": {lines[-1][:300]}" if lines else ""
             how = f"died of {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}{last}"
             return RunFailed(f"{named_rank(sizes, rank)}, pass {doing[rank] or 'start'}: the process {how}")
-    return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")
+    return min(failures, key=lambda one: one[:3])[3] if failures else RunFailed("a rank ended without a word")
 
 
 def _doing(folder: Path, ranks: int) -> list[str]:

@@ -37,32 +37,32 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
     all others are averaged; None: nobody does that. Raises BadInput where some trained parameters are not sharded and nobody
     averages their gradients, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
     pairs = [(i, module) for i, layer in layers.items() for module in wrapped_modules(layer)]
-    found = [one for i, module in pairs for one in parameters_of_module(i, module)]
-    if not found:
+    sharded = [one for i, module in pairs for one in parameters_of_module(i, module)]
+    if not sharded:
         return []
     for i, module in pairs:
         if fsdp_together(module) > 1:
             raise BadInput(f"stage {stage}: layer {i}: fully_shard wrapped several modules as one: call it on each of them")
-    known = {id(one.sharded) for one in found}
+    known = {id(one.sharded) for one in sharded}
     for i, layer in layers.items():
         for name, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in known and data is None:
                 raise BadInput(
-                    f"stage {stage}: layer {i}'s {name} is not sharded, but layer {found[0].layer} is: call fully_shard on "
-                    "every layer of a stage, or on none"
+                    f"stage {stage}: layer {i}'s {name} is not sharded, but layer {sharded[0].layer} is: call fully_shard "
+                    "on every layer of a stage, or on none"
                 )
-    for one in found:
+    for one in sharded:
         if data is not None and not set(data) <= set(one.mesh_ranks):
             raise BadInput(
                 f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but the batch is "
                 f"divided over ranks {_listed(data)}: give fully_shard a mesh of all of these dimensions"
             )
-        if sorted(one.mesh_ranks) != sorted(found[0].mesh_ranks):
+        if sorted(one.mesh_ranks) != sorted(sharded[0].mesh_ranks):
             raise BadInput(
                 f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but layer "
-                f"{found[0].layer} over ranks {_listed(found[0].mesh_ranks)}"
+                f"{sharded[0].layer} over ranks {_listed(sharded[0].mesh_ranks)}"
             )
-    return found
+    return sharded
 
 
 def check_beside(stage: int, parameter: Parameter, pipeline: Collection[int]) -> None:

@@ -287,12 +287,12 @@ def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Helper | None) 
     stay, away = list[_Piece](), list[_Piece]()
     for chunk, scores in seen:
         cut = min(max(until - chunk.start, 0), chunk.end - chunk.start)
-        for found, tokens in ((away, slice(0, cut)), (stay, slice(cut, chunk.end - chunk.start))):
+        for pieces, tokens in ((away, slice(0, cut)), (stay, slice(cut, chunk.end - chunk.start))):
             if tokens == slice(0, chunk.end - chunk.start):
-                found.append(_Piece(chunk, ALL, scores))
+                pieces.append(_Piece(chunk, ALL, scores))
             elif tokens.start < tokens.stop:
                 mask = None if scores.mask is None else scores.mask[..., tokens]
-                found.append(_Piece(chunk, tokens, Scores(scores.scale, scores.causal, mask)))
+                pieces.append(_Piece(chunk, tokens, Scores(scores.scale, scores.causal, mask)))
     return stay, away
 
 
@@ -312,7 +312,7 @@ def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores
 def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tuple[Chunk, Scores]]:
     """The chunks that a slice's queries see, and how. The own one comes first: in it every query sees a key."""
     own = chunks[number]
-    found = []
+    seen = []
     for other in sorted((one for one in chunks if one <= number), reverse=True):
         chunk = chunks[other]
         if rule.window is not None and chunk.end <= own.start - rule.window + 1:
@@ -320,5 +320,5 @@ def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tu
         keys, queries = chunk.end - chunk.start, own.end - own.start
         places = (own.start, own.documents), (chunk.start, chunk.documents)
         mask = visible(*places, queries, keys, rule, own.key.device)
-        found.append((chunk, Scores(rule.scale, mask is None and chunk is own, mask)))
-    return found
+        seen.append((chunk, Scores(rule.scale, mask is None and chunk is own, mask)))
+    return seen

@@ -170,7 +170,7 @@ def compare(
     or twice of one; of the second only the forward is compared. backward: compare gradients too. Where memory does not
     suffice, the first half of the tokens is compared from there on, and so forth, and a warning says so. Raises BadInput
     naming the first layer that differs, what of it, and from which token on."""
-    found, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
+    differences, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
     whole = tokens[0]
     for number, layer in enumerate([*layers, None], first):
         while True:
@@ -181,18 +181,18 @@ def compare(
                     outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
                     rounded = apart and max(one.tokens for one in apart) <= FEW
                     if not rounded or _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
-                        found += [f"{name}: {one.text}: {MEND}" for one in apart]
+                        differences += [f"{name}: {one.text}: {MEND}" for one in apart]
                     given = Sequences(outputs, given.targets)
                 elif loss is not None:
-                    found += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
+                    differences += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
                 break
             except Exception as error:
                 if not is_out_of_memory(error) or min(tokens) < 2 * cutting.count:
                     raise
             tokens = [n // 2 for n in tokens]
             given = given.first(tokens)
-    if found:  # not before: where layers are spread over ranks, all of these run all layers
-        raise BadInput(HEAD + found[0])
+    if differences:  # not before: where layers are spread over ranks, all of these run all layers
+        raise BadInput(HEAD + differences[0])
     if tokens[0] < whole:
         text = f"slices: layers from {first} on were compared with whole sequences on {tokens[0]} of {whole} tokens"
         warnings.warn(f"{text}: memory does not suffice for more", stacklevel=2)
@@ -218,9 +218,9 @@ def _compare_layer(
         limit = limit_of([*layer.parameters(), *tensors_of((inputs, whole.outputs))])
         pairs = [("its output", *pair) for pair in zip(whole.outputs, parts.outputs, lengths, strict=True)]
         pairs.append(("the gradient of its input", whole.gradient, parts.gradient, lengths[0]))
-        found = [rows_apart(*pair, limit) for pair in pairs]
-        found.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
-    return whole.outputs, [one for one in found if one is not None]
+        differences = [rows_apart(*pair, limit) for pair in pairs]
+        differences.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
+    return whole.outputs, [one for one in differences if one is not None]
 
 
 def _apart_in_more_bits(
@@ -382,7 +382,7 @@ def _backward(y: Any, slopes: Any) -> None:
 def _taken(layer: nn.Module) -> list[Tensor | None]:
     """The gradients of its trained parameters, which have none from now on."""
     trained = [p for p in layer.parameters() if p.requires_grad]
-    found = [p.grad for p in trained]
+    gradients = [p.grad for p in trained]
     for p in trained:
         p.grad = None
-    return found
+    return gradients

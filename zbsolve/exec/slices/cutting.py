@@ -190,12 +190,12 @@ class Cutting:
         """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""
         if self.count == 1:
             return shares
-        found: dict[int, float] = {}
+        counts: dict[int, float] = {}
         for m in sorted({part // self.count for part in targets}):
-            mine = range(m * self.count, (m + 1) * self.count)
-            each = slice_shares([counting.counted(targets[part]) for part in mine])
-            found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
-        return found
+            parts = range(m * self.count, (m + 1) * self.count)
+            each = slice_shares([counting.counted(targets[part]) for part in parts])
+            counts |= {part: one * shares.get(m, 1.0) for part, one in zip(parts, each, strict=True)}
+        return counts
 
     def data(
         self,

@@ -39,17 +39,17 @@ class EmbeddingShard(NamedTuple):
 
 def tokens_of(inputs: Any) -> Tensor:
     """A microbatch's tokens: its input, or one of it that is a dict. Raises BadInput."""
-    found = inputs
+    tokens = inputs
     if isinstance(inputs, Mapping):
-        found = next((inputs[name] for name in NAMES if name in inputs), None)
-    if not isinstance(found, Tensor):
+        tokens = next((inputs[name] for name in NAMES if name in inputs), None)
+    if not isinstance(tokens, Tensor):
         keys = f" with {', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else ""
         names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         raise BadInput(
             f"inputs: a sharded embedding takes a tensor of tokens, or a dict with one as {names}, "
             f"not a {type(inputs).__name__}{keys}"
         )
-    return found
+    return tokens
 
 
 def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
@@ -64,13 +64,13 @@ def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
         local = tokens - shard.first
         here = (local >= 0) & (local < width)
         if not width:
-            found = shard.weight.new_zeros(*tokens.shape, shard.weight.shape[1])
+            vectors = shard.weight.new_zeros(*tokens.shape, shard.weight.shape[1])
         else:
             rows = shard.weight.index_select(0, local.clamp(0, width - 1).flatten())
-            found = rows.view(*tokens.shape, -1).masked_fill_(~here[..., None], 0)
+            vectors = rows.view(*tokens.shape, -1).masked_fill_(~here[..., None], 0)
         if shard.scale != 1:
-            found.mul_(shard.scale)
-        return found.masked_fill_(wrong[..., None], torch.nan)
+            vectors.mul_(shard.scale)
+        return vectors.masked_fill_(wrong[..., None], torch.nan)
 
 
 def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> None:
@@ -339,23 +339,23 @@ class WholeVocabulary:
 
     def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state dict of this rank's modules, with the whole model's names and DTensors for the shard's."""
-        found: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
+        whole: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
         for own, keys in self.keys.items():
-            found |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
-        return found
+            whole |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
+        return whole
 
     def own_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The other way round."""
-        found = {name: value for name, value in state.items() if not self.has(name)}
-        return found | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
+        own_values = {name: value for name, value in state.items() if not self.has(name)}
+        return own_values | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
 
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
         """Place in the whole model → what `what` gives of the whole parameter. All ranks call this together."""
-        found: dict[Place, Value] = {}
+        compared: dict[Place, Value] = {}
         for own, places in self.shard.places.items():
             p, (name, *_) = self.shard.module.get_parameter(own), self.keys[f"{NAME}.{own}"]
             if p.requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
-                found |= dict.fromkeys(places, Value(whole, p.dtype))
-        return found
+                compared |= dict.fromkeys(places, Value(whole, p.dtype))
+        return compared

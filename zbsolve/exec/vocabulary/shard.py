@@ -171,11 +171,11 @@ def input_gradient(shard: OutputShard, kept: Kept, merged: Merged) -> Tensor:
         if not kept.matrix.shape[1]:
             return torch.zeros_like(kept.hidden)
         rows = shard.weight.index_select(0, kept.index).to(partial.dtype).to(merged.point.dtype)
-        found = torch.addcmul(rows.mul_(merged.point[:, None]), partial, merged.scale[:, None])
+        gradient = torch.addcmul(rows.mul_(merged.point[:, None]), partial, merged.scale[:, None])
         slope, kept.partial_slope = kept.partial_slope, None
         if slope is not None:
-            found.addcmul_(slope.to(found.dtype), merged.even[:, None], value=-1)
-        return found.to(kept.hidden.dtype).view(kept.hidden.shape)
+            gradient.addcmul_(slope.to(gradient.dtype), merged.even[:, None], value=-1)
+        return gradient.to(kept.hidden.dtype).view(kept.hidden.shape)
 
 
 def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) -> Tensor | None:
@@ -194,12 +194,12 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
             linear_add(gradient, x, shard.weight, shard.bias, None)
         elif shard.bias is not None and shard.bias.requires_grad:
             accumulate(shard.bias, gradient.sum(0))
-        found = None
+        hidden_gradient = None
         if barriers == 2:
             part = gradient @ shard.weight.to(gradient.dtype)
-            found = part.to(kept.hidden.dtype).view(kept.hidden.shape)
+            hidden_gradient = part.to(kept.hidden.dtype).view(kept.hidden.shape)
     kept.drop()
-    return found
+    return hidden_gradient
 
 
 def readable(tensor: Tensor) -> bool:
@@ -225,19 +225,19 @@ def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor,
     """(2 or 3, n): logarithm of the sum of exponentials, the label's logit (0 where it is elsewhere), and with label
     smoothing the sum of logits. In place: logits → P; D goes into `slope`."""
     loss, kind, smooth = shard.loss, exact(logits.dtype), shard.loss.label_smoothing > 0
-    found = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
+    statistics = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
     if not logits.shape[1]:
-        found[0] = -torch.inf
-        return found
+        statistics[0] = -torch.inf
+        return statistics
     for rows in shard.blocks(logits):
         u = capped(logits[rows].to(kind), loss.soft_cap)
         p = u.softmax(-1)
         # The largest of the softmax is 1/Σ exp(u − max): one exponential a logit does for both.
-        found[0, rows] = u.amax(-1) - p.amax(-1).log()
+        statistics[0, rows] = u.amax(-1) - p.amax(-1).log()
         place = index[rows, None]
-        found[1, rows] = u.gather(1, place)[:, 0].masked_fill(~here[rows], 0)
+        statistics[1, rows] = u.gather(1, place)[:, 0].masked_fill(~here[rows], 0)
         if smooth:
-            found[2, rows] = u.sum(-1)
+            statistics[2, rows] = u.sum(-1)
         if loss.soft_cap:
             d = 1 - u.div_(loss.soft_cap).square_()
             p.mul_(d)
@@ -245,4 +245,4 @@ def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor,
                 slope[rows] = d
         p.scatter_(1, place, p.gather(1, place).masked_fill(here[rows, None], 0))
         logits[rows] = p
-    return found
+    return statistics
