@@ -137,8 +137,7 @@ class Pipeline:
         own = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
         self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
-        shard = own.made.get(Shard)
-        self.vocabulary = None if shard is None else WholeVocabulary(shard, own.names, group, self.device)
+        self.vocabulary = WholeVocabulary(own.made.get(Shard), own.names, group, self.device)
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)

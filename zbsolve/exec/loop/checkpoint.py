@@ -92,19 +92,18 @@ def state_dict(pipeline: OnRank) -> dict[str, Any]:
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
     """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
     BadInput."""
-    mine, shard = _weights(pipeline), pipeline.vocabulary
+    mine = _weights(pipeline)
     missing = sorted(mine.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
     found = {name: spread_as(state[name], like) for name, like in mine.items()}
-    pipeline.module.load_state_dict(found if shard is None else shard.own_state(found))
+    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(found))
 
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
     """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
-    state: dict[str, Any] = pipeline.module.state_dict()
-    return state if pipeline.vocabulary is None else pipeline.vocabulary.state(state)
+    return pipeline.vocabulary.state(pipeline.module.state_dict())
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,7 @@ class _Writers:
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
     """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
-    names, shard = names_of(pipeline.module), pipeline.vocabulary
-    if shard is not None:
-        names = {p: shard.whole_names(known) for p, known in names.items()}
+    names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
     optimizers: dict[str, list[tuple[Optimizer, Names]]]
     optimizers = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
     for versions in pipeline.versions.values():
@@ -157,24 +154,16 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             rest["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    tensors[f"{key}.{name}.{entry}"] = _spread(pipeline, name, entry, value)
+                    if (shards := pipeline.vocabulary).has(name) and value.shape != shards.part(name).shape:
+                        what = f"{entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}"
+                        raise BadInput(f"save: the optimizer's {what}")
+                    tensors[f"{key}.{name}.{entry}"] = shards.spread(name, value)
                 else:
                     rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, one in objects.items():
         if key not in optimizers:
             rest["objects"][key] = one.state_dict()
     return tensors, rest
-
-
-def _spread(pipeline: OnRank, name: str, entry: str, value: Tensor) -> Tensor:
-    """What an optimizer has of the parameter `name`, of all ranks that have some of it. Raises BadInput."""
-    shard = pipeline.vocabulary
-    if shard is None or not shard.has(name):
-        return value
-    if value.shape != shard.rows(name):
-        raise BadInput(f"save: the optimizer's {entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}")
-    found: Tensor = shard.spread(name, value)
-    return found
 
 
 def _made(new: Path, target: Path) -> None:
@@ -215,8 +204,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         for loop in loops:
             entries[key] |= loop["entries"].get(key, {})
             options |= loop["options"].get(key, {})
-        if pipeline.vocabulary is not None:
-            entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
+        entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
@@ -234,10 +222,7 @@ def _entries(
     rooms: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
         own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
-        if pipeline.vocabulary is not None:
-            own = {
-                name: pipeline.vocabulary.spread(name, p) if pipeline.vocabulary.has(name) else p for name, p in own.items()
-            }
+        own = {name: pipeline.vocabulary.spread(name, p) for name, p in own.items()}
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
             if not name.startswith(f"{key}.") or parameter not in own:

@@ -94,7 +94,7 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
-        if pipeline.vocabulary is not None and not with_loss:
+        if pipeline.vocabulary.shard is not None and not with_loss:
             way = "load a checkpoint into a pipeline whose last stage has it"
             raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
         usual = pipeline.view.microbatches if microbatches is None else microbatches

@@ -54,7 +54,7 @@ class OnRank(Protocol):
     stages: Mapping[int, Stage]
     shared: Shared
     versions: Mapping[int, WeightVersions]
-    vocabulary: WholeVocabulary | None
+    vocabulary: WholeVocabulary
     replicas: Replicas | None
     place: int
     seed: int

@@ -303,12 +303,13 @@ def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
 
 
 class WholeVocabulary:
-    """The parameters of a rank's shard as parts of the whole model's. names: of all layers. group: the pipeline's process
-    group, None for the default one."""
+    """The parameters of a rank's shard as parts of the whole model's. shard: None where the vocabulary is whole, and all
+    names and values are as they are. names: of all layers. group: the pipeline's process group, None for the default one."""
 
-    def __init__(self, shard: Shard, names: Sequence[str], group: Any, device: torch.device) -> None:
+    def __init__(self, shard: Shard | None, names: Sequence[str], group: Any, device: torch.device) -> None:
         self.shard, self.group, self.device = shard, group, device
-        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in shard.places.items()}
+        self.places = {} if shard is None else shard.places
+        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in self.places.items()}
         self._own = {key: own.removeprefix(f"{NAME}.") for own, keys in self.keys.items() for key in keys}
 
     @cached_property
@@ -321,18 +322,21 @@ class WholeVocabulary:
         """Is this name of the whole model a shard's parameter?"""
         return name in self._own
 
-    def rows(self, name: str) -> torch.Size:
-        """The shape of this rank's part of it."""
-        return self.shard.module.get_parameter(self._own[name]).shape
+    def part(self, name: str) -> nn.Parameter:
+        """This rank's part of it."""
+        assert self.shard is not None
+        return self.shard.module.get_parameter(self._own[name])
 
     def whole_names(self, names: Sequence[str]) -> list[str]:
         """A parameter's names among this rank's modules → those that it has in the whole model."""
         return [key for name in names for key in self.keys.get(name, [name])]
 
     def spread(self, name: str, part: Tensor) -> Any:
-        """This rank's `part`, laid out as its part of the parameter `name`, as a DTensor of the whole one's shape."""
+        """This rank's `part` of the parameter `name`, as a DTensor of the whole one's shape; of others as it is."""
         from torch.distributed.tensor import Shard as Rows
 
+        if self.shard is None or not self.has(name):
+            return part
         shape = self.shard.shapes[self._own[name]]
         stride = torch.empty(shape, device="meta").stride()
         return LaidOut(self._mesh, (Rows(0),), shape, stride).whole(part.detach())
@@ -352,9 +356,9 @@ class WholeVocabulary:
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
         """Place in the whole model → what `what` gives of the whole parameter. All ranks call this together."""
         compared: dict[Place, Value] = {}
-        for own, places in self.shard.places.items():
-            p, (name, *_) = self.shard.module.get_parameter(own), self.keys[f"{NAME}.{own}"]
-            if p.requires_grad:
+        for own, places in self.places.items():
+            name, *_ = self.keys[f"{NAME}.{own}"]
+            if (p := self.part(name)).requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
                 compared |= dict.fromkeys(places, Value(whole, p.dtype))
