@@ -24,7 +24,7 @@ from zbsolve import Problem, Schedule, pipeline
 from zbsolve.build import with_offload
 from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.device.marks import Marks
+from zbsolve.exec.device.rank_device import Marks
 from zbsolve.exec.handlers import HANDLERS, Data, RankState
 from zbsolve.exec.interpreter import Interpreter
 from zbsolve.exec.lowering import lower

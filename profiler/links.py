@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.base.program import Message
-from zbsolve.exec.device.marks import DeviceRows, Marks
+from zbsolve.exec.device.rank_device import DeviceRows, Marks
 from zbsolve.exec.devices import BACKENDS, device_of
 from zbsolve.exec.run.host import device_environment, together
 from zbsolve.exec.run.worker import end_with_parent, local_network

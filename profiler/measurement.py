@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.devices import BACKENDS, choose, described, device_of
-from zbsolve.exec.graphs import decisions_of
-from zbsolve.exec.graphs.auto import parts_by_name
+from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.job import OPTIMIZERS
 from zbsolve.exec.run.torchrun import torchrun_environment

@@ -14,7 +14,7 @@ from torch import Tensor
 from zbsolve.exec.backward.stage import Live, Stage
 from zbsolve.exec.base.torch_private import persistent_buffers, storage_key
 from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of
-from zbsolve.exec.graphs import graph_saved
+from zbsolve.exec.graphs.auto import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model

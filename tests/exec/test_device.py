@@ -24,9 +24,9 @@ torch = pytest.importorskip("torch")
 
 from zbsolve.exec.base.part import Data  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
-from zbsolve.exec.device.marks import Marks  # noqa: E402
 from zbsolve.exec.device.rank_device import (  # noqa: E402
     Guard,
+    Marks,
     RankDevice,
     read_marks,
 )

@@ -18,7 +18,7 @@ from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.base.program import Message
 from zbsolve.exec.emulate import Board, EmulatedDevice, Times
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice
 from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp
@@ -27,7 +27,7 @@ from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from ..support.exec_tools import a_problem, random_schedule
+from ..support.exec_tools import a_problem, in_turns, random_schedule
 
 PROFILE = Profile(
     "measured",
@@ -190,10 +190,11 @@ def test_the_devices_clocks_are_the_prediction(
     names, ranks, rng = schedule.problem.names, schedule.problem.ranks, random.Random(0)
     board, times = Board.alone(len(names)), Times.of(schedule, "schedule")
     hooks = [Hooks(emulated=EmulatedDevice(times, schedule.problem.index, board)) for _ in range(ranks)]
-    one = OneDevice(model, schedule, Turns(ranks, rng.choice), hooks=hooks)
+    one = OneDevice(model, schedule, hooks=hooks)
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     predicted = schedule.timeline()
     for _ in range(2):
+        in_turns(one, rng.choice)
         one.step({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
         np.testing.assert_array_equal(board.end - board.end.min(), (predicted.end - predicted.end.min()) * 1000)
 

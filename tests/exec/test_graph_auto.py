@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from zbsolve.exec import auxiliary_loss, auxiliary_losses
 from zbsolve.exec.backward.replay import undisturbed
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.graphs import auto, decisions_of
-from zbsolve.exec.graphs.auto import parts_by_name
+from zbsolve.exec.graphs import auto
+from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.splits import as_lines, merged
 

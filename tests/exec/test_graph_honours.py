@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.graphs import Untraceable
 from zbsolve.exec.graphs.auto import parts_by_name
+from zbsolve.exec.graphs.joint import Untraceable
 from zbsolve.exec.memory import LiveBytes
 
 from ..support.split_blocks import WIDTH, Block, Product, assert_same, hidden, run

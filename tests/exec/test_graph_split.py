@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from zbsolve import BadInput
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import tree_leaves
-from zbsolve.exec.graphs import Untraceable
 from zbsolve.exec.graphs.auto import always, parts_by, parts_by_name
 from zbsolve.exec.graphs.graph_split import graphs_of
+from zbsolve.exec.graphs.joint import Untraceable
 from zbsolve.exec.graphs.sharing import SharedGraphs, block_key
 from zbsolve.exec.memory import LiveBytes
 

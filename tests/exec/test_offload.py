@@ -202,7 +202,7 @@ def test_copies_that_a_device_does_late_leave_gradients_exact(
     kept, moved = OneStage(order(False), "cpu", TINY), OneStage(order(True, Times(O=2000, R=2000), fraction), "cpu", TINY)
     offload = moved.offload
     assert offload is not None
-    copies = offload._copies = Deferred(offload.device)
+    copies = offload.side.copies = Deferred(offload.device)
     for step in range(2):
         for one in (kept, moved):
             one.interpreter.begin(one.data)
@@ -279,13 +279,9 @@ def test_copies_run_on_streams_of_a_real_gpu_from_and_to_pinned_memory() -> None
     moved.step()
     names = [action.name for action in moved.interpreter.program.actions if action.kind in "OR"]
     events = [moved.offload.events(name) for name in names]
-    first = events[0]
-    assert first is not None
-    for name, pair in zip(names, events, strict=True):
+    for pair in events:
         assert pair is not None
         assert 0 < pair[0].elapsed_time(pair[1]) < 1e3
-        by_host = (moved.offload.ended(name) - moved.offload.ended(names[0])) / 1e6
-        assert first[1].elapsed_time(pair[1]) == pytest.approx(by_host, abs=1)
 
 
 @pytest.mark.gpu

@@ -1,46 +1,24 @@
-"""Several ranks in one process: streams that take turns, and whole steps on them."""
+"""Several ranks in one process: whole steps, whose passes run in any order that messages allow."""
 
 import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from zbsolve import Trace, verify
 from zbsolve.cli import main
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.presets import GptSizes, gpt, mlp
 
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 
 
-def test_turns_keep_the_order_of_a_stream_and_wait_for_others() -> None:
-    done: list[str] = []
-    streams = Turns(2, pick=max)  # always the last stream that can go on
-    streams.begin()
-    first = streams.launch(0, lambda: done.append("a"))
-    streams.launch(0, lambda: done.append("b"))
-    waiting = streams.launch(1, lambda: done.append("c"), after=[first])
-    streams.launch(1, lambda: done.append("d"))
-    assert not done  # nothing runs before finish
-    streams.finish()
-    assert done == ["a", "c", "d", "b"]
-    assert 0 <= streams.span(first)[0] <= streams.span(first)[1] <= streams.span(waiting)[0]
-
-
-def test_streams_that_wait_for_each_other_are_found() -> None:
-    streams, other = Turns(2), Turns(1)
-    streams.launch(1, lambda: None, after=[other.launch(0, lambda: None)])
-    with pytest.raises(RunFailed, match=r"ranks \[1\] wait"):
-        streams.finish()
-
-
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_order_streams_take_gradients_are_the_unsplit_models(seed: int) -> None:
+def test_whatever_order_ranks_take_gradients_are_the_unsplit_models(seed: int) -> None:
     rng = random.Random(seed)
     placement = rng.choice([(0, 1), (0, 1, 1, 0), (0, 1, 2, 3), (0, 2, 1, 3, 0), (0, 1, 2, 0, 1, 2)])
     schedule = random_schedule(a_problem(placement, microbatches=4, fused=seed % 2 == 1), seed)
@@ -48,14 +26,10 @@ def test_whatever_order_streams_take_gradients_are_the_unsplit_models(seed: int)
 
 
 def test_a_message_that_nobody_waited_for_would_be_noticed() -> None:
-    """The dependency logic matters: without it some order of the streams takes a message before it is there."""
-
-    class Careless(Turns):
-        def launch(self, rank: int, work: Any, after: Any = ()) -> Any:
-            return super().launch(rank, work)
-
+    """An order that takes a message before it is there."""
     schedule, model = random_schedule(a_problem((0, 1), 3)), mlp(0)
-    one = OneDevice(model, schedule, Careless(2, pick=max))
+    one = OneDevice(model, schedule)
+    one.order = sorted(one.order, key=lambda pair: -pair[0])
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     with pytest.raises(RunFailed, match="rank 1, pass 1F"):
         one.step({m: x for m, (x, _) in batches.items()}, {m: y for m, (_, y) in batches.items()})
@@ -65,7 +39,7 @@ def test_a_parameter_tied_across_ranks_has_one_value_and_one_gradient() -> None:
     model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
     schedule = random_schedule(a_problem((0, 1), 2, layers=4))
     assert worst_difference(schedule, model) < 1e-5
-    one = OneDevice(model, schedule, Turns(2))
+    one = OneDevice(model, schedule)
     first, last = (one.layers[layer].get_parameter(name) for layer, name in model.tied[0])
     assert first is not last
     assert torch.equal(first, last)

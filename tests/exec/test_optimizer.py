@@ -13,7 +13,7 @@ from zbsolve import BadInput, pipeline
 from zbsolve.exec.ahead import Cut, lengths
 from zbsolve.exec.base.program import Message
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.optimizer.post_validation import OptimizerSnapshot
+from zbsolve.exec.post_validation import OptimizerSnapshot
 from zbsolve.systems import preset
 
 from ..support.exec_jobs_optimizer import OPTIMIZERS

@@ -15,8 +15,8 @@ from zbsolve.build.attention_exchange import HandedOver
 from zbsolve.exec.attention import _attention, _gradients, asked
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.part import share_of_loss
+from zbsolve.exec.slices.attention import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.cutting import Counting, cut_sequence, offsets, slice_shares
-from zbsolve.exec.slices.partial import Scores, merge, partial_attention, partial_gradients
 from zbsolve.exec.slices.store import SliceStore, gradient_bytes
 from zbsolve.models.blocks import BlockSizes, Decoder, Tokens
 from zbsolve.models.blocks import Scores as Head

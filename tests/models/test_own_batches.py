@@ -146,7 +146,7 @@ def test_runs_are_right(name: str) -> None:
 
 def test_the_wrong_microbatch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that computes its first microbatch twice, and its second one never."""
-    from zbsolve.exec.one_device.pipeline import OneDevice
+    from zbsolve.exec.one_device import OneDevice
 
     step = OneDevice.step
 

@@ -11,8 +11,7 @@ from profiler.dataflow import flow
 from profiler.memory import held
 from profiler.stage_rounds import PassTimer, batches, rotated, rounds
 from zbsolve.cli.run import _other_split
-from zbsolve.exec.graphs import decisions_of
-from zbsolve.exec.graphs.auto import parts_by_name
+from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.models.model import Model
 from zbsolve.models.presets import mlp
 from zbsolve.util.text import times_note

@@ -359,8 +359,8 @@ def autocast(case: Case) -> list[float]:
     wanted = values(dict(enumerate(exact)))
     rows = [values(pipe.layers), values(dict(enumerate(low))), values(without.layers)]
     names = rows[0].keys()
-    apart = [[one[k].found.double() - wanted[k].found for k in names] for one in rows]
-    size = nn.utils.get_total_norm([wanted[k].found for k in names])
+    apart = [[one[k].tensor.double() - wanted[k].tensor for k in names] for one in rows]
+    size = nn.utils.get_total_norm([wanted[k].tensor for k in names])
     return [float(nn.utils.get_total_norm(one) / size) for one in apart]
 
 
@@ -388,7 +388,7 @@ def trained(case: Case, others: tuple[int, ...]) -> float:
             ours = torch.optim.AdamW(pipe.parameters(), lr=0.01)
             ours.load_state_dict(moments)
     expected = values(dict(enumerate(whole)), weight)
-    return max(difference(one.found, expected[k].found) for k, one in values(pipe.layers, weight).items())
+    return max(difference(one.tensor, expected[k].tensor) for k, one in values(pipe.layers, weight).items())
 
 
 def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
@@ -418,7 +418,7 @@ def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
         ours.zero_grad()
     ours.finish()
     expected = values(dict(enumerate(whole)), weight)
-    apart = max(difference(one.found, expected[k].found) for k, one in values(pipe.layers, weight).items())
+    apart = max(difference(one.tensor, expected[k].tensor) for k, one in values(pipe.layers, weight).items())
     return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from zbsolve import BadInput, Problem, Schedule, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import Value, difference, named, reference, values
 from zbsolve.exec.handlers import Data
-from zbsolve.exec.one_device.pipeline import OneDevice, Turns
+from zbsolve.exec.one_device import OneDevice
 from zbsolve.models.model import Model, Place
 from zbsolve.tables import Edges
 
@@ -95,16 +96,29 @@ def worst(runner: Pipeline, whole: Iterable[nn.Module]) -> float:
     """The largest relative difference of these gradients from those of the unsplit model's layers. What has none there has
     none here."""
     expected, found = values(dict(enumerate(whole))), everything(runner)
-    wrong = [place for place, one in found.items() if (one.found is None) != (expected[place].found is None)]
+    wrong = [place for place, one in found.items() if (one.tensor is None) != (expected[place].tensor is None)]
     assert not wrong, f"with or without a gradient: {wrong}"
-    return max((difference(one.found, expected[place].found) for place, one in found.items()), default=0.0)
+    return max((difference(one.tensor, expected[place].tensor) for place, one in found.items()), default=0.0)
+
+
+def in_turns(one: OneDevice, pick: Callable[[Sequence[int]], int]) -> None:
+    """Run passes in another order that each rank's own and messages allow. pick: the rank, of those that can go on."""
+    ahead = [deque(each.program.actions) for each in one.interpreters]
+    order, done = [], set[str]()
+    while any(ahead):
+        rank = pick([r for r, row in enumerate(ahead) if row and (getattr(row[0].takes, "before", None) in {None, *done})])
+        order.append((rank, ahead[rank].popleft()))
+        done.add(order[-1][1].name)
+    one.order = order
 
 
 def run_here(
     schedule: Schedule, model: Model, pick: Callable[[Sequence[int]], int] | None = None
 ) -> tuple[float, dict[int, torch.nn.Module], Data]:
-    """All ranks in this process; the mean loss, the layers with their gradients, the data. `pick`: see `Turns`."""
-    one = OneDevice(model, schedule, Turns(schedule.problem.ranks, pick))
+    """All ranks in this process; the mean loss, the layers with their gradients, the data. pick: see `in_turns`."""
+    one = OneDevice(model, schedule)
+    if pick is not None:
+        in_turns(one, pick)
     batches = {m: model.batch(m, 0) for m in one.microbatches}
     inputs, targets = ({m: pair[i] for m, pair in batches.items()} for i in range(2))
     ran = one.step(inputs, targets)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..models.losses import auxiliary_losses as auxiliary_losses
     from ..models.slicing import slice_offset as slice_offset
     from ..models.slicing import sliced_attention as sliced_attention
-    from .optimizer.post_validation import PostValidated as PostValidated
     from .pipeline import Pipeline as Pipeline
+    from .post_validation import PostValidated as PostValidated
     from .rank import StepResult as StepResult
     from .run.launch import run_local as run_local
     from .torch_stages import split_stage as split_stage

@@ -1,8 +1,8 @@
 """How far a rank may run into a step before the last optimizer's step is validated, and how it runs again from there.
 
-The first forwards of every rank, up to its first backward, change nothing that stays: gradients are those of the last step
-still. A rank's part of them ends where it would take what others make later. So a rank can run its part whatever the
-validation says, and afterwards either every rank runs its part anew, or none does.
+The first forwards of every rank, up to its first backward, change nothing that stays. A rank's part of them ends where it
+would take what others make later. So it can run whatever the validation says, and afterwards either every rank runs its part
+anew, or none does.
 """
 
 from __future__ import annotations

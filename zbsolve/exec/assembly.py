@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .base.part import Hooks, RankState
+from .base.program import Program
 from .connecting import Connecting, Given, Own
-from .device.marks import DeviceRows
-from .device.rank_device import RankDevice
+from .device.rank_device import DeviceRows, RankDevice
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
 from .handlers import HANDLERS, connect_parts
@@ -20,22 +20,28 @@ from .transport.peers import Peers, clock_lead
 from .transport.wires import Wires
 
 
+def device_and_mailbox(peers: Peers, program: Program, given: Any, hooks: Hooks) -> tuple[RankDevice | None, Mailbox]:
+    """The GPU of a rank, where it has one, and where messages of its program come and go. given: whose `device` and `mesh`
+    they are of."""
+    gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks)
+    mesh = None if given.mesh is None else given.mesh.whole
+    rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
+    return gpu, Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), mesh, rows)
+
+
 def connected(
     own: Own, given: Given, groups: tuple[Any, Any], wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None
 ) -> RankRunner:
     """This rank, connected to the others. groups: the processes of this pipeline, and of its replicas. wires: the plain
     ones; `peers` already have the paired ones. All ranks call this. Raises LostRank."""
     view, problem, program = own.view, own.view.step, own.program
-    gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks)
     stages = own_stages(own, given)
     if emulate is not None:
         board = Board.shared(wires, view.passes)
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
     exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
     parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, exchanged, hooks))
-    whole = None if given.mesh is None else given.mesh.whole
-    rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
-    mailbox = Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), whole, rows)
+    gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
     return RankRunner(
         schedule=view.schedule,
         module=own.module,

@@ -3,9 +3,8 @@
 A pass that hands attention over asks its helper at each call of attention: it sends queries and some of the earlier keys and
 values, goes on with the others, and takes in what comes back. All its work is done behind its parts, where F or B is.
 
-Where the parts of that pass come in one go on its rank, the helper serves it until it is over: both wait for each other no
-longer than the graph says. Else other passes come between, and one of them may wait for what the helper does next. So the
-helper's rank goes on then, and a thread serves the pass whenever it asks, no earlier than the schedule has the helper.
+Where the parts come in one go on its rank, the helper serves it until it is over. Else another pass between them may wait
+for what the helper's rank does next: that goes on, and a thread serves, no earlier than the schedule has the helper.
 """
 
 from __future__ import annotations
@@ -27,17 +26,14 @@ from .base.handler import Graph, Handler
 from .base.part import Part, RankState, Run
 from .base.program import Action
 from .connecting import Connecting
-from .slices.partial import Attended, Scores, partial_attention, partial_gradients, scale_of
+from .slices.attention import Attended, Scores, partial_attention, partial_gradients, scale_of
 from .slices.stage import Slices
 from .transport.failure import LostRank, RunFailed, one_line
-from .transport.format import Format
+from .transport.format import FORMAT_BYTES, Format
 from .transport.peers import Peers
 from .transport.wires import CPU, reason
 
 HELPERS = {"F": "FH", "B": "BH", "BW": "BH"}  # kind of pass → of its helper
-KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64)
-MOST_TENSORS, MOST_DIMENSIONS = 8, 4
-HEAD = 1 + MOST_TENSORS * (2 + MOST_DIMENSIONS)  # numbers: how many tensors come; of each its kind, dimensions, and sizes
 FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
@@ -71,8 +67,12 @@ class AttentionPeers(Part):
         def helped(state: RankState, action: Action, given: Any) -> Any:
             if helper not in action.companions:
                 return run(state, action, given)
-            with state.part(Slices).slices[action.stage].helped(self.helping(action.stage, action.part, helper == "BH")):
-                return run(state, action, given)
+            store = state.part(Slices).slices[action.stage].store
+            with self.helping(action.stage, action.part, helper == "BH") as store.helper:
+                try:
+                    return run(state, action, given)
+                finally:
+                    store.helper = None
 
         return helped
 
@@ -95,53 +95,53 @@ class AttentionPeers(Part):
         for work, _ in sent:
             self.wires.wait(work, home, self.timeout)
 
-    def begin_serving(self, name: str, stage: int, part: int, backward: bool) -> None:
-        """Begin to `serve`, as pass `name`: what has come of it is for `ended` to say."""
-        self._begun[name] = self._threads.submit(self._serve_or_stop, name, stage, part, backward)
+    def help(self, action: Action) -> None:
+        """The pass of a helper: `serve`, in a thread where the rank goes on. Whoever waits for it must hear of what went
+        wrong there."""
+        at, where = (action.stage, action.part, action.kind == "BH"), f"rank {self.wires.rank}, pass {action.name}"
+        if not action.goes_on:
+            return self.serve(*at)
 
-    def _serve_or_stop(self, name: str, stage: int, part: int, backward: bool) -> None:
-        """`serve` in a thread: whoever waits for this rank must hear of what went wrong."""
-        where = f"rank {self.wires.rank}, pass {name}"
-        try:
-            self.serve(stage, part, backward)
-        except LostRank as error:
-            self.peers.stop(LostRank(f"{where}: {error}", error.peer))
-        except Exception as error:
-            self.peers.stop(RunFailed(f"{where}: {one_line(error)}"))
+        def serving() -> None:
+            try:
+                self.serve(*at)
+            except LostRank as error:
+                self.peers.stop(LostRank(f"{where}: {error}", error.peer))
+            except Exception as error:
+                self.peers.stop(RunFailed(f"{where}: {one_line(error)}"))
 
-    def ended(self, name: str) -> None:
-        """Wait until pass `name` has served, where that was only begun. Raises what stopped it."""
+        self._begun[action.name] = self._threads.submit(serving)
+
+    def ended(self, name: str) -> int:
+        """Wait until pass `name` has served, where that was only begun: 0, for its rank spent no time on that. Raises what
+        stopped it."""
         if name in self._begun:
             self._begun.pop(name).result()
         if self.peers.thread_error is not None:
             raise self.peers.thread_error
+        return 0
 
     def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
         """Begin to send tensors, all as one message behind what says their sizes, or that nothing more comes. What is under
         way, with what must stay until then."""
-        numbers = [-1 if tensors is None else len(tensors)]
-        for one in tensors or ():
-            numbers += [KINDS.index(one.dtype), one.dim(), *one.shape, *[0] * (MOST_DIMENSIONS - one.dim())]
-        head = torch.tensor(numbers + [0] * (HEAD - len(numbers)))
-        whole = [head] if tensors is None else [head, Format.of(list(tensors)).pack(list(tensors), CPU)]
-        return [(_begun(self.wires.control.send, one, rank, tag), one) for one in whole]
+        value, form = list(tensors or ()), None if tensors is None else Format.of(list(tensors))
+        text = b" " * FORMAT_BYTES if form is None else form.dumps()
+        head = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = [head] if form is None else [head, form.pack(value, CPU)]
+        return [(_begun(self.wires.control.send, row, rank, tag), row) for row in rows]
 
     def receive(self, rank: int, tag: int) -> list[Tensor] | None:
         """The tensors that come next; None: nothing more."""
-        head = torch.zeros(HEAD, dtype=torch.int64)
+        head = torch.zeros(FORMAT_BYTES, dtype=torch.uint8)
         self.wires.wait(_begun(self.wires.control.recv, head, rank, tag), rank, self.timeout)
-        count, *numbers = head.tolist()
-        if count < 0:
+        text = head.numpy().tobytes().strip()
+        if not text:
             return None
-        shapes = list[Tensor]()
-        for at in range(0, count * (2 + MOST_DIMENSIONS), 2 + MOST_DIMENSIONS):
-            kind, dimensions = numbers[at : at + 2]
-            shapes.append(torch.empty(numbers[at + 2 : at + 2 + dimensions], dtype=KINDS[kind], device="meta"))
-        sent = Format.of(shapes)
-        row = sent.buffer(CPU)
+        form = Format.loads(text)
+        row = form.buffer(CPU)
         self.wires.wait(_begun(self.wires.control.recv, row, rank, tag), rank, self.timeout)
-        found: list[Tensor] = sent.unpack(row)
-        return found
+        tensors: list[Tensor] = form.unpack(row)
+        return tensors
 
 
 class Helping:
@@ -157,9 +157,7 @@ class Helping:
 
     def answer(self) -> list[Tensor]:
         """Output and statistics, or gradients of queries, keys and values."""
-        found = self.peers.receive(self.handed.rank, self.tag + 1)
-        assert found is not None
-        return found
+        return self.peers.receive(self.handed.rank, self.tag + 1) or []
 
 
 def _begun(begin: Callable[[list[Tensor], int, int], Any], one: Tensor, rank: int, tag: int) -> Any:
@@ -190,26 +188,6 @@ def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return partial_gradients(gradient, Attended(out, lse), query, key, value, _scores(scale, mask))
 
 
-def _part(state: RankState, action: Action, given: Any) -> Any:
-    """F or B, which comes behind, does it."""
-    return None
-
-
-def _help(state: RankState, action: Action, given: Any) -> Any:
-    at = action.stage, action.part, action.kind == "BH"
-    if action.goes_on:
-        state.part(AttentionPeers).begin_serving(action.name, *at)
-    else:
-        state.part(AttentionPeers).serve(*at)
-    return None
-
-
-def _ended(state: RankState, action: Action) -> int:
-    """Its rank spent no time on what it served while other passes ran there."""
-    state.part(AttentionPeers).ended(action.name)
-    return 0
-
-
 def _check_help(graph: Graph, rows: Ints) -> None:
     """It has the parts that it helps."""
     for row in rows.tolist():
@@ -220,15 +198,20 @@ def _check_help(graph: Graph, rows: Ints) -> None:
 
 def helped_passes(problem: Problem) -> Ints:
     """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
-    found, rows = [], problem.rows("FH", "BH") if {"FH", "BH"} & set(problem.passes.kinds) else np.zeros(0, np.int64)
-    for row in rows.tolist():
-        one = problem.passes[row]
-        kinds = ("F",) if one.kind == "FH" else ("B", "BW")
-        names = (pass_name(kind, one.stage, one.microbatch, one.slice) for kind in kinds)
-        found.append((row, next(problem.index[name] for name in names if name in problem.index)))
-    return np.array(found, np.int64).reshape(-1, 2)
+    pairs, helps = list[tuple[int, int]](), {"FH", "BH"} & set(problem.passes.kinds)
+    for row in problem.rows(*sorted(helps)).tolist() if helps else ():
+        helper = problem.passes[row]
+        kinds = ("F",) if helper.kind == "FH" else ("B", "BW")
+        names = (pass_name(kind, helper.stage, helper.microbatch, helper.slice) for kind in kinds)
+        pairs.append((row, next(problem.index[name] for name in names if name in problem.index)))
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-_PART = Handler(_part, only_time=True, sliced=True, before_its_pass=True)
-_HELP = Handler(_help, _check_help, sliced=True, ended=_ended)
+_PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # F or B, which comes behind, does it
+_HELP = Handler(
+    lambda state, action, _: state.part(AttentionPeers).help(action),
+    _check_help,
+    sliced=True,
+    ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
+)
 HANDLERS = {**dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART), **dict.fromkeys(("FH", "BH"), _HELP)}

@@ -1,9 +1,5 @@
 """What passes wait for that other passes only began, such as copies: of their own rank, and of others. And one order of all
-that ranks do in which each wait goes forward, with what it says of messages and collectives.
-
-What is enqueued on a GPU may hold its rank's host at its next call, or what is enqueued behind it, until it is done. So a
-message is like a call that two ranks make at once, and a collective like one of all. No rank waits for ever where all come
-to these in one order, in which every pass lies behind what it waits for (`docs/nccl.md`).
+that ranks do in which each wait goes forward, with what it says of messages and collectives (`docs/nccl.md`).
 
 The order is by the schedule's time: a pass lies at its end, work that a pass only begins at its begin, a message right
 behind the pass that sends it. The parts of a collective have one place, so they begin when the last can (`together`).
@@ -34,11 +30,9 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     """Pass of a rank → the passes whose work is to be done when it begins. rows: the rank's passes in order.
 
     An edge or a sync says so. And a pass that frees memory has ended for all that come behind its end in the schedule's own
-    time. On the device that must be so: then a rank holds what the schedule says, whatever copies really take. In other
-    pools, whose syncs do that, it only should.
-
-    A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than that one starts:
-    other ranks may need the pass for it.
+    time: on the device that must be so, for then a rank holds what the schedule says; in other pools, whose syncs do that,
+    it only should. A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than
+    that one starts: other ranks may need the pass for it.
     """
     problem = schedule.problem
     settled = _settled(problem)
@@ -48,7 +42,7 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     earliest = np.minimum.accumulate(begin[list(rows)][::-1])[::-1]
     begun: list[int] = []  # not surely done
     known: set[int] = set()  # of these, those that should be
-    found = {}
+    awaits = {}
     for row, first in zip(rows, earliest, strict=True):
         asked, start = needs.get(row, set()), first if joins[row] else begin[row]
         over = [one for one in begun if end[one] <= start and one not in known]
@@ -56,19 +50,16 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
         known.update(over)
         if must or over:
             pairs = [*((one, True) for one in must), *((one, False) for one in over if one not in must)]
-            found[row] = tuple(Await(problem.passes[one].kind, problem.names[one], sure) for one, sure in pairs)
+            awaits[row] = tuple(Await(problem.passes[one].kind, problem.names[one], sure) for one, sure in pairs)
         begun = [one for one in begun if one not in must]
         if row in settled:
             begun.append(row)
-    return found
+    return awaits
 
 
 def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
-    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each.
-
-    A collective is over where it ends last. All ranks begin it when the last of them can (see `meeting.together`): the
-    schedule may let each rank's end at its own time, but in truth none ends before all have begun.
-    """
+    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each. A collective is over
+    where it ends last, and all ranks begin it when the last of them can: none ends before all have begun."""
     problem, timeline = schedule.problem, schedule.timeline()
     p, e, joins = problem.passes, problem.edges, problem.passes.that(together=True)
     begin, end = timeline.start.copy(), timeline.end.copy()
@@ -92,8 +83,8 @@ def crossings(schedule: Schedule) -> list[tuple[int, int]]:
     the ranks share. Raises BadInput for a sync of passes that do not tell other ranks of their end."""
     problem, rank, settled = schedule.problem, schedule.problem.passes.rank, _settled(schedule.problem)
     pairs = [(problem.index[a], problem.index[b]) for a, b in schedule.syncs]
-    found = [(a, b) for a, b in pairs if rank[a] != rank[b]]
-    for a, b in found:
+    across = [(a, b) for a, b in pairs if rank[a] != rank[b]]
+    for a, b in across:
         if a not in settled or b not in settled:
             names = f"{problem.names[a]} → {problem.names[b]}"
             raise BadInput(f"sync {names}: it links two ranks, and run keeps such syncs between copies alone")
@@ -101,8 +92,8 @@ def crossings(schedule: Schedule) -> list[tuple[int, int]]:
         order = rows.tolist()
         for a, b in zip(order, order[1:], strict=False):
             if rank[a] != rank[b] and a in settled and b in settled:
-                found.append((a, b))
-    return found
+                across.append((a, b))
+    return across
 
 
 def _settled(problem: Problem) -> set[int]:
@@ -112,14 +103,14 @@ def _settled(problem: Problem) -> set[int]:
 
 def _needs(schedule: Schedule, settled: set[int]) -> dict[int, set[int]]:
     """Row → rows among `settled` of its rank that an edge or a sync puts before it."""
-    problem, found = schedule.problem, dict[int, set[int]]()
+    problem, needs = schedule.problem, dict[int, set[int]]()
     edges = problem.edges
     pairs = [*zip(edges.before.tolist(), edges.after.tolist(), strict=True)]
     pairs += [(problem.index[a], problem.index[b]) for a, b in schedule.syncs]
     for a, b in pairs:
         if a in settled:
-            found.setdefault(b, set()).add(a)
-    return found
+            needs.setdefault(b, set()).add(a)
+    return needs
 
 
 def shares(problem: Problem) -> NDArray[np.float64]:
@@ -135,20 +126,20 @@ def shares(problem: Problem) -> NDArray[np.float64]:
 def together(schedule: Schedule, begin: Times) -> Times:
     """When passes begin, µs, shape (passes,), where the parts of a collective, and those of a sum of a stage's gradients,
     begin with the last one. No two sums begin at once, so that all ranks have them in one order. begin: when each could."""
-    problem, found = schedule.problem, begin.astype(float)
+    problem, begins = schedule.problem, begin.astype(float)
     joins, sums = problem.passes.that(together=True), passes_where(problem, "ends_with_step")
     for rows, group in (
         (np.flatnonzero(joins), problem.collective[joins]),
         (np.flatnonzero(sums), problem.passes.stage[sums]),
     ):
         last = np.zeros(group.max(initial=-1) + 1)
-        np.maximum.at(last, group, found[rows])
-        found[rows] = last[group]
-    found[sums] += (1 + problem.passes.stage[sums]) / (2 * problem.stages + 2)
+        np.maximum.at(last, group, begins[rows])
+        begins[rows] = last[group]
+    begins[sums] += (1 + problem.passes.stage[sums]) / (2 * problem.stages + 2)
     for order in schedule.sequences.values():
         mine = order[joins[order]]
-        found[mine] = np.maximum.accumulate(found[mine])
-    return found
+        begins[mine] = np.maximum.accumulate(begins[mine])
+    return begins
 
 
 def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, Ints]:
@@ -169,38 +160,35 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
     problem, timeline = handover.schedule.problem, handover.schedule.timeline()
     only = problem.passes.that(begun=True) | passes_where(problem, "ends_with_step")
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
-    found = np.zeros(len(begin), np.int64)
-    found[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
-    common = _common(handover, found, goes_on) if _meets(problem) else None
+    place = np.zeros(len(begin), np.int64)
+    place[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
+    p, sums = problem.passes, passes_where(problem, "ends_with_step")
+    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks meet otherwise than by messages?
+    common = _common(handover, place, goes_on) if meets else None
     if common is not None:
         return common
     for rows in handover.orders:
-        found[rows] = np.minimum.accumulate(found[rows][::-1])[::-1]
-    return found
-
-
-def _meets(problem: Problem) -> bool:
-    """Do ranks meet otherwise than by messages?"""
-    p, sums = problem.passes, passes_where(problem, "ends_with_step")
-    return bool((sums | p.that(together=True) | p.that(away=True)).any())
+        place[rows] = np.minimum.accumulate(place[rows][::-1])[::-1]
+    return place
 
 
 def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
     """Pass → a number that it has in common with those that ranks run at once, shape (passes,): the parts of a collective,
     those of a sum, a pass and its helper."""
     count, number, sums = len(problem.passes), problem.collective, passes_where(problem, "ends_with_step")
-    found = np.where(number >= 0, count + number, np.arange(count))
-    found[sums] = 2 * count + problem.passes.stage[sums]
+    meetings = np.where(number >= 0, count + number, np.arange(count))
+    meetings[sums] = 2 * count + problem.passes.stage[sums]
     for helper, helped in helps[~goes_on[helps[:, 0]]].tolist():
-        found[helper] = found[helped]
-    return np.unique(found, return_inverse=True)[1].ravel()
+        meetings[helper] = meetings[helped]
+    return np.unique(meetings, return_inverse=True)[1].ravel()
 
 
 def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
     """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
     helps = helped_passes(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
-    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, _ends(handover)])
+    ends = np.stack([handover.before, handover.after], 1)  # of each message
+    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, ends])
     before, after = node[pairs].T
     before, after = before[before != after], after[before != after]
     size = int(node.max()) + 1
@@ -220,8 +208,3 @@ def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
             if not waiting[other]:
                 heappush(free, (key[other], other))
     return place[node] if done == size else None
-
-
-def _ends(handover: Handover) -> Ints:
-    """The rows of the passes at both ends of each message, shape (messages, 2)."""
-    return np.stack([handover.before, handover.after], 1)

@@ -33,12 +33,10 @@ WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrapper
 
 
 class Value(NamedTuple):
-    """What is compared of a parameter (None: it has no gradient), and the parameter's shape, type and device."""
+    """What is compared of a parameter (None: it has no gradient), and the parameter's type."""
 
-    found: Tensor | None
-    shape: torch.Size
+    tensor: Tensor | None
     dtype: torch.dtype
-    device: torch.device
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
@@ -82,12 +80,9 @@ class RowCounts(NamedTuple):
 
 
 def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts | None:
-    """How the loss counts the rows of two microbatches. The gradients of rows alone are held beside those of all together:
-    these say it at any weights, where losses hardly differ.
-
+    """How the loss counts the rows of two microbatches: the gradients of rows alone are held beside those of all together.
     None where nothing can be said: not all tensors of output and target have as many rows, the output has no gradient, or
-    the loss takes no other number of rows.
-    """
+    the loss takes no other number of rows."""
     with torch.no_grad():
         pairs = [(run_layers(layers, data.inputs[m], 0, data.seed + m), data.targets[m]) for m in sorted(data.inputs)[:2]]
     tensors = [tensors_of(pair) for pair in pairs]
@@ -100,14 +95,14 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
     parts = [slice(0, None, 2), slice(1, None, 2), *(slice(i, i + 1) for i in range(min(count, SINGLE_ROWS)))]
     try:
         whole = _row_gradients(both, slice(None), loss)
-        found = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
+        alone = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
     except Exception:  # somebody's loss may take microbatches of one size alone
         return None
     kind = next((one.dtype for one in tensors[0] if one.is_floating_point()), torch.float32)
     if not whole or not all(bool(one.isfinite().all()) for one in whole):
         return None
     rounding = max(COUNT_ROUNDING, LIMITS.get(kind, 0.0))
-    factors = [f for share, alone, part in found if (f := _factor(alone, [one[part] for one in whole], share))]
+    factors = [f for share, rows, part in alone if (f := _factor(rows, [one[part] for one in whole], share))]
     as_mean, as_sum = [max(f / share, share / f) for f, share in factors], [max(f, 1 / f) for f, _ in factors]
     add_up = max(as_sum, default=1.0) < max(as_mean, default=1.0)
     worst = max(as_sum if add_up else as_mean, default=1.0)
@@ -135,12 +130,10 @@ def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
-    """Run a step with updates inside, by its rule, in one process. Returns the mean loss.
-
-    One microbatch after the other goes through the whole model, each stage with the version that the graph says (PipeDream,
-    2BW: see `build.updates`). An update is made once its group's gradients are there. update: makes a torch optimizer of
-    parameters. The layers of `stages` end with the newest weights.
-    """
+    """Run a step with updates inside, by its rule, in one process. Returns the mean loss. Each microbatch in turn goes
+    through the whole model, each stage with the version that the graph says (PipeDream, 2BW: see `build.updates`); an update
+    is made once its group's gradients are there. update: makes a torch optimizer of parameters. The layers of `stages` end
+    with the newest weights."""
     firsts = accumulate((len(stage) for stage in stages), initial=0)
     rules = [_UpdatedStage(stage, first, update) for stage, first in zip(stages, firsts, strict=False)]
     version, group, size = versions_of(problem), groups_of(problem), problem.round
@@ -191,23 +184,22 @@ class SingleConstants(TorchFunctionMode):
     and a float64 one would be another function of a small input."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.rms_norm, functional.rms_norm):
-            return func(*_norm_in_float32(*args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
+        if func not in (torch.rms_norm, functional.rms_norm):
+            return func(*args, **(kwargs or {}))
 
+        def norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
+            return func(input, normalized_shape, weight, torch.finfo(torch.float32).eps if eps is None else eps)
 
-def _norm_in_float32(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
-    """The arguments of an RMS norm, with the eps that it has in float32."""
-    return input, normalized_shape, weight, torch.finfo(torch.float32).eps if eps is None else eps
+        return norm(*args, **(kwargs or {}))
 
 
 def gradient(parameter: nn.Parameter) -> Tensor | None:
-    """What is compared after a plain step: the gradient."""
+    """Compared after a plain step."""
     return parameter.grad
 
 
 def weight(parameter: nn.Parameter) -> Tensor | None:
-    """What is compared after a step that updates by itself: the value."""
+    """Compared after a step that updates by itself."""
     return parameter.detach()
 
 
@@ -217,7 +209,7 @@ def difference(found: Tensor | None, right: Tensor | None, scale: float = 0.0) -
     if found is None and right is None:
         return 0.0
     a = torch.zeros_like(right) if found is None else found  # type: ignore[arg-type]
-    b = torch.zeros_like(a) if right is None else right
+    b = torch.zeros_like(a) if right is None else right.to(a.device)
     worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
     scale = scale or magnitude(b)
     return worst / scale if scale else worst
@@ -241,10 +233,10 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
 def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tensor | None] = gradient) -> dict[Place, Value]:
     """Place → its value, whole: all ranks of the mesh that a DTensor is on call this together. Names are those of the model
     before torch's wrappers."""
-    found = {}
+    compared = {}
     for (layer, name), p in named(layers).items():
         for wrapping in WRAPPING:
             name = name.replace(wrapping, "")
         value = what(p)
-        found[layer, name] = Value(None if value is None else full(value.detach()), p.shape, p.dtype, p.device)
-    return found
+        compared[layer, name] = Value(None if value is None else full(value.detach()), p.dtype)
+    return compared

@@ -19,7 +19,11 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
     rank has a GPU of its own, or where ranks share those that are there. Raises BadInput where there are too few."""
     if asked not in DEVICES:
         raise BadInput(f"device '{asked}': one of {', '.join(DEVICES)}")
-    gpus = _gpus() if asked != "cpu" else 0
+    gpus = 0
+    if asked != "cpu":
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     enough = gpus >= (1 if share else local_ranks)
     if asked == "auto":
         return "cuda" if enough else "cpu"
@@ -29,12 +33,6 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
         have = f"{gpus} GPU{'s' if gpus > 1 else ''}"
         raise BadInput(f"device 'cuda': {local_ranks} ranks of this machine have {have}: let them share with --share-gpus")
     return asked
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def device_of(kind: str, local_rank: int = 0, share: bool = False) -> torch.device:

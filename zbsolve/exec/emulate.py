@@ -1,28 +1,23 @@
 """Emulated devices: tensors, messages and orders are real, time is a device's.
 
-A rank runs each pass as always, and then sleeps until its device would be done. A device has a clock. A pass starts there
-when the pass before it has ended and its message is there, and ends after its time. Its own message is there when the link's
-time has passed since. A step's first pass starts when it really does.
+A rank runs each pass as always, and then sleeps until its device would be done. A device has a clock: a pass starts there
+when the pass before it has ended and its message is there, the link's time behind the pass that sends it, and ends after its
+time.
 
 The wall clock follows that clock. Deadlines are absolute, so what this machine adds (a late wake-up, gloo's own time for a
-message) is made up within the next sleeps and does not add up along a step. At most one pass's time is made up: where the
-real work is later than that, the device waits for its rank, and the step is longer. What is recorded is the wall clock: when
-a pass really began, and when its rank really went on after its end. Host time, the optimizer and memory are not emulated.
+message) is made up within the next sleeps, but no more than one pass's time of it: beyond that the device waits for its
+rank, and the step is longer. What is recorded is the wall clock. Host time, the optimizer and memory are not emulated.
 
-All-to-alls and exchanges run on a side stream, which has a clock of its own. Nobody sleeps for them but a rank whose next
-pass takes what they give. An all-to-all is recorded with its device's start and end: nothing really runs then, and the rank
-comes to it when it has time. So its recorded start may lie before the recorded end of its F, by as much as that end was
-late. A gather or a reduction of sharded parameters is begun when the rank comes to it, but takes its device's time from when
-all that it waits for has ended there. So is a sum of gradients over replicas, which have devices alike. When one ends that
-waits for other ranks of the pipeline is known only when the step does: all-to-alls that come behind it in its stream begin
-without it. A collective of a sharded vocabulary takes its device's time when it has really ended: then all ranks have come
-to it, and it is known when their devices did.
+Side streams have clocks of their own. Nobody sleeps for them but a rank whose next pass takes what they give. An all-to-all
+is recorded with its device's start and end, since nothing really runs then. Gathers, reductions and sums over replicas are
+begun when the rank comes to them, but take their device's time from when all that they wait for has ended there. When one
+ends that waits for other ranks of the pipeline is known only when the step does: all-to-alls behind it begin without it. A
+collective of a sharded vocabulary takes its device's time when it has really ended, for then all devices have come to it.
 
-Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it,
-do nothing: nobody sleeps for them, they are recorded with their device's start and end, and the real work that comes next
-has their time, too. Parts and helpers have their own times on the devices: each is over when its device is done, behind what
-it waits for on other devices. A helper's own work waits for that pass, or is done beside its rank's passes, so it is never
-too late.
+Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it, do
+nothing: they are recorded with their device's times, and the real work that comes next has their time, too. Parts and
+helpers are over when their device is done, behind what they wait for on other devices. A helper is never too late, for its
+own work waits for that pass, or is done beside its rank's passes.
 """
 
 from __future__ import annotations
@@ -75,12 +70,9 @@ class Times:
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
-        """source: "schedule" for the times of its own problem, or a profile's file.
-
-        All-to-alls take what the profile says. Where it says nothing of any, and for exchanges, of which no profile does,
-        the schedule's times stay. Raises BadInput where the profile is of another model, or has all-to-alls where the
-        schedule has no passes for them.
-        """
+        """source: "schedule" for the times of its own problem, or a profile's file. Where that says nothing of all-to-alls,
+        and for exchanges, the schedule's times stay. Raises BadInput where the profile is of another model, or has
+        all-to-alls where the schedule has no passes for them."""
         problem = schedule.problem
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
@@ -88,7 +80,9 @@ class Times:
         for before, after in (*schedule.syncs, *shared):
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
-        (others, helping, parts), joined = _others(problem), _joined(problem)
+        (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
+        into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
+        joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
             own = problem.source or "the schedule's problem"
             return cls(own, passes, links, streams, waits, others, helping, parts, joined)
@@ -141,12 +135,12 @@ def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]
 def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tuple[str, int]]]]:
     """`side_streams` and `waits` of `Times`."""
     names, p, e = problem.names, problem.passes, problem.edges
-    found = {names[i]: p.stream_sets[p.streams[i]][0] for i in problem.side_stream.tolist()}
+    streams = {names[i]: p.stream_sets[p.streams[i]][0] for i in problem.side_stream.tolist()}
     waits: dict[str, list[tuple[str, int]]] = {}
     for a, b, lag in zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True):
-        if names[b] in found or (names[a] in found and p.rank[a] == p.rank[b]):
+        if names[b] in streams or (names[a] in streams and p.rank[a] == p.rank[b]):
             waits.setdefault(names[b], []).append((names[a], lag))
-    return found, waits
+    return streams, waits
 
 
 def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str], frozenset[str]]:
@@ -154,28 +148,18 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
     names, p, e = problem.names, problem.passes, problem.edges
     helps, parts, joins = p.that(away=True), passes_where(problem, "before_its_pass"), p.that(together=True)
     silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
-    found: dict[str, list[tuple[str, int]]] = {}
+    others: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():
-        found.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
+        others.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
     helping, own = (frozenset(names[row] for row in np.flatnonzero(one).tolist()) for one in (helps, parts))
-    return found, helping, own
-
-
-def _joined(problem: Problem) -> frozenset[str]:
-    """`joined` of `Times`."""
-    rank, e = problem.passes.rank, problem.edges
-    into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
-    return frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
+    return others, helping, own
 
 
 class Board:
-    """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes).
-
-    end: when the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
-    `EmulatedDevice.forget`.
-    runs: of the pass. longer: its real work took longer than its time. late: its real work was done after its time was over;
-    worst: by how many ns at most. waited: it was so late that its device waited.
-    """
+    """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes). end: when
+    the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
+    `EmulatedDevice.forget`: runs of the pass; longer: its real work took longer than its time; late: that was done after its
+    time was over, worst: by how many ns at most; waited: it was so late that its device waited."""
 
     FIELDS = 7
 
@@ -237,7 +221,10 @@ class EmulatedDevice:
     def ready(self, name: str, arrival: int) -> int:
         """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
         the later of both."""
-        due = max(self._awaited(name), *map(self._ended, self._parts_before(name)), 0)
+        helping, others = self.times.helping, self.times.others.get(name, ())
+        # Behind which passes of other devices it really begins: helpers and what they help run together.
+        parts = [] if name in helping else [one for one in others if one[0] not in helping]
+        due = max(self._awaited(name), *map(self._ended, parts), 0)
         if due == 0 or name in self.times.side_streams:
             return arrival
         self.clock, self._first = max(self.clock, due), False
@@ -289,12 +276,6 @@ class EmulatedDevice:
         board = self.board
         for counts in (board.runs, board.longer, board.late, board.worst, board.waited):
             counts[rows] = 0
-
-    def _parts_before(self, name: str) -> list[tuple[str, int]]:
-        """Passes of other devices, and lags, behind which a pass really begins: helpers and what they help run together."""
-        if name in self.times.helping:
-            return []
-        return [(before, lag) for before, lag in self.times.others.get(name, ()) if before not in self.times.helping]
 
     def _ended(self, before: tuple[str, int]) -> int:
         """When a pass of another device that sends no message is over in this step, and its lag, ns."""

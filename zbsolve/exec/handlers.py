@@ -15,7 +15,7 @@ from typing import Any
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
-from . import attention, updates, work
+from . import attention, exchange, updates, work
 from .attention import AttentionPeers
 from .backward import passes as backward
 from .base.handler import Check, Graph
@@ -25,9 +25,7 @@ from .base.part import Part as Part
 from .base.part import RankState as RankState
 from .base.program import Action
 from .connecting import Connecting
-from .exchange import replicas as exchange
-from .exchange.replicas import Replicas
-from .exchange.shared import Shared
+from .exchange import Replicas, Shared
 from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding

@@ -17,7 +17,7 @@ from .base.part import Data, Hooks, RankState, Record, Run, asked
 from .base.program import Action, Message, Program
 from .base.torch_private import profiler_enabled
 from .base.values import bytes_of, tensors_of
-from .device.marks import Marks
+from .device.rank_device import Marks
 from .emulate import EmulatedDevice
 from .handlers import HANDLERS
 from .memory import LiveBytes

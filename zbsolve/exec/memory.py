@@ -103,13 +103,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Memory:
-    """Activation bytes of one rank in one step, without parameters and their gradients.
-
-    names: of its passes, in the order of its program. held, predicted: bytes after each of them, counted and predicted.
-    most: bytes at any moment, inside passes too. device: the same by a GPU's allocator, with gradients that came new. host,
-    predicted_host: bytes of the rank in host memory after each of them,
-    where passes take some there.
-    """
+    """Activation bytes of one rank in one step, without parameters and their gradients. names: of its passes, in the order
+    of its program. held, predicted: bytes after each of them, counted and predicted. most: bytes at any moment, inside
+    passes too. device: the same by a GPU's allocator, with gradients that came new. host, predicted_host: bytes in host
+    memory after each pass, where some take any."""
 
     names: tuple[str, ...]
     held: tuple[int, ...]
@@ -128,16 +125,6 @@ class Memory:
     def predicted_peak(self) -> int:
         """The same, predicted."""
         return max(self.predicted, default=0)
-
-    @property
-    def host_peak(self) -> int:
-        """The most in host memory after a pass."""
-        return max(self.host, default=0)
-
-    @property
-    def predicted_host_peak(self) -> int:
-        """The same, predicted."""
-        return max(self.predicted_host, default=0)
 
 
 def predicted(schedule: Schedule, program: Program, size: Callable[[Message], int] | None = None) -> tuple[int, ...]:
@@ -171,8 +158,8 @@ def _changes(program: Program, taken: Ints, freed: Ints) -> list[int]:
     change, actions = [0] * (len(program.actions) + 1), program.actions
     over: dict[str, int] = {}
     for i, action in enumerate(actions):
-        for one in action.awaits:
-            over.setdefault(one.name, i)
+        for awaited in action.awaits:
+            over.setdefault(awaited.name, i)
     begun = {i for i, action in enumerate(actions) if HANDLERS[action.kind].settle is not None}
     for i, action in enumerate(actions):
         change[i] += int(taken[i])

@@ -122,11 +122,11 @@ def stages_of(
 ) -> dict[int, Stage]:
     """One rank's stages of these layers; the last of all stages gets the loss. counts: layers of each stage; again: how many
     of them a recompute makes again, () or 0: all. microbatches: whose mean gradient is made. parts: how layers are split."""
-    found = {}
+    made = {}
     for s in stages:
         mine, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
         behind, n = loss if last else None, again[s] % counts[s] if again else 0
         dropped = parts(mine[:n], first, None) if n else ()
-        found[s] = Stage(mine, first, behind, 1 / microbatches, parts=[*dropped, *parts(mine[n:], first + n, behind)])
-        found[s].dropping = len(dropped) or len(found[s].parts)
-    return found
+        made[s] = Stage(mine, first, behind, 1 / microbatches, parts=[*dropped, *parts(mine[n:], first + n, behind)])
+        made[s].dropping = len(dropped) or len(made[s].parts)
+    return made

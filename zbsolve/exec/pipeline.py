@@ -28,8 +28,7 @@ from .base.torch_private import default_group
 from .connecting import Given, Own, OwnWork, Update
 from .devices import group_device, with_number
 from .emulate import Times
-from .exchange.replicas import Replicas, begin_alike, optimizers_wait
-from .exchange.shared import Shared
+from .exchange import Replicas, Shared, begin_alike, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
 from .layers import Layers, check_untrained
@@ -138,8 +137,7 @@ class Pipeline:
         own = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
         self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
-        shard = own.made.get(Shard)
-        self.vocabulary = None if shard is None else WholeVocabulary(shard, own.names, group, self.device)
+        self.vocabulary = WholeVocabulary(own.made.get(Shard), own.names, group, self.device)
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
@@ -308,7 +306,7 @@ class Pipeline:
     def splits(self) -> list[dict[str, Any]]:
         """How this rank's layers are split, where that is decided a layer at a time: a row for each kind of block, with the
         numbers of its layers, why, and what was measured. Complete after the first step."""
-        from .graphs import decisions_of
+        from .graphs.auto import decisions_of
 
         return decisions_of(self.stages.values())
 

@@ -22,8 +22,7 @@ from .base.part import Data, Part, Record, asked, sum_of
 from .base.program import Message
 from .base.values import tensors_of
 from .device.capture import Captures
-from .device.marks import Marks
-from .device.rank_device import RankDevice, missing_bytes
+from .device.rank_device import Marks, RankDevice, missing_bytes
 from .emulate import sleep_until
 from .feed import REFUSED, ShapeNumbers
 from .handlers import HANDLERS
@@ -91,7 +90,9 @@ class RankRunner:
             raise BadInput("step: not run, because ranks of the first stage refuse their inputs")
         with self.peers.telling("end of the step"), torch_random_kept():
             if self.gpu is None:
-                record, counted = self._on_host(data, memory)
+                metered = memory or self.interpreter.hooks.limit is not None
+                record, counted = self._metered(data) if metered else (self._passes(data), None)
+                self._end(record)
             else:
                 with self.gpu.guarded(), nullcontext() if self.captures is None else self.captures.computing():
                     record, counted = self._on_gpu(self.gpu, data, memory)
@@ -99,12 +100,6 @@ class RankRunner:
             loss = sum_of(record.losses)
             self.last = self.reports.start(record, loss)
             return StepResult(self.last, counted if memory else None)
-
-    def _on_host(self, data: Data, memory: bool) -> tuple[Record, Memory | None]:
-        metered = memory or self.interpreter.hooks.limit is not None
-        record, counted = self._metered(data) if metered else (self._passes(data), None)
-        self._end(record)
-        return record, counted
 
     def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
         """Launch everything, or replay it; then wait for the device once, and read its times."""
@@ -256,10 +251,11 @@ class RankRunner:
         with meter:
             record = self._passes(data, meter, begin)
         names = tuple(action.name for action in program.actions)
-        curve = predicted(self.schedule, program, self._size)
-        host = predicted_host(self.schedule.problem, program) if record.host else ()
-        return record, Memory(names, tuple(record.held), curve, meter.most, tuple(record.host), host)
 
-    def _size(self, message: Message) -> int:
-        local = message.source == message.destination
-        return self.interpreter.handed_bytes[message.after] if local else self.mailbox.size(message)
+        def size(message: Message) -> int:
+            local = message.source == message.destination
+            return self.interpreter.handed_bytes[message.after] if local else self.mailbox.size(message)
+
+        host = predicted_host(self.schedule.problem, program) if record.host else ()
+        held = predicted(self.schedule, program, size)
+        return record, Memory(names, tuple(record.held), held, meter.most, tuple(record.host), host)

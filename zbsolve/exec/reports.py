@@ -123,10 +123,7 @@ class StepReport:
     head and its columns."""
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
-        self._reports = reports
-        self._work = work
-        self._everything = everything
-        self.mine = mine
+        self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
 
     def wait(self) -> None:
         """Wait until every rank's part is here. Raises RunFailed where a rank failed."""
@@ -223,8 +220,8 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
     if any(one.device for one in memory):
         host["device_peaks"] = [one.device for one in memory]
     if any(one.host for one in memory):
-        host["host_peaks"] = [one.host_peak for one in memory]
-        host["predicted_host_peaks"] = [one.predicted_host_peak for one in memory]
+        host["host_peaks"] = [max(one.host, default=0) for one in memory]
+        host["predicted_host_peaks"] = [max(one.predicted_host, default=0) for one in memory]
     return Trace(
         schedule.problem,
         dict(schedule.order),

@@ -15,11 +15,11 @@ Row = dict[str, Any]
 def merged(tables: Iterable[Sequence[Row]]) -> list[Row]:
     """Rows of several ranks as one table (see `Pipeline.splits`): what was decided alike is one row, with the costs that
     were measured first."""
-    found: dict[tuple[str, str, str], Row] = {}
+    alike: dict[tuple[str, str, str], Row] = {}
     for row in (row for table in tables for row in table):
-        one = found.setdefault((row["block"], row["split"], row["why"]), row | {"layers": []})
-        one["layers"] = sorted({*one["layers"], *row["layers"]})
-    return sorted(found.values(), key=lambda row: row["layers"])
+        first = alike.setdefault((row["block"], row["split"], row["why"]), row | {"layers": []})
+        first["layers"] = sorted({*first["layers"], *row["layers"]})
+    return sorted(alike.values(), key=lambda row: row["layers"])
 
 
 def as_lines(rows: Iterable[Row]) -> list[str]:
@@ -28,27 +28,17 @@ def as_lines(rows: Iterable[Row]) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    several = len(row["layers"]) > 1
-    head = f"layer{'s' * several} {_ranges(row['layers'])} ({row['block']}): {row['split']}"
-    costs = row["costs"]
+    numbers, costs = row["layers"], row["costs"]
+    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
+    ranges = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
+    head = f"layer{'s' * (len(numbers) > 1)} {ranges} ({row['block']}): {row['split']}"
     if not costs:
         return f"{head}: {row['why']}"
-    texts = {name: f"{_time(cost):.0f} µs and {format_bytes(_bytes(cost))}" for name, cost in costs.items()}
+    texts = {
+        name: f"{cost['F'] + cost['B'] + cost['W']:.0f} µs and {format_bytes(max(cost['after_F'], cost['after_B']))}"
+        for name, cost in costs.items()
+    }
     others = ", ".join(f"{name} {text}" for name, text in texts.items() if name != row["split"])
     line = f"{head}, {texts[row['split']]} a microbatch" + (f" ({others})" if others else "")
     return f"{line}; {row['why']}" if row["why"] else line
-
-
-def _time(cost: dict[str, float]) -> float:
-    return cost["F"] + cost["B"] + cost["W"]
-
-
-def _bytes(cost: dict[str, int]) -> int:
-    return max(cost["after_F"], cost["after_B"])
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "0, 2–4" of 0, 2, 3, 4."""
-    starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
-    ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))

@@ -23,12 +23,10 @@ from ..verifier import verify
 
 @dataclass(frozen=True, eq=False)
 class StepView:
-    """A step as a process sees it.
-
-    schedule: passes in order, with their times: all of the step, or those of one rank and of others that exchange messages
-    with it. step: a problem that says what holds for all of the step: ranks, stages, routes, layers, capacity. It has all
-    microbatches, or the one that they are all like. part: where the schedule is a rank's part.
-    """
+    """A step as a process sees it. schedule: passes in order, with their times: all of the step, or those of one rank and of
+    others that exchange messages with it. step: a problem that says what holds for all of the step: ranks, stages, routes,
+    layers, capacity. It has all microbatches, or the one that they are all like. part: where the schedule is a rank's
+    part."""
 
     schedule: Schedule
     step: Problem

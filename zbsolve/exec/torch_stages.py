@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
 from .base.torch_private import compiles, load_order, pipeline_runtime
 from .base.values import is_wrapped, wrapped_modules
-from .sharding.parameters import Parameter, parameters_of_module
+from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
@@ -70,9 +70,9 @@ def split_stage(stage: Any) -> Any:
 def check_wrappers(number: int, module: nn.Module) -> None:
     """Raise BadInput where the module of stage `number` is wrapped so that deferred gradients would not be reduced."""
     for part in module.modules():
-        found = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
-        if found:
-            raise BadInput(f"stage {number}: wrapped in {found.pop()}, whose hooks deferred weight gradients do not pass")
+        wrappers = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
+        if wrappers:
+            raise BadInput(f"stage {number}: wrapped in {wrappers.pop()}, whose hooks deferred weight gradients do not pass")
     # Of other modules torch's runtime neither knows when to gather nor when to reduce.
     if wrapped_modules(module) and not is_wrapped(module):
         raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")
@@ -122,16 +122,16 @@ class _Passes:
     def weights(self) -> Callable[[], None]:
         """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
         queue, self.pending = self.pending, None
-        if queue is None:
-            return _nothing
-        if not queue:
-            self._warn()
-        return partial(self._work_off, queue)
 
-    def _work_off(self, queue: Queue) -> None:
-        run_queue(queue)
-        for one in self._sharded:
-            one.settle()
+        def work_off() -> None:
+            if queue is not None:  # else a whole B leaves nothing
+                run_queue(queue)
+                for parameter in self._sharded:
+                    parameter.settle()
+
+        if queue is not None and not queue:
+            self._warn()
+        return work_off
 
     def _warn(self) -> None:
         module = self.stage.submod
@@ -143,10 +143,6 @@ class _Passes:
             f"stage {self.stage.stage_index}: {why}, so I makes all its weight gradients, and W has nothing to do",
             stacklevel=2,
         )
-
-
-def _nothing() -> None:
-    """What is left for W after a whole B."""
 
 
 def torch_schedule(
@@ -186,7 +182,8 @@ def torch_schedule(
 
     made = []
     for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
-        place = _device(stages[number]) if device is None else torch.device(device)
+        here = next((p.device for p in stages[number].parameters()), torch.device("cpu"))
+        place = here if device is None else torch.device(device)
         made.append(split_stage(PipelineStage(stages[number], number, len(order.placement), place, group=group)))
     more = {"defer_pp_recv": True} if defer_recv else {}
     runtime = pipeline_runtime(made, len(order.microbatches), loss_fn=loss, scale_grads=scale_grads, **more)
@@ -199,9 +196,8 @@ def torch_schedule(
 
 def check_version(version: str, defer_recv: bool = False) -> None:
     """Raise BadInput where a torch of this version cannot load our orders."""
-    major, minor = (int(part) for part in version.split(".")[:2])
     oldest = MIN_TORCH_DEFER_RECV if defer_recv else MIN_TORCH
-    if (major, minor) < oldest:
+    if tuple(map(int, version.split(".")[:2])) < oldest:
         what = "defer_pp_recv" if defer_recv else "the compute-only CSV of its pipeline runtime"
         raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
 
@@ -220,7 +216,3 @@ def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int,
             if first[0] != number:
                 where = f"stage {first[0]}'s {first[1]}"
                 raise BadInput(f"stage {number}: {name} is also {where}; torch would scale its gradient twice")
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next((p.device for p in module.parameters()), torch.device("cpu"))

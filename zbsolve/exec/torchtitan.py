@@ -1,11 +1,7 @@
-"""torchtitan's pipeline stages with our split of the backward. One import, in the module that has your configuration:
-
-    import zbsolve.exec.torchtitan
-
-From then on every stage that torchtitan makes is one of `split_stage`. It becomes so before torchtitan shards, checkpoints
-or compiles its module: tensor parallelism gives layers a forward of its own, which must find ours inside. Tried with
-torchtitan 0.3.0.
-"""
+"""torchtitan's pipeline stages with our split of the backward. One import does it, in the module that has your
+configuration: `import zbsolve.exec.torchtitan`. From then on every stage that torchtitan makes is one of `split_stage`,
+before torchtitan shards, checkpoints or compiles its module: tensor parallelism gives layers a forward of its own, which
+must find ours inside. Tried with torchtitan 0.3.0."""
 
 from __future__ import annotations
 

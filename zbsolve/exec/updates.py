@@ -1,8 +1,6 @@
-"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them.
-
-The layers' parameters show one version at a time: for each pass its own, with the gradients of its own group. An update
-works on parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved.
-"""
+"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them. The layers'
+parameters show one version at a time: for each pass its own, with the gradients of its own group. An update works on
+parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
-from .base.part import Part, RankState, Run
+from .base.part import Part, Run
 from .base.program import Action, VersionUse
 from .base.torch_private import tree_leaves
 from .connecting import Connecting, Update
@@ -62,21 +60,22 @@ class Updates(Part):
         return run if kind in HANDLERS else shown
 
     def begin(self, data: Any) -> None:
-        """A step begins."""
         for one in self.stages.values():
             one.begin()
 
     def held_bytes(self) -> int:
-        """Bytes of all versions that some pass still uses."""
         return sum(tensor.nbytes for one in self.stages.values() for kept in one.kept.values() for tensor in kept)
 
     def no_activations(self) -> Iterator[Tensor]:
-        """Weights, gradients and what optimizers keep."""
         for one in self.stages.values():
             yield from one.tensors()
 
+    def update(self, action: Action) -> None:
+        """The pass U of a stage."""
+        assert action.use is not None
+        self.stages[action.stage].update(action.use)
+
     def end(self) -> None:
-        """A step has ended."""
         for one in self.stages.values():
             one.end()
 
@@ -247,12 +246,12 @@ def versions_of(problem: Problem) -> dict[Spot, int]:
     """(stage, microbatch) → the version that it uses: what the last update makes that its forward waits for. Microbatches
     that wait for none, and so use the model's own weights, are left out."""
     p, e = problem.passes, problem.edges
-    found: dict[Spot, int] = {}
+    versions: dict[Spot, int] = {}
     rows = np.flatnonzero(p.are("U")[e.before] & p.are("F")[e.after])
     for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
         spot = int(p.stage[b]), int(p.microbatch[b])
-        found[spot] = max(found.get(spot, 0), int(p.microbatch[a]) + 1)
-    return found
+        versions[spot] = max(versions.get(spot, 0), int(p.microbatch[a]) + 1)
+    return versions
 
 
 def groups_of(problem: Problem) -> dict[Spot, int]:
@@ -261,25 +260,22 @@ def groups_of(problem: Problem) -> dict[Spot, int]:
     p, e = problem.passes, problem.edges
     update = p.are("U")
     rows = np.flatnonzero(~update[e.before] & update[e.after])
-    found: dict[Spot, int] = {}
+    groups: dict[Spot, int] = {}
     for a, b in zip(e.before[rows].tolist(), e.after[rows].tolist(), strict=True):
         spot, number = (int(p.stage[a]), int(p.microbatch[a])), int(p.microbatch[b])
-        if p.stage[a] != p.stage[b] or found.setdefault(spot, number) != number:
+        if p.stage[a] != p.stage[b] or groups.setdefault(spot, number) != number:
             raise BadInput(f"pass {problem.names[a]}: its gradient goes to {problem.names[b]} and to another update")
-    return found
+    return groups
 
 
 def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str, VersionUse]:
-    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. weighted:
-    whether each pass of the problem uses weights, shape (passes,).
-
-    All passes of a microbatch use the version of its forward (see `versions_of`). Raises BadInput where a gradient goes to
-    no update, or updates are not in turn.
-    """
+    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. All passes
+    of a microbatch use the version of its forward (see `versions_of`). weighted: whether each pass of the problem uses
+    weights, shape (passes,). Raises BadInput where a gradient goes to no update, or updates are not in turn."""
     p, groups, version = problem.passes, groups_of(problem), versions_of(problem)
     if not groups:
         return {}
-    update, found = p.are("U"), dict[str, VersionUse]()
+    update, uses = p.are("U"), dict[str, VersionUse]()
     last: dict[tuple[int, int], str] = {}
     made = [0] * problem.stages
     for name in order:
@@ -289,21 +285,15 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
             if microbatch != made[stage]:
                 raise BadInput(f"pass {name}: updates of stage {stage} must run in turn, from 0")
             made[stage] += 1
-            found[name] = VersionUse(made[stage], microbatch, False)
+            uses[name] = VersionUse(made[stage], microbatch, False)
         elif weighted[row]:
             if spot not in groups:
                 raise BadInput(f"pass {name}: its gradient goes to no update")
-            found[name] = VersionUse(version.get(spot, 0), groups[spot], False)
+            uses[name] = VersionUse(version.get(spot, 0), groups[spot], False)
         else:
             continue
-        last[stage, found[name].version] = name
-    return found | {name: replace(found[name], over=True) for name in last.values()}
-
-
-def _update(state: RankState, action: Action, given: Any) -> Any:
-    assert action.use is not None
-    state.part(Updates).stages[action.stage].update(action.use)
-    return None
+        last[stage, uses[name].version] = name
+    return uses | {name: replace(uses[name], over=True) for name in last.values()}
 
 
 def _check(graph: Graph, rows: Ints) -> None:
@@ -318,15 +308,15 @@ def _check(graph: Graph, rows: Ints) -> None:
 
 def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
     """Raise BadInput where passes U and what is given do not fit each other."""
-    updating = problem.round > 0
-    if updating and update is None:
-        raise BadInput("Pipeline: the schedule has passes U, and needs update, which makes their optimizers")
-    if not updating and update is not None:
-        raise BadInput("Pipeline: update makes no sense for a schedule without passes U")
-    if updating and replicas is not None:
-        raise BadInput("Pipeline: passes U update inside a step, before replicas have averaged their gradients")
-    if updating and tied:
-        raise BadInput(f"Pipeline: layer {tied[0][0][0]}'s {tied[0][0][1]} is tied, which passes U do not know")
+    updating, (layer, name) = problem.round > 0, tied[0][0] if tied else (0, "")
+    for refused, why in (
+        (updating and update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
+        (not updating and update is not None, "update makes no sense for a schedule without passes U"),
+        (updating and replicas is not None, "passes U update inside a step, before replicas have averaged their gradients"),
+        (updating and tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
+    ):
+        if refused:
+            raise BadInput(f"Pipeline: {why}")
 
 
-HANDLERS = {"U": Handler(_update, _check)}
+HANDLERS = {"U": Handler(lambda state, action, _: state.part(Updates).update(action), _check)}

@@ -22,12 +22,10 @@ NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel 
 
 
 class Others(NamedTuple):
-    """What makes further references where float32 values differ by more than their limit.
-
-    exact: the one in float64, or None where there is none: two right orders of summation may differ so (see `row`). shaken:
-    those whose weights are rounded otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded
-    otherwise has another gradient, so a value may differ by twice what it moves there, and by no more than `MAX_KINK`.
-    """
+    """What makes further references where float32 values differ by more than their limit. exact: the one in float64, or None
+    where there is none: two right orders of summation may differ so (see `row`). shaken: those whose weights are rounded
+    otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient, so a
+    value may differ by twice what it moves there, and by no more than `MAX_KINK`."""
 
     exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
     shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
@@ -56,19 +54,26 @@ def compare(
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
 
-    Rank 0 holds `whole`, the reference with its gradients. It sends those of each layer to the ranks in `owners[layer]`,
-    which compare them with their own `values`, `mine`. losses: (pipeline, reference), known on rank 0. what: `gradient` or
-    `weight`. "worst" in the verdict is the largest difference over all tensors and the loss (see `difference`). others:
-    asked for by rank 0 alone.
+    Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `mine`.
+    losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
+    difference over all tensors and the loss (see `difference`). others: asked for by rank 0 alone. Raises BadInput on rank 0
+    where the two have other parameters.
     """
-    found = _rows(wires, owners, mine, (whole, None), what)
-    again = others.exact() if any(_in_doubt(one.difference, one.limit) for one in found) else None
-    if _told(wires, again is not None):
-        found = _rows(wires, owners, mine, (whole, again), what)
     if wires is not None and wires.rank:
+        _send(wires, mine, [layer for layer, ranks in enumerate(owners) if wires.rank in ranks])
+        receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
         return None
-    if whole is not None:
-        found = _moving(found, values(dict(enumerate(whole)), what), others.shaken, what)
+    assert whole is not None
+    right = values(dict(enumerate(whole)), what)
+
+    def exact() -> Mapping[Place, Value] | None:
+        model = others.exact()
+        return None if model is None else values(dict(enumerate(model)), what)
+
+    found = _moving(_judged(wires, owners, mine, right, exact), right, others.shaken, what)
+    for other in range(1, 1 if wires is None else wires.size):
+        assert wires is not None
+        send_bytes(wires, b"", other)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
@@ -105,8 +110,8 @@ def _moving(
     moves = dict.fromkeys(failed, 0.0)
     for model in shaken():
         for place, one in values(dict(enumerate(model)), what).items():
-            if (where := _named(place)) in moves:
-                moves[where] = max(moves[where], difference(one.found, right[place].found))
+            if (where := f"layer {place[0]} {place[1]}") in moves:
+                moves[where] = max(moves[where], difference(one.tensor, right[place].tensor))
         if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
             break
     return [
@@ -115,74 +120,42 @@ def _moving(
     ]
 
 
-def _named(place: Place) -> str:
-    return f"layer {place[0]} {place[1]}"
-
-
-def _told(wires: Wires | None, answer: bool) -> bool:
-    """Rank 0's answer, on all ranks."""
-    if wires is None:
-        return answer
-    if wires.rank:
-        return bool(receive_bytes(wires, 0))
-    for other in range(1, wires.size):
-        send_bytes(wires, b"1" if answer else b"", other)
-    return answer
-
-
-def _rows(
+def _judged(
     wires: Wires | None,
     owners: Sequence[Sequence[int]],
     mine: Mapping[Place, Value],
-    wholes: tuple[Sequence[nn.Module] | None, Sequence[nn.Module] | None],
-    what: Callable[[nn.Parameter], Tensor | None],
+    right: Mapping[Place, Value],
+    exact: Callable[[], Mapping[Place, Value] | None],
 ) -> list[Row]:
-    """All differences, on rank 0; none on the others. wholes: the reference, and the same in float64 or None; on rank 0."""
-    found: list[Row] = []
-    rank = 0 if wires is None else wires.rank
-    layers: dict[int, dict[Place, Value]] = {}
-    for place, value in mine.items():
-        layers.setdefault(place[0], {})[place] = value
-    for layer, owner in [(layer, owner) for layer, here in enumerate(owners) for owner in here]:
-        right: list[dict[Place, Tensor | None]] = []
-        if rank == 0:
-            models = [model for model in wholes if model is not None]
-            right = [{place: one.found for place, one in values({layer: model[layer]}, what).items()} for model in models]
-            if owner and wires is not None:
-                _send(wires, right, owner)
-        elif owner == rank and wires is not None:
-            right = _receive(wires, layers.get(layer, {}))
-        if owner == rank:
-            found += _judged(layers.get(layer, {}), *right)
-    if wires is not None and rank:
-        send_bytes(wires, json.dumps(found).encode(), 0)
-        return []
-    for other in range(1, 1 if wires is None else wires.size):
-        assert wires is not None
-        found += [Row(*row) for row in json.loads(receive_bytes(wires, other))]
-    return found
-
-
-def _judged(
-    mine: Mapping[Place, Value], right: Mapping[Place, Tensor | None], exact: Mapping[Place, Tensor | None] | None = None
-) -> list[Row]:
-    """One layer's differences. A tensor that is nothing in float64 beside the layer's others is measured by the largest of
-    them. Raises BadInput where the two have other parameters."""
-    for layer, name in mine.keys() ^ right.keys():
-        other = "which the unsplit model lacks" if (layer, name) in mine else "which only the unsplit model has"
-        raise BadInput(f"check: layer {layer}: parameter '{name}', {other}")
-    rows, largest = [], max(map(magnitude, (exact or {}).values()), default=0.0)
-    for place, one in mine.items():
-        limit, where = LIMITS.get(one.dtype, 1e-5), _named(place)
-        found = difference(one.found, right[place])
-        away = None
-        if exact is not None and _in_doubt(found, limit):
-            # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32.
-            scale = largest if magnitude(exact[place]) <= NOTHING * largest else 0.0
-            found = difference(one.found, right[place], scale)
-            away = difference(one.found, exact[place], scale), difference(right[place], exact[place], scale)
-        rows.append(row(found, limit, where, away))
+    """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
+    rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
+    for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
+        here = _of_layer(mine, layer) if wires is None or not owner else _receive(wires, owner)
+        for place in here.keys() ^ _of_layer(right, layer).keys():
+            which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
+            wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
+        for place, value in here.items() if not wrong else ():
+            away, limit = difference(value.tensor, right[place].tensor), LIMITS.get(value.dtype, 1e-5)
+            if _in_doubt(away, limit):
+                doubts.append((len(rows), place, value.tensor))
+            rows.append(row(away, limit, f"layer {layer} {place[1]}"))
+    if wrong:  # not before: ranks are sending
+        raise BadInput(wrong)
+    known = exact() if doubts else None
+    for number, place, tensor in doubts if known is not None else ():
+        assert known is not None
+        # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
+        # by the largest of the layer.
+        single, double = right[place].tensor, known[place].tensor
+        largest = max(magnitude(one.tensor) for one in _of_layer(known, place[0]).values())
+        scale = largest if magnitude(double) <= NOTHING * largest else 0.0
+        from_float64 = difference(tensor, double, scale), difference(single, double, scale)
+        rows[number] = row(difference(tensor, single, scale), rows[number].limit, rows[number].where, from_float64)
     return rows
+
+
+def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
+    return {place: value for place, value in held.items() if place[0] == layer}
 
 
 def _in_doubt(found: float, limit: float) -> bool:
@@ -192,35 +165,35 @@ def _in_doubt(found: float, limit: float) -> bool:
 
 def row(found: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
     """A difference, judged; what is not finite is wrong. away: how far (run, unsplit) are from float64, where that is known.
-
     Then the run may be as far as the limit, or twice as far as the unsplit model, but no farther than `MAX_ROUNDING`. Where
-    the unsplit model is farther itself, float64 says nothing, and the limit stays.
-    """
+    the unsplit model is farther itself, float64 says nothing, and the limit stays."""
     found = found if math.isfinite(found) else NOT_A_NUMBER
     if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
         return Row(found / limit, found, limit, where)
     return Row(away[0] / min(max(limit, 2 * away[1]), MAX_ROUNDING), found, limit, where, away)
 
 
-def _send(wires: Wires, right: Sequence[Mapping[Place, Tensor | None]], owner: int) -> None:
-    """Send which places there are, which have a gradient and of what type it is, for each model, then the gradients."""
-    there = [[(place, value is not None and str(value.dtype)) for place, value in model.items()] for model in right]
-    send_bytes(wires, json.dumps(there).encode(), owner)
-    for one in [one for model in right for one in model.values() if one is not None]:
-        send_tensor(wires, one, owner)
+def _send(wires: Wires, mine: Mapping[Place, Value], layers: Sequence[int]) -> None:
+    """Of each layer in turn which places there are, their types, and their shapes where they have values, then these."""
+    for layer in layers:
+        here = _of_layer(mine, layer)
+        tensors = [value.tensor for value in here.values() if value.tensor is not None]
+        head = [
+            (place, str(value.dtype).removeprefix("torch."), None if value.tensor is None else list(value.tensor.shape))
+            for place, value in here.items()
+        ]
+        send_bytes(wires, json.dumps(head).encode(), 0)
+        for tensor in tensors:
+            send_tensor(wires, tensor, 0)
 
 
-def _receive(wires: Wires, mine: Mapping[Place, Value]) -> list[dict[Place, Tensor | None]]:
-    """What `_send` sent. Raises BadInput for a parameter that is not here."""
-    right: list[dict[Place, Tensor | None]] = []
-    for model in json.loads(receive_bytes(wires, 0)):
-        right.append({})
-        for (layer, name), kind in model:
-            one = mine.get((layer, name))
-            if one is None:
-                raise BadInput(f"check: layer {layer}: parameter '{name}', which only the unsplit model has")
-            dtype = torch.float64 if kind == "torch.float64" else one.dtype
-            right[-1][layer, name] = buffer = torch.empty(one.shape, dtype=dtype, device=one.device) if kind else None
-            if buffer is not None:
-                receive_tensor(wires, buffer, 0)
-    return right
+def _receive(wires: Wires, owner: int) -> dict[Place, Value]:
+    """What `_send` sent of a layer."""
+    here = dict[Place, Value]()
+    for (layer, name), kind, shape in json.loads(receive_bytes(wires, owner)):
+        dtype = getattr(torch, kind)
+        here[layer, name] = Value(None if shape is None else torch.empty(shape, dtype=dtype), dtype)
+    for value in here.values():
+        if value.tensor is not None:
+            receive_tensor(wires, value.tensor, owner)
+    return here

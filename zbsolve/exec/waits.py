@@ -1,8 +1,6 @@
 """Can a step on GPUs hang? The programs of all ranks become a graph of what waits for what; a circle in it is a deadlock.
-
 Hosts, streams and communicators do what `docs/nccl.md` says, rule by rule. Times are no part of the graph: where it has no
-circle, the step ends whatever time passes, messages and hosts take.
-"""
+circle, the step ends whatever time passes, messages and hosts take."""
 
 from __future__ import annotations
 
@@ -293,9 +291,9 @@ class WaitGraph:
         while stuck not in seen:
             seen.add(stuck)
             stuck = next(one for one in self.before[stuck] if waiting[one])
-        found = _way_round(stuck, after)
-        first = found.index(min(found))
-        return tuple(self.texts[one] for one in found[first:] + found[:first])
+        way = _way_round(stuck, after)
+        first = way.index(min(way))
+        return tuple(self.texts[one] for one in way[first:] + way[:first])
 
 
 def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
@@ -307,7 +305,7 @@ def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
             if there not in came:
                 came[there] = here
                 todo.append(there)
-    found = [came[start]]
-    while found[-1] != start:
-        found.append(came[found[-1]])
-    return found[::-1]
+    way = [came[start]]
+    while way[-1] != start:
+        way.append(came[way[-1]])
+    return way[::-1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from ..util.errors import BadInput
 from .base.handler import Handler
-from .base.part import Part, RankState
-from .base.program import Action, Program
+from .base.part import Part
+from .base.program import Program
 from .connecting import OwnWork
 
 
@@ -36,10 +35,9 @@ class WorkBeside(Part):
             )
         return cls(work, program.rank, pieces)
 
+    def run(self, piece: int) -> None:
+        """The pass of a piece."""
+        self.work(self.rank, piece, self.pieces)
 
-def _run(state: RankState, action: Action, given: Any) -> None:
-    part = state.part(WorkBeside)
-    part.work(part.rank, action.part, part.pieces)
 
-
-HANDLERS = {"J": Handler(_run)}
+HANDLERS = {"J": Handler(lambda state, action, _: state.part(WorkBeside).run(action.part))}

@@ -126,3 +126,11 @@ class Handler:
     def goes_on(self) -> bool:
         """Does its rank go on while its work is done? (For one of another rank, `Kind.away`, the action says so.)"""
         return self.ended is not None or self.ends_with_step
+
+
+def side_work_of(kind: type[Any]) -> dict[str, Any]:
+    """`settle` and `ended` of passes that only begin work, which the part of this type keeps in `side` by their names."""
+    return {
+        "settle": lambda state, name, sure: state.part(kind).side.settle(name, sure),
+        "ended": lambda state, action: state.part(kind).side.ended(action.name),
+    }

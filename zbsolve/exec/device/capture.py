@@ -31,7 +31,7 @@ from ..base.torch_private import end_pool, tree_map
 from ..base.values import local, tensors_of
 from ..transport.failure import one_line
 from ..transport.format import Format
-from .marks import Marks
+from .rank_device import Marks
 
 MOST_GRAPHS = 4  # each keeps the memory of its step
 MOST_WATCHED = 64  # shapes that are known at a time; where each step has another one, none is captured

@@ -1,8 +1,7 @@
 """Copies beside computing, one after the other on each copy stream of a rank.
 
-`LaunchedCopies` are a GPU's: whoever begins a copy launches it, on a CUDA stream of its own, and the host never waits.
-`CopyStreams` have a thread for each stream, for copies that the host does itself, or that wait for another rank's: those
-the device cannot wait for. On a GPU such a thread launches the copy behind what was launched when it was begun.
+`LaunchedCopies` are a GPU's: launched on a CUDA stream of its own as they begin; the host never waits. `CopyStreams` have a
+thread for each stream, for copies that the host does itself, or that wait for another rank's, for which the device cannot.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -125,7 +124,7 @@ class Launched:
 
 
 class LaunchedCopies:
-    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture all but `end`."""
+    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -156,10 +155,38 @@ class LaunchedCopies:
         """From here on the copy is done, for all that is launched now."""
         torch.cuda.current_stream(self.device).wait_event(copy.over)
 
-    def end(self, copy: Launched, timeout: float) -> int:
-        """Wait until the copy is done. When that was, monotonic ns: told by an event whose time the host sees too."""
-        copy.end.synchronize()
-        seen = timed_event()
-        seen.record(torch.cuda.current_stream(self.device))
-        seen.synchronize()
-        return time.monotonic_ns() - round(1e6 * float(copy.end.elapsed_time(seen)))
+
+class Begun(NamedTuple):
+    """Work that is not settled. over: what the rank does by itself when it is."""
+
+    copy: Copy | Launched
+    over: Callable[[], Any]
+
+
+class SideWork:
+    """What a rank's passes have begun beside computing, by their names: copies and collectives. launched: a GPU's streams do
+    it, and no threads. copies: where it is done. seconds: to wait for any of it. begun: what is not settled."""
+
+    def __init__(self, device: torch.device, seconds: float, launched: bool) -> None:
+        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+        self.device, self.seconds = torch.device(device.type, index), seconds
+        self.copies: Any = (LaunchedCopies if launched else CopyStreams)(self.device)
+        self.begun: dict[str, Begun] = {}
+        self.done: dict[str, Copy | Launched] = {}
+
+    def settle(self, name: str, sure: bool = True) -> None:
+        """From here on the work of pass `name` is done, and what it was from is free. sure: also where that must be waited
+        for. Raises TimeoutError, and what the work raised."""
+        begun = self.begun.get(name)
+        if begun is None or not (sure or begun.copy.known()):
+            return
+        self.copies.join(begun.copy, self.seconds)
+        begun.over()
+        self.done[name] = self.begun.pop(name).copy
+
+    def ended(self, name: str) -> Any:
+        """When the work of pass `name` was done, monotonic ns, waiting for it; where it was launched the event at its end.
+        Raises as `settle`."""
+        self.settle(name)
+        copy = self.done[name]
+        return copy.end if isinstance(copy, Launched) else self.copies.end(copy, self.seconds)

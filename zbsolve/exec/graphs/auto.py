@@ -39,7 +39,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 15
 SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
 
 
-def parts_by(choose: Choose) -> Callable[[Sequence[nn.Module], int, Loss | None], list[Split]]:
+def parts_by(choose: Choose) -> Parts:
     """What splits layers `first` … of a model as `choose` says, and the loss behind them by itself."""
 
     def parts(layers: Sequence[nn.Module], first: int, loss: Loss | None) -> list[Split]:
@@ -70,9 +70,7 @@ class Auto:
     `parts_by_name`."""
 
     def __init__(self, tight: bool = False, inductor: bool = False, alone: bool = True) -> None:
-        self.tight = tight
-        self.inductor = inductor
-        self.alone = alone
+        self.tight, self.inductor, self.alone = tight, inductor, alone
         self._shared = {name: SharedGraphs(make) for name, make in MAKES.items()}
         self._known: dict[Any, Decision] = {}
         self._layer_splits: dict[int, LayerSplit] = {}
@@ -137,15 +135,15 @@ class Auto:
             del parts[name]
 
     def _by_layers(self, layer: nn.Module, number: int) -> LayerSplit:
-        found = self._layer_splits.get(id(layer))
-        if found is None:
+        known = self._layer_splits.get(id(layer))
+        if known is None:
             return self._layer_splits.setdefault(id(layer), LayerSplit([layer], number))
-        defer(layer, found.deferral)
-        return found
+        defer(layer, known.deferral)
+        return known
 
 
 def _more(sizes: tuple[int, int], limits: tuple[int, int]) -> bool:
-    return any(size > limit for size, limit in zip(sizes, limits, strict=True))
+    return sizes[0] > limits[0] or sizes[1] > limits[1]
 
 
 def _name(layer: nn.Module) -> str:
@@ -155,7 +153,7 @@ def _name(layer: nn.Module) -> str:
 def timed(layer: nn.Module, parts: Mapping[str, Split], x: Any, seed: int) -> dict[str, tuple[float, float, float]]:
     """Median µs of F, B and W of each. They take turns, so that a slow moment of the machine meets all. Gradients are there,
     as in the middle of a step. On a CPU: of the thread that works, on its core."""
-    clock = _clock(x)
+    clock = _synchronised if any(tensor.is_cuda for tensor in tensors_of(x)) else time.thread_time_ns
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in parts}
     with undisturbed(layer):
         for part in parts.values():
@@ -165,7 +163,7 @@ def timed(layer: nn.Module, parts: Mapping[str, Split], x: Any, seed: int) -> di
             for name, part in parts.items():
                 rows[name].append(_passes(part, x, seed, clock))
             rounds += 1
-    return {name: _medians(found) for name, found in rows.items()}
+    return {name: tuple(map(median, zip(*times, strict=True))) for name, times in rows.items()}
 
 
 def held(layer: nn.Module, part: Split, x: Any, seed: int) -> tuple[int, int]:
@@ -186,11 +184,6 @@ def held(layer: nn.Module, part: Split, x: Any, seed: int) -> tuple[int, int]:
     return after_f, after_b
 
 
-def _medians(rows: list[tuple[float, float, float]]) -> tuple[float, float, float]:
-    f, b, w = (median(column) for column in zip(*rows, strict=True))
-    return f, b, w
-
-
 def _passes(part: Split, x: Any, seed: int, clock: Callable[[], int]) -> tuple[float, float, float]:
     """µs of F, B and W."""
     at = [clock()]
@@ -205,16 +198,10 @@ def _passes(part: Split, x: Any, seed: int, clock: Callable[[], int]) -> tuple[f
     return f, b, w
 
 
-def _clock(x: Any) -> Callable[[], int]:
-    """Nanoseconds: on a GPU, when all that was launched has run."""
-    if not any(tensor.is_cuda for tensor in tensors_of(x)):
-        return time.thread_time_ns
-
-    def synchronised() -> int:
-        torch.cuda.synchronize()
-        return time.monotonic_ns()
-
-    return synchronised
+def _synchronised() -> int:
+    """Nanoseconds, when all that was launched has run."""
+    torch.cuda.synchronize()
+    return time.monotonic_ns()
 
 
 @dataclass(frozen=True)
@@ -243,20 +230,17 @@ class Decision:
 Choose = Callable[[nn.Module, int, Any, int], tuple[Split, Decision]]
 
 
-class ByShape:
+class ByShape(Split):
     """Layer `number` of a model, split as `choose` says: for inputs of one structure, of their shapes and types, and for
     what a person may change meanwhile (autocast, training mode, which parameters are trained)."""
 
     def __init__(self, layer: nn.Module, number: int, choose: Choose) -> None:
-        self.layer = layer
-        self.number = number
-        self.choose = choose
+        self.layer, self.number, self.choose = layer, number, choose
         self.decisions: list[Decision] = []
         self._modules, self._parameters = list(layer.modules()), list(layer.parameters())
         self._found: dict[Any, Split] = {}
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, tuple[Split, Any]]:
-        """F (see `stage.Split`)."""
         state = tuple([one.training for one in self._modules]), tuple([one.requires_grad for one in self._parameters])
         key = state, inputs_key(x)
         part = self._found.get(key)
@@ -268,15 +252,12 @@ class ByShape:
         return y, (part, kept)
 
     def backward(self, kept: tuple[Split, Any], gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
-        """B (see `stage.Split`)."""
         return kept[0].backward(kept[1], gradients, unit)
 
     def give(self, kept: tuple[Split, Any], keeper: Keeper) -> None:
-        """Into the keeper's hands (see `stage.Split`)."""
         kept[0].give(kept[1], keeper)
 
     def weights(self, kept: tuple[Split, Any]) -> None:
-        """W (see `stage.Split`)."""
         kept[0].weights(kept[1])
 
 
@@ -288,11 +269,11 @@ def graph_saved(kept: Any) -> list[Tensor] | None:
 
 def decisions_of(stages: Iterable[Stage]) -> list[Row]:
     """What was decided for the layers of `stages`, a row for a kind of them: numbers, class, split, why and costs."""
-    rows = []
-    for part in (part for stage in stages for part in stage.parts if isinstance(part, ByShape)):
-        for one in part.decisions:
-            costs = {name: vars(cost) for name, cost in one.costs.items()}
-            rows.append({"layers": [part.number], "block": one.block, "split": one.split, "why": one.why, "costs": costs})
+    rows = [
+        {**vars(decision), "layers": [part.number], "costs": {name: vars(cost) for name, cost in decision.costs.items()}}
+        for part in (part for stage in stages for part in stage.parts if isinstance(part, ByShape))
+        for decision in part.decisions
+    ]
     return merged([rows])
 
 
@@ -314,8 +295,6 @@ def parts_by_name(name: str, *, tight: bool = False, alone: bool = True) -> Part
         raise BadInput(f"split: '{name}' is none of {', '.join(SPLITS)}")
     if name == "layers":
         return lambda layers, first, loss: [LayerSplit(layers, first, loss)]
-    from .sharing import SharedGraphs
-
     if name.startswith("auto"):
         return parts_by(Auto(tight, inductor=name == "auto:inductor", alone=alone).choose)
     return parts_by(always(name, SharedGraphs(MAKES[name])))

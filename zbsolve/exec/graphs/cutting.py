@@ -1,8 +1,6 @@
-"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W).
-
-B is what the gradients of the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their
-inputs would else be kept for W, which took a fifth more bytes between B and W on Llama-like blocks.
-"""
+"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W). B is what the gradients of
+the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their inputs would else be kept for
+W, a fifth more bytes between B and W on Llama-like blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +51,10 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
     _separate(joint.graph)
     states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
     forward, backward = partition_joint(joint.graph, joint.mode, joint.forwards, states, least)
-    _without_plain_values(forward)
+    for node in _inputs(forward):  # plain values (None, words) are part of the graph, which takes tensors alone
+        if not node.users and "val" not in node.meta:
+            forward.graph.erase_node(node)
+    forward.recompile()
     changed = {role.key for role in joint.gives if role.kind == "mutation"}
     there = {  # what B and W can be given anew: a buffer that F changes is not what it was
         name: role
@@ -61,7 +62,10 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
         if role.kind in ("parameter", "tangent") or (role.kind == "buffer" and role.key not in changed)
     }
     kept = [node.name for node in _results(forward)[joint.forwards :]]
-    saved = _saved_names(kept, [node.name for node in _inputs(backward) if there.get(node.name, NOTHING).kind != "tangent"])
+    names = [node.name for node in _inputs(backward) if there.get(node.name, NOTHING).kind != "tangent"]
+    # The backward calls them the same, but for the states of random generators, which the cut renames; those come in order.
+    renamed = iter([name for name in names if name not in kept])
+    saved = [name if name in names else next(renamed, name) for name in kept]
     roles = {name: Role("saved", i) for i, name in enumerate(saved)} | there
     first = Piece(
         forward,
@@ -81,21 +85,6 @@ def _results(graph: fx.GraphModule) -> list[Any]:
     return list(output.args[0])
 
 
-def _without_plain_values(graph: fx.GraphModule) -> None:
-    """Plain values among the inputs (None, words) are part of the graph, which takes tensors alone."""
-    for node in _inputs(graph):
-        if not node.users and "val" not in node.meta:
-            graph.graph.erase_node(node)
-    graph.recompile()
-
-
-def _saved_names(kept: Sequence[str], names: Sequence[str]) -> list[str]:
-    """What the backward calls the values that the forward keeps: the same, but for the states of random generators, which
-    the cut renames; those come in order. names: of the backward's inputs without the tangents."""
-    renamed = iter([name for name in names if name not in kept])
-    return [name if name in names else next(renamed, name) for name in kept]
-
-
 def _separate(graph: fx.GraphModule) -> None:
     """Kernels that give gradients of an input and of a matrix become two, so that W's part does not run in B. (Those of
     norms stay one: gradients of vectors are made in B.)"""
@@ -104,7 +93,7 @@ def _separate(graph: fx.GraphModule) -> None:
         if at is None:
             continue
         mask = list(node.args[at])
-        if not (mask[0] and any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in node.users)):
+        if not (mask[0] and _makes_matrix(node)):
             continue
         with graph.graph.inserting_before(node):
             parts = [_with_mask(graph, node, at, part) for part in ([True, *[False] * (len(mask) - 1)], [False, *mask[1:]])]
@@ -129,7 +118,9 @@ def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Rol
     weights = [(v, role) for v, role in wanted if role.kind == "parameter gradient"]
     early = [(v, role) for v, role in weights if v.meta["val"].dim() < 2 and not _beside_matrix(v)]
     late = [(v, role) for v, role in weights if (v, role) not in early]
-    in_backward = _ancestors([v for v, _ in inputs]) or _shared([v for v, _ in weights])
+    needed = Counter(node for v in dict.fromkeys(v for v, _ in weights) for node in _ancestors([v]))
+    # Of a block whose inputs want no gradient B is what two or more gradients need.
+    in_backward = _ancestors([v for v, _ in inputs]) or {node for node, count in needed.items() if count > 1}
     in_backward |= _ancestors([v for v, _ in early])
     in_weights = _ancestors([v for v, _ in late]) - in_backward
     live = _crossing(backward, in_backward, in_weights, [v for v, _ in late])
@@ -147,9 +138,12 @@ def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Rol
 def _beside_matrix(node: fx.Node) -> bool:
     """Does the kernel that makes it also make the gradient of a matrix (a convolution's bias)?"""
     source = node.args[0] if node.target is operator.getitem else None
-    if not isinstance(source, fx.Node) or source.target not in MASK_POSITIONS:
-        return False
-    return any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in source.users)  # type: ignore[operator]
+    return isinstance(source, fx.Node) and source.target in MASK_POSITIONS and _makes_matrix(source)
+
+
+def _makes_matrix(kernel: fx.Node) -> bool:
+    """Does a kernel of several gradients make one of a matrix, behind that of its input?"""
+    return any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in kernel.users)  # type: ignore[operator]
 
 
 def _transposes(node: fx.Node) -> bool:
@@ -175,26 +169,20 @@ def _factors(value: fx.Node, role: Role, inside: Collection[fx.Node]) -> list[tu
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes and all that they need."""
-    found, todo = set[fx.Node](), list(nodes)
+    seen, todo = set[fx.Node](), list(nodes)
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in seen:
+            seen.add(node)
             todo.extend(node.all_input_nodes)
-    return found
-
-
-def _shared(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What two or more of the nodes need: B of a block whose inputs want no gradient."""
-    counts = Counter(found for node in dict.fromkeys(nodes) for found in _ancestors([node]))
-    return {node for node, count in counts.items() if count > 1}
+    return seen
 
 
 def _crossing(
     graph: fx.GraphModule, in_backward: set[fx.Node], in_weights: set[fx.Node], late: Sequence[fx.Node]
 ) -> list[fx.Node]:
     """Values from outside of W that W reads. Tuples cannot cross, so their parts move to B."""
-    found = dict[fx.Node, None]()
+    crossing = dict[fx.Node, None]()
     for node in graph.graph.nodes:
         if node in in_weights and node.op != "placeholder":
             continue
@@ -202,12 +190,12 @@ def _crossing(
         if isinstance(node.meta.get("val"), tuple | list):
             for part in readers:
                 assert part.target is operator.getitem
-                found[part] = None
+                crossing[part] = None
                 in_backward.add(part)
                 in_weights.discard(part)
         elif readers or node in late:
-            found[node] = None
-    return list(found)
+            crossing[node] = None
+    return list(crossing)
 
 
 def _piece(
@@ -256,10 +244,10 @@ def _selections(node: Any) -> list[fx.Node] | None:
         return [node]
     if node.target is not ADD or len(node.args) != 2 or node.kwargs:
         return None
-    found = []
+    selected = []
     for one in node.args:
         parts = _selections(one) if isinstance(one, fx.Node) and len(one.users) == 1 else None
         if parts is None:
             return None
-        found += parts
-    return found
+        selected += parts
+    return selected

@@ -15,6 +15,7 @@ from ...models.losses import auxiliary_loss
 from ..backward.deferral import accumulate
 from ..backward.distributed import Layout, add_product
 from ..backward.layer_split import seed_layer
+from ..backward.stage import Split
 from ..base.part import Keeper
 from ..base.torch_private import (
     LOCAL_PART,
@@ -57,12 +58,10 @@ class Zeros(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Graphs:
     """What equal blocks share: the three functions, what each takes and gives, and the structure of the outputs.
-
     trained_inputs, trained_outputs: the leaves that have a gradient. passed: those outputs that are inputs → which.
     tangents: the gradients that the functions take of these. mutated: names of buffers that F changes. one_output: the
     output is one tensor, and no structure. layouts: of what is a DTensor outside of the graphs (see `Joint`). extra: the
-    leaf behind the outputs that is what layers add to the loss.
-    """
+    leaf behind the outputs that is what layers add to the loss."""
 
     cut: Cut
     forward: Run
@@ -90,9 +89,7 @@ class Graphs:
 def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool = False) -> Graphs:
     """Trace and cut `block` for inputs like `x`: structure, shapes, types and which tensors require a gradient. inductor:
     compile the graphs (tens of seconds). least: keep as little between F and B as recomputing cheap operations allows.
-
-    Raises Untraceable.
-    """
+    Raises Untraceable."""
     joint = trace(block, (x,), decompose=inductor)
     if inductor:
         simplify_joint(joint.graph, joint.mode)
@@ -135,7 +132,7 @@ class Saved:
     values: list[Any]
 
 
-class GraphSplit:
+class GraphSplit(Split):
     """Layer `number` of a model, whose backward `graphs` split, for inputs like those that they were traced for."""
 
     def __init__(self, layer: nn.Module, number: int, graphs: Graphs) -> None:
@@ -161,7 +158,6 @@ class GraphSplit:
         self._saved = [i for i, role in enumerate(first.gives) if role.kind == "saved"]
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Saved]:
-        """F: the outputs, detached; those that need a gradient say so. The target is for a loss, which is no block."""
         graphs = self.graphs
         given = _taken(self._takes, leaves_of(constant(x)))
         for i, role in self._input_parts:
@@ -182,8 +178,7 @@ class GraphSplit:
         return y, Saved([results[i] for i in self._saved])
 
     def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
-        """B: the gradients of the inputs that require one. Those of vectors among the parameters are added to `.grad`.
-        gradients: of the outputs that need one; None: it is 0. unit: of what layers added to the loss."""
+        """B. Gradients of vectors among the parameters are added to `.grad`."""
         graphs, values = self.graphs, [opened(one) for one in kept.values]
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
         for leaf, zeros, layout in self._tangents:
@@ -191,23 +186,22 @@ class GraphSplit:
                 values.append(zeros.made().fill_(unit))
                 continue
             gradient = given[leaf]
-            values.append(zeros.made() if gradient is None else _inside(gradient, layout))
+            inside = layout is not None and gradient is not None and is_dtensor(gradient)  # as the graph takes it
+            values.append(zeros.made() if gradient is None else layout.part(gradient) if inside else gradient)  # type: ignore[union-attr]
         kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
             results = self._backward(values)
-            found = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
+            gradient_of = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
             kept.values += [results[i] for i in self._backward.live]
             for output, leaf in graphs.passed.items():
                 if (more := given[output]) is not None:
-                    found[leaf] = found[leaf] + more if leaf in found else more
-        return [found[leaf] if leaf in found else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
+                    gradient_of[leaf] = gradient_of[leaf] + more if leaf in gradient_of else more
+        return [gradient_of[leaf] if leaf in gradient_of else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
 
     def give(self, kept: Saved, keeper: Keeper) -> None:
-        """What F saved (see `stage.Split`)."""
         kept.values = [keeper.keep(one) if isinstance(one, Tensor) else one for one in kept.values]
 
     def weights(self, kept: Saved) -> None:
-        """W: the other gradients of parameters."""
         values, kept.values = kept.values, []
         with torch.no_grad():
             self._weights(values)
@@ -230,11 +224,8 @@ class _Function:
         self.factors = [(i, *_place(layer, role)) for i, role in gives if role.kind == "left factor"]
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`. All results.
-
-        `.grad` is added to later, so it must not share memory: a graph may give one tensor as several gradients, or one that
-        it took.
-        """
+        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`, which must not share memory:
+        a graph may give one tensor as several gradients, or one that it took. All results."""
         taken = _taken(self.takes, values)
         values.clear()
         if all(holder[name].grad is not None for _, holder, name, _ in self.gradients):
@@ -307,8 +298,3 @@ def _part(value: Any, role: Role) -> Any:
 def _outside(value: Any, layout: Layout | None) -> Any:
     """A value that a graph made, as others know it."""
     return value if layout is None else layout.whole(value)
-
-
-def _inside(value: Any, layout: Layout | None) -> Any:
-    """A gradient as a graph takes it."""
-    return value if layout is None or not is_dtensor(value) else layout.part(value)

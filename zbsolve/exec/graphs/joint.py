@@ -1,8 +1,6 @@
-"""A block's joint graph: one graph of its forward and backward, which says what each of its inputs and outputs is.
-
-torch's AOTAutograd traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of
-activation checkpointing are lost, and compiled blocks cannot be traced.
-"""
+"""A block's joint graph: one graph of its forward and backward, which says what each of its inputs and outputs is. torch's
+AOTAutograd traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of activation
+checkpointing are lost, and compiled blocks cannot be traced."""
 
 from __future__ import annotations
 
@@ -46,13 +44,10 @@ class Untraceable(BadInput):
 
 
 class Role(NamedTuple):
-    """What a value at the border of a joint graph is.
-
-    kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an output) among the inputs; `output`, `mutation` (a
-    buffer's new value), `parameter gradient` (or the `left factor` and `right factor` of one), `input gradient` or `nothing`
-    among the outputs. key: the parameter's or
-    buffer's name, or the number of the input's or output's leaf. part: the attribute of a tensor subclass that it is.
-    """
+    """What a value at the border of a joint graph is. kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an
+    output) among the inputs; `output`, `mutation` (a buffer's new value), `parameter gradient` (or the `left factor` and
+    `right factor` of one), `input gradient` or `nothing` among the outputs. key: the parameter's or buffer's name, or the
+    number of the input's or output's leaf. part: the attribute of a tensor subclass that it is."""
 
     kind: str
     key: str | int = 0
@@ -93,12 +88,10 @@ class Joint:
 
 
 def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -> Joint:
-    """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one.
-
-    Autocast, training mode and each parameter's `requires_grad` are as they are now. decompose: into the operations that
+    """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one, with
+    autocast, training mode and each parameter's `requires_grad` as they are now. decompose: into the operations that
     inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; attributes that
-    a forward sets; and all else that torch's tracers refuse.
-    """
+    a forward sets; and all else that torch's tracers refuse."""
     _refuse_hooks(block)
     trained = {i for i, leaf in enumerate(tree_leaves(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
     try:
@@ -125,22 +118,18 @@ class _Whole(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         with auxiliary_losses() as extra:
             y = self.block(*inputs)
-        if self.copied is None or self.copied:
-            leaves, spec = tree_flatten(y)
-            y = tree_unflatten([self._copy(leaf) if self._wanted(i) else leaf for i, leaf in enumerate(leaves)], spec)
+        leaves, spec = tree_flatten(y)
+        wanted = range(len(leaves)) if self.copied is None else self.copied
+        if wanted:
+            copies = [leaf.clone() if i in wanted and isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(leaves)]
+            y = tree_unflatten(copies, spec)
         return y, None if extra.total is None else extra.total.clone()
-
-    def _wanted(self, leaf: int) -> bool:
-        return self.copied is None or leaf in self.copied
-
-    def _copy(self, leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
     """Leaves of the outputs that only views lie between and an input that requires a gradient."""
     known = {role.key for role in joint.takes.values() if role.kind == "tangent"} | joint.passed.keys()
-    found = set[int]()
+    views = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
     for value, role in zip(output.args[0], joint.gives, strict=True):
         if role.kind != "output" or role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
@@ -149,8 +138,8 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
             value = value.all_input_nodes[0]
         of = joint.takes.get(value.name, NOTHING)
         if of.kind == "input" and of.key in trained:
-            found.add(int(role.key))
-    return frozenset(found)
+            views.add(int(role.key))
+    return frozenset(views)
 
 
 def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], decompose: bool) -> Joint:
@@ -198,15 +187,15 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
 
 def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Layout]:
     outputs, gradients, tangents = wrapped_values(joint)
-    found = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
+    layouts = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
     for place, values in ((0, outputs), (forwards, gradients)):
         for count, one in values:
             if one is not None and not is_dtensor(one):
                 raise Untraceable(f"the graph makes a {type(one).__name__}")
             if one is not None:
-                found[gives[place].whole] = Layout.of(one)
+                layouts[gives[place].whole] = Layout.of(one)
             place += count
-    return found
+    return layouts
 
 
 def _named(role: Role) -> Role:

@@ -25,10 +25,9 @@ from ..base.torch_private import (
     module_hooks,
     parameters_of,
     tree_flatten,
-    tree_map,
     unwrapped,
 )
-from ..base.values import constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
+from ..base.values import cast, constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
 from .graph_split import Graphs, GraphSplit, graphs_of
 from .joint import Untraceable
 
@@ -154,10 +153,8 @@ def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
 
 
 def _held_key(tensor: Tensor | None, seen: dict[int, int]) -> Any:
-    if tensor is None:
-        return None
-    place = seen.setdefault(id(tensor), len(seen))  # tied inside the block, or not
-    return place, _tensor_key(tensor)
+    """Its place says whether it is tied inside the block."""
+    return None if tensor is None else (seen.setdefault(id(tensor), len(seen)), _tensor_key(tensor))
 
 
 def _plain_key(value: Any) -> Any:
@@ -172,13 +169,9 @@ def _plain_key(value: Any) -> Any:
     if isinstance(value, partial):
         return partial, value.func, _plain_key(value.args), _plain_key(value.keywords)
     if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
-        return value if _compares(value) else (type(value), _plain_key(vars(value)))
+        says_equal = getattr(type(value), "__eq__", None) is not object.__eq__
+        return value if says_equal else (type(value), _plain_key(vars(value)))
     raise _Unknown
-
-
-def _compares(value: Any) -> bool:
-    """Does it say what is equal to it?"""
-    return getattr(type(value), "__eq__", None) is not object.__eq__
 
 
 def _hook_key(hook: Any) -> Any:
@@ -216,17 +209,7 @@ def _casting(kind: type[nn.Module], given: torch.dtype | None, made: torch.dtype
 
     class Casting(kind):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return _cast(kind.forward(self, *_cast(args, given), **_cast(kwargs, given)), made)
+            return cast(kind.forward(self, *cast(args, given), **cast(kwargs, given)), made)
 
     Casting.__name__ = Casting.__qualname__ = kind.__name__
     return Casting
-
-
-def _cast(value: Any, kind: torch.dtype | None) -> Any:
-    if kind is None:
-        return value
-
-    def one(leaf: Any) -> Any:
-        return leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return tree_map(one, value)

@@ -49,8 +49,7 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     pipeline.finish()
     target = Path(path).resolve()
     new = target.with_name(f".{target.name}.new")
-    tensors: dict[str, Tensor] = {}
-    writers = _Writers.of(pipeline)
+    tensors, writers = dict[str, Tensor](), _Writers.of(pipeline)
     with together_on_mesh(pipeline, WHAT):
         if writers.here:
             tensors, rest = _state(pipeline, objects)
@@ -77,8 +76,9 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     from .checkpoint_files import Reader
 
     pipeline.finish()
+    names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # other ranks may have others
     with pipeline.peers.telling(WHAT):
-        loaded = {name for said in gathered(pipeline.wires, _names(pipeline, objects)) for name in json.loads(said)}
+        loaded = {name for said in gathered(pipeline.wires, names.encode()) for name in json.loads(said)}
     with together_on_mesh(pipeline, WHAT):
         _load(pipeline, Reader(Path(path).resolve()), objects, loaded)
 
@@ -92,19 +92,18 @@ def state_dict(pipeline: OnRank) -> dict[str, Any]:
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
     """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
     BadInput."""
-    mine, shard = _weights(pipeline), pipeline.vocabulary
+    mine = _weights(pipeline)
     missing = sorted(mine.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
     found = {name: spread_as(state[name], like) for name, like in mine.items()}
-    pipeline.module.load_state_dict(found if shard is None else shard.own_state(found))
+    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(found))
 
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
     """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
-    state: dict[str, Any] = pipeline.module.state_dict()
-    return state if pipeline.vocabulary is None else pipeline.vocabulary.state(state)
+    return pipeline.vocabulary.state(pipeline.module.state_dict())
 
 
 @dataclass(frozen=True)
@@ -126,16 +125,14 @@ class _Writers:
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
     """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
-    names, shard = names_of(pipeline.module), pipeline.vocabulary
-    if shard is not None:
-        names = {p: shard.whole_names(known) for p, known in names.items()}
-    found: dict[str, list[tuple[Optimizer, Names]]]
-    found = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
-    for one in pipeline.versions.values():
-        if one.optimizer is not None:
-            own = {newest: names[p] for newest, p in zip(one.newest, one.parameters, strict=True)}
-            found.setdefault("update", []).append((one.optimizer, own))
-    return found
+    names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
+    optimizers: dict[str, list[tuple[Optimizer, Names]]]
+    optimizers = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
+    for versions in pipeline.versions.values():
+        if versions.optimizer is not None:
+            own = {newest: names[p] for newest, p in zip(versions.newest, versions.parameters, strict=True)}
+            optimizers.setdefault("update", []).append((versions.optimizer, own))
+    return optimizers
 
 
 def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -143,16 +140,9 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     if {MODEL, LOOP, "update"} & objects.keys():
         raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
     tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
-    rest: dict[str, Any] = {
-        "steps": pipeline.steps,
-        "seed": pipeline.seed,
-        "ranks": _Writers.of(pipeline).count,
-        "random": random_state(),
-        "entries": {},
-        "options": {},
-        "objects": {},
-        "kinds": {key: kinds_of(one) for key, one in objects.items()},
-    }
+    rest: dict[str, Any] = {"steps": pipeline.steps, "seed": pipeline.seed, "ranks": _Writers.of(pipeline).count}
+    rest |= {"random": random_state(), "entries": {}, "options": {}, "objects": {}}
+    rest["kinds"] = {key: kinds_of(one) for key, one in objects.items()}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise BadInput(f"save: {name} is no tensor")
@@ -164,24 +154,16 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             rest["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    tensors[f"{key}.{name}.{entry}"] = _spread(pipeline, name, entry, value)
+                    if (shards := pipeline.vocabulary).has(name) and value.shape != shards.part(name).shape:
+                        what = f"{entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}"
+                        raise BadInput(f"save: the optimizer's {what}")
+                    tensors[f"{key}.{name}.{entry}"] = shards.spread(name, value)
                 else:
                     rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, one in objects.items():
         if key not in optimizers:
             rest["objects"][key] = one.state_dict()
     return tensors, rest
-
-
-def _spread(pipeline: OnRank, name: str, entry: str, value: Tensor) -> Tensor:
-    """What an optimizer has of the parameter `name`, of all ranks that have some of it. Raises BadInput."""
-    shard = pipeline.vocabulary
-    if shard is None or not shard.has(name):
-        return value
-    if value.shape != shard.rows(name):
-        raise BadInput(f"save: the optimizer's {entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}")
-    found: Tensor = shard.spread(name, value)
-    return found
 
 
 def _made(new: Path, target: Path) -> None:
@@ -195,11 +177,6 @@ def _made(new: Path, target: Path) -> None:
         raise BadInput(f"{target}: cannot write: {error.strerror}") from None
 
 
-def _names(pipeline: OnRank, objects: Mapping[str, Any]) -> bytes:
-    """What this rank loads, by name: another rank may have another optimizer, or none."""
-    return json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())]).encode()
-
-
 def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
     """loaded: on rank 0, the names of what any rank loads."""
     loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
@@ -210,7 +187,9 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
     mine_here = [(key, one) for key, parts in optimizers.items() for one, names in parts if options_of(one, names)]
     for key, one in [*mine_here, *((key, objects[key]) for key in others)]:
-        mine, theirs = kinds_of(one), _kinds(loops, key)
+        # Of what class it is the first rank says that had some of it; in an older checkpoint none does.
+        having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
+        mine, theirs = kinds_of(one), next((loop["kinds"][key] for loop in having if "kinds" in loop), None)
         if theirs and not related(mine, theirs):
             raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {mine[0]}")
     left = sorted((of_optimizers | of_others) - loaded)
@@ -225,8 +204,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         for loop in loops:
             entries[key] |= loop["entries"].get(key, {})
             options |= loop["options"].get(key, {})
-        if pipeline.vocabulary is not None:
-            entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
+        entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
@@ -236,24 +214,15 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
     set_random_state(loops[writers.number if len(loops) == writers.count else 0]["random"])
 
 
-def _kinds(loops: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Of what class the state called `key` is: as the first rank says that had some of it. An older checkpoint has none."""
-    having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
-    return next((loop["kinds"][key] for loop in having if "kinds" in loop), [])
-
-
 def _entries(
     reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], pipeline: OnRank
 ) -> dict[str, Entries]:
     """Room for the tensors that the checkpoint has of these optimizers' parameters; those of a DTensor lie as it does.
     Raises BadInput for a state of a DTensor that has another shape."""
-    found: dict[str, Entries] = {key: {} for key in optimizers}
+    rooms: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
         own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
-        if pipeline.vocabulary is not None:
-            own = {
-                name: pipeline.vocabulary.spread(name, p) if pipeline.vocabulary.has(name) else p for name, p in own.items()
-            }
+        own = {name: pipeline.vocabulary.spread(name, p) for name, p in own.items()}
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
             if not name.startswith(f"{key}.") or parameter not in own:
@@ -261,23 +230,22 @@ def _entries(
             like, shape = own[parameter], reader.names[name].size
             if is_dtensor(like) and shape != like.shape:
                 raise BadInput(f"{reader.path}: {name} has shape {tuple(shape)}, not its DTensor's {tuple(like.shape)}")
-            if is_dtensor(like):
-                room = torch.empty_like(local(like), dtype=reader.names[name].properties.dtype)
-                found[key][parameter, entry] = as_local_of(room, like)
-            else:
-                found[key][parameter, entry] = reader.empty(name, pipeline.device)
-    return found
+            room = reader.empty(name, pipeline.device) if not is_dtensor(like) else None
+            if room is None:
+                room = as_local_of(torch.empty_like(local(like), dtype=reader.names[name].properties.dtype), like)
+            rooms[key][parameter, entry] = room
+    return rooms
 
 
 def _loops(reader: Reader) -> list[dict[str, Any]]:
     """What each rank wrote beside its tensors, in the order of the ranks. Raises BadInput."""
     from .checkpoint_files import from_tensor
 
-    names = [f"{LOOP}.{rank}" for rank in range(sum(name.startswith(f"{LOOP}.") for name in reader.names))]
-    if not names:
+    count = sum(name.startswith(f"{LOOP}.") for name in reader.names)
+    if not count:
         raise BadInput(f"{reader.path}: not a checkpoint of a pipeline: {LOOP}.0 is missing")
-    cpu = torch.device("cpu")
-    bodies = {name: reader.empty(name, cpu) for name in names if name in reader.names}
+    names = [name for i in range(count) if (name := f"{LOOP}.{i}") in reader.names]
+    bodies = {name: reader.empty(name, torch.device("cpu")) for name in names}
     reader.into(bodies)
     return [from_tensor(body) for body in bodies.values()]
 
@@ -298,19 +266,16 @@ def related(mine: Sequence[str], theirs: Sequence[str]) -> bool:
 
 def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
     """Parameter → its names in the whole model."""
-    found: dict[nn.Parameter, list[str]] = {}
+    known: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        found.setdefault(parameter, []).append(name)
-    return found
+        known.setdefault(parameter, []).append(name)
+    return known
 
 
 def entries_of(optimizer: Optimizer, names: Names) -> Entries:
     """The state of each parameter, under all its names."""
-    found: Entries = {}
-    for parameter, name in ((p, name) for p, known in names.items() for name in known):
-        for entry, value in optimizer.state.get(parameter, {}).items():
-            found[name, entry] = value
-    return found
+    pairs = [(p, name) for p, known in names.items() for name in known]
+    return {(name, entry): value for p, name in pairs for entry, value in optimizer.state.get(p, {}).items()}
 
 
 def options_of(optimizer: Optimizer, names: Names) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""A checkpoint's files: tensors by name, in the format of torch.distributed.checkpoint, read as data alone.
-
-That format serves any number of ranks: each writes its own part, and reads what it asks for by name. Its index is a pickle,
-so it is read with nothing but the names that torch writes there. Tensors are read with `weights_only`.
-"""
+"""A checkpoint's files: tensors by name, in the format of torch.distributed.checkpoint, which serves any number of ranks:
+each writes its part, and reads what it asks for. They are read as data alone: the index, a pickle, with nothing but the
+names that torch writes there, tensors with `weights_only`."""
 
 from __future__ import annotations
 

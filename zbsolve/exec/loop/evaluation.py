@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from ...util.errors import BadInput
+from ..assembly import device_and_mailbox
 from ..backward.replay import torch_random_kept
 from ..backward.stage import ForwardStage
 from ..base.part import Data, Hooks, RankState, sum_of
-from ..base.program import Program
 from ..base.values import joined
-from ..device.marks import DeviceRows
 from ..device.rank_device import RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
@@ -48,9 +47,8 @@ def evaluate(
     total = _Total(pipeline.peers)
     for _, one in _ran(pipeline, batch, with_loss=True):
         total.add(one.loss)
-    mine = total.whole(), sum(batch.rows.values())
-    everything = beside(pipeline, mine, WHAT)  # coordinates that are not of data have the same part
-    loss, rows = everything.sum(0).tolist()
+    # Coordinates that are not of data have the same part.
+    loss, rows = beside(pipeline, (total.whole(), sum(batch.rows.values())), WHAT).sum(0).tolist()
     return float(loss / rows)
 
 
@@ -96,7 +94,7 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
-        if pipeline.vocabulary is not None and not with_loss:
+        if pipeline.vocabulary.shard is not None and not with_loss:
             way = "load a checkpoint into a pipeline whose last stage has it"
             raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
         usual = pipeline.view.microbatches if microbatches is None else microbatches
@@ -141,17 +139,16 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:
                 pipeline.rounds[count, with_loss] = ForwardRound.of(pipeline, count, with_loss)
-            one = pipeline.rounds[count, with_loss]
-            inputs, targets = batch.inputs[start:], batch.targets[start:]
-            labels = {m: moved(targets[m], device) for m in one.program.targets} if with_loss else {}
-            parts, cutting = pipeline.cutting.parts(labels, "targets"), pipeline.cutting
+            forwards, cutting = pipeline.rounds[count, with_loss], pipeline.cutting
+            program = forwards.interpreter.program
+            first = {m: moved(batch.inputs[start + m], device) for m in program.inputs}
+            last = {m: moved(batch.targets[start + m], device) for m in program.targets} if with_loss else {}
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
-            first = cutting.parts({m: moved(inputs[m], device) for m in one.program.inputs}, "inputs")
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
-            data = cutting.data(first, parts, seed, rows, pipeline.counting)
-            one.run(pipeline, data)
-            yield start, one
-            one.clear()
+            parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
+            forwards.run(pipeline, cutting.data(*parts, seed, rows, pipeline.counting))
+            yield start, forwards
+            forwards.clear()
 
 
 @contextmanager
@@ -207,12 +204,7 @@ class ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
         view, peers = pipeline.view.forwards(count), pipeline.peers
         program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
-        mesh = None if pipeline.mesh is None else pipeline.mesh.whole
-        gpu = None
-        if pipeline.device.type == "cuda":
-            gpu = RankDevice(pipeline.device, peers, program.actions, pipeline.hooks)
-        rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
-        mailbox = Mailbox(peers.wires, program.incoming, pipeline.device, peers.timeout.total_seconds(), mesh, rows)
+        gpu, mailbox = device_and_mailbox(peers, program, pipeline, pipeline.hooks)
         stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
@@ -222,22 +214,18 @@ class ForwardRound:
         interpreter.marks = None if gpu is None else gpu.marks
         return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
 
-    @property
-    def program(self) -> Program:
-        """This rank's."""
-        return self.interpreter.program
-
     def run(self, pipeline: OnRank, data: Data) -> None:
         """Run it on `data`. Raises RunFailed naming rank, pass and cause."""
         peers, interpreter = pipeline.peers, self.interpreter
-        with peers.telling(f"pass {self.program.actions[0].name}"):
+        actions = interpreter.program.actions
+        with peers.telling(f"pass {actions[0].name}"):
             self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
         with peers.telling("end of the evaluation"), nullcontext() if self.gpu is None else self.gpu.guarded():
             record = interpreter.begin(data)
             if self.gpu is not None:
                 self.gpu.marks.stream = torch.cuda.current_stream(self.gpu.device)
                 self.gpu.begin(record, self.gpu.marks, 0)
-            interpreter.run_all(self.program.actions)
+            interpreter.run_all(actions)
             self.mailbox.flush()
             for _ in interpreter.ended():
                 pass  # collectives that no pass here waits for
@@ -266,7 +254,7 @@ class ForwardRound:
 def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
     """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
     others may. Raises LostRank."""
-    wires, found, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
+    wires, outputs, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
@@ -280,5 +268,5 @@ def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int],
                     form = Format.loads(receive_bytes(wires, owner), mesh)
                     row = form.buffer(pipeline.device)
                     receive_tensor(wires, row, owner)
-                    found[m] = form.unpack(row)
-    return found
+                    outputs[m] = form.unpack(row)
+    return outputs

@@ -8,6 +8,8 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +21,7 @@ from ..backward.stage import Stage
 from ..base.part import Hooks, Part
 from ..base.torch_private import default_group, norms_of, scale_all
 from ..base.values import is_dtensor, laid_out_as, local
-from ..exchange.replicas import Replicas
-from ..exchange.shared import Shared
+from ..exchange import Replicas, Shared
 from ..mesh.place import PipelineMesh
 from ..slices.cutting import Counting, Cutting
 from ..step_view import StepView
@@ -35,8 +36,7 @@ SAID_BYTES = 512  # of what did not work on a rank
 
 class OnRank(Protocol):
     """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
-    that were made so far. cutting: how sequences are cut into slices. counting: which labels count
-    in the loss."""
+    that were made so far. cutting: how sequences are cut into slices. counting: which labels count in the loss."""
 
     view: StepView
     group: Any
@@ -54,7 +54,7 @@ class OnRank(Protocol):
     stages: Mapping[int, Stage]
     shared: Shared
     versions: Mapping[int, WeightVersions]
-    vocabulary: WholeVocabulary | None
+    vocabulary: WholeVocabulary
     replicas: Replicas | None
     place: int
     seed: int
@@ -124,19 +124,16 @@ NOTHING = (
 def norm_power(pipeline: OnRank, norm_type: float) -> float:
     """The sum of |g|^norm_type over the gradients of this rank's parameters; with inf their largest |g|. On a mesh that of
     all ranks with the same place in the pipeline, which call this together. What several ranks hold counts at the first.
-
-    Sums that are still to be made over ranks of a mesh (DTensors with partial placements) are made. Raises RunFailed, and
-    BadInput for DTensors of a pipeline that has no mesh.
-    """
+    Sums over ranks of a mesh that are still to be made are made (see `lay_out`). Raises RunFailed, and BadInput for DTensors
+    of a pipeline that has no mesh."""
     parameters, mesh = list(pipeline.module.parameters()), pipeline.mesh
     skipped = {id(p) for p in pipeline.shared.elsewhere()}
     lay_out(pipeline)
     if mesh is None and any(is_dtensor(p) for p in parameters):
         raise BadInput("the norm of DTensors' gradients needs the other ranks of their mesh: give Pipeline its mesh")
     gradients = [p.grad for p in parameters if p.grad is not None and id(p) not in skipped]
-    mine = [local(g) for g in gradients if mesh is None or mesh.counts(g)]
-    norms = norms_of([g for g in mine if g.numel()], norm_type, torch.float64)
-    power = 0.0
+    counted = [local(g) for g in gradients if mesh is None or mesh.counts(g)]
+    norms, power = norms_of([g for g in counted if g.numel()], norm_type, torch.float64), 0.0
     if norms:
         each = torch.stack([norm.to(norms[0].device) for norm in norms])
         power = float(each.max() if math.isinf(norm_type) else each.pow(norm_type).sum())
@@ -157,21 +154,12 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return 1.0 if factor > 1 else factor  # not min(): NaN stays
 
 
-def total_norm(powers: Iterable[float], norm_type: float) -> float:
-    """The norm of the whole from what `norm_power` gave on each rank."""
-    found = added(powers, norm_type)
-    return found if math.isinf(norm_type) else float(found ** (1 / norm_type))
-
-
 def added(powers: Iterable[float], norm_type: float) -> float:
     """What `norm_power` is of several ranks together, from what it is of each."""
-    found = list(powers)
+    rows = list(powers)
     if math.isinf(norm_type):
-        return math.nan if any(map(math.isnan, found)) else max(found)
-    total = 0.0
-    for power in found:  # in the order of the ranks, so every rank has the same bits
-        total += power
-    return total
+        return math.nan if any(map(math.isnan, rows)) else max(rows)
+    return float(reduce(add, rows, 0.0))  # in the order of the ranks, so every rank has the same bits
 
 
 def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
@@ -191,7 +179,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     mine = torch.tensor([norm_power(pipeline, norm_type)], dtype=torch.float64)
     everything = torch.empty((peers.wires.size, 1), dtype=torch.float64)
     peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "norm of the gradients")
-    norm = total_norm(everything.ravel().tolist(), norm_type)
+    power = added(everything.ravel().tolist(), norm_type)
+    norm = power if math.isinf(norm_type) else float(power ** (1 / norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
     factor = clip_factor(norm, max_norm)
@@ -203,12 +192,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
 
 class ParameterWatch:
     """Says, once each, that torch's `clip_grad_norm_` is not the way to clip a part of a model, and that a rank trains
-    nothing.
-
-    It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So what
-    comes to torch's clipping as a list is not seen. torch refuses an optimizer of no parameters by a line that does not say
-    why there are none; who filters parameters comes to it behind this.
-    """
+    nothing. It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So
+    what comes to torch's clipping as a list is not seen."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._said, self._said_nothing = rank, False, False
@@ -223,22 +208,17 @@ class ParameterWatch:
         for parameter in parameters:
             trained = trained or parameter.requires_grad
             yield parameter
-        if not (trained or self._said_nothing) and here is not None and not _is_ours(here.f_back):
+        caller = getattr(here, "f_back", None)
+        ours = caller is None or str(caller.f_globals.get("__name__")).startswith(f"{__package__.partition('.')[0]}.")
+        if not (trained or self._said_nothing or ours):
             self._said_nothing = True
             warnings.warn(NOTHING.format(self._rank), stacklevel=2)
 
 
 def _is_torch_clip(frame: Any) -> bool:
     """Does torch's function, or a comprehension in it, run here?"""
-    for one in (frame, getattr(frame, "f_back", None)):
-        if one is not None and (one.f_globals.get("__name__"), one.f_code.co_name) == TORCH_CLIP:
-            return True
-    return False
-
-
-def _is_ours(frame: Any) -> bool:
-    """Does code of this package run here?"""
-    return frame is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__.partition('.')[0]}.")
+    frames = filter(None, (frame, getattr(frame, "f_back", None)))
+    return any((one.f_globals.get("__name__"), one.f_code.co_name) == TORCH_CLIP for one in frames)
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:

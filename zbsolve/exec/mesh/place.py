@@ -25,11 +25,9 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 @dataclass(frozen=True, eq=False)
 class PipelineMesh:
     """A rank's place in a mesh. Each coordinate beside "pp" runs the same schedule; messages go between equal coordinates.
-
     whole: torch's mesh. data: the dimensions along which the batch is divided; others: those along which it is the same
     ("tp", "cp", …); both in the mesh's order. group: the ranks along "pp", this rank's pipeline. place: the number of this
-    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place).
-    """
+    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place)."""
 
     whole: DeviceMesh
     data: tuple[str, ...]
@@ -135,8 +133,8 @@ def ranks_along(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
     """The ranks whose coordinates differ from this rank's along `names` alone, those of the outermost dimension slowest."""
     known = _checked(mesh)
     place: Any = tuple(slice(None) if name in names else mesh.get_local_rank(name) for name in known)
-    found: list[int] = mesh.mesh[place].reshape(-1).tolist()
-    return found
+    ranks: list[int] = mesh.mesh[place].reshape(-1).tolist()
+    return ranks
 
 
 def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
@@ -191,14 +189,12 @@ def parallelized(
     mesh: PipelineMesh,
     parallelize: Parallelize,
 ) -> tuple[dict[int, nn.Module], dict[int, nn.Module]]:
-    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves.
-
-    stages: stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the
-    function raises, or gives a module without the stage's layers.
-    """
-    found, modules = dict(layers), dict[int, nn.Module]()
+    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves. stages:
+    stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the function
+    raises, or gives a module without the stage's layers."""
+    parallel, modules = dict(layers), dict[int, nn.Module]()
     for stage, numbers in stages.items():
-        module: nn.Module = StageModule({names[i]: found[i] for i in numbers})
+        module: nn.Module = StageModule({names[i]: parallel[i] for i in numbers})
         where = f"stage {stage}{mesh.coordinate and f' ({mesh.coordinate})'}"
         try:
             answer = parallelize(module, mesh.whole)
@@ -213,5 +209,5 @@ def parallelized(
             if layer is None:
                 kind = type(modules[stage]).__name__
                 raise BadInput(f"{where}: parallelize gave a {kind} without layer '{names[i]}': wrap layers, not the stage")
-            found[i] = layer
-    return found, modules
+            parallel[i] = layer
+    return parallel, modules

@@ -44,10 +44,10 @@ def named_sizes(text: str) -> dict[str, int]:
 
 def coordinate_of(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     """Dimension → the place of the process with number `rank` along it."""
-    found: dict[str, int] = {}
+    place: dict[str, int] = {}
     for name, size in reversed(list(sizes.items())):
-        rank, found[name] = divmod(rank, size)
-    return {name: found[name] for name in sizes}
+        rank, place[name] = divmod(rank, size)
+    return {name: place[name] for name in sizes}
 
 
 def process_of(sizes: Mapping[str, int], rank: int, peer: int) -> int:

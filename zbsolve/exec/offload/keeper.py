@@ -157,13 +157,13 @@ class Keeper:
 
 def in_groups(pieces: Iterable[Piece]) -> list[list[Piece]]:
     """What is copied as one: a large piece, or small ones that lie side by side in the host buffer."""
-    found: list[list[Piece]] = []
+    groups: list[list[Piece]] = []
     for one in pieces:
-        if found and one.small and found[-1][0].small and one.place + one.moved - found[-1][0].place <= TOGETHER:
-            found[-1].append(one)
+        if groups and one.small and groups[-1][0].small and one.place + one.moved - groups[-1][0].place <= TOGETHER:
+            groups[-1].append(one)
         else:
-            found.append([one])
-    return found
+            groups.append([one])
+    return groups
 
 
 def span_of(group: Sequence[Piece]) -> tuple[int, int]:
@@ -229,17 +229,17 @@ class HostPool:
 
     def take(self, size: int) -> Tensor:
         """A buffer of at least `size` bytes, shape (bytes,)."""
-        found = self._taken(size)
+        buffer = self._taken(size)
         if self._capturing:
-            self._captured[found.data_ptr()] = found
-        return found
+            self._captured[buffer.data_ptr()] = buffer
+        return buffer
 
     def _taken(self, size: int) -> Tensor:
         fitting = [one for one in self.free if self._serves(one, size)]
         if fitting:
-            found = min(fitting, key=len)
-            self.free = [one for one in self.free if one is not found]
-            return found
+            buffer = min(fitting, key=len)
+            self.free = [one for one in self.free if one is not buffer]
+            return buffer
         # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured, where a
         # step may keep more: torch marks the end of pinned memory by an event, here the graph's, and asking for that fails.
         if self.free and not self._capturing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from ...tables import Ints, Pass
 from ...util.errors import BadInput
-from ..base.handler import Graph, Handler
-from ..base.part import Part, RankState
+from ..base.handler import Graph, Handler, side_work_of
+from ..base.part import Part
 from ..base.program import Action, Program
 from ..base.torch_private import without_modes
 from ..base.values import tensors_of
 from ..connecting import Connecting
-from ..device.copying import Copy, CopyStreams, Launched, LaunchedCopies, timed_event
+from ..device.copying import Begun, Copy, CopyStreams, Launched, LaunchedCopies, SideWork, timed_event
 from ..transport.cells import Signals, shared_cells
 from .keeper import ALIGNED, TOGETHER, HostPool, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 
@@ -28,35 +29,23 @@ Spot = tuple[int, int]  # stage, microbatch
 @dataclass(slots=True)
 class _Away:
     """What a microbatch keeps of a stage off the device since pass `name`: the pieces, and the host buffer, of `size` bytes,
-    that they are in."""
+    that they are in. coming: its reload has begun."""
 
     name: str
     pieces: list[Piece]
     size: int
     buffer: Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Begun:
-    """A copy that is not settled. free: gives up the memory that it was from. back: what it brings back, if anything."""
-
-    copy: Copy | Launched
-    free: Callable[[], None] = field(default=lambda: None)
-    back: _Away | None = None
+    coming: bool = False
 
 
 class Offload(Part):
     """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
     to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
-    moved: bytes that went to the host in this step. launches: copies are launched
-    as they begin; else threads do them.
+    moved: bytes that went to the host in this step. side: the copies, launched as they begin or done by threads.
 
-    Host memory that ranks share is given back to the system as soon as a microbatch has left it, for the next one may be
-    another rank's. Elsewhere buffers are made at a stage's first offload, and stay.
-
-    On a GPU copies are launched as they begin, and nothing here waits on the host once buffers are made: a CUDA graph can
-    capture a step behind the first one. Where copies wait for other ranks', threads launch them: the device hears of no
-    other rank.
+    Host memory that ranks share goes back to the system as soon as a microbatch has left it, for the next one may be another
+    rank's. Elsewhere buffers are made at a stage's first offload, and stay: then nothing here waits on a GPU's host, and a
+    CUDA graph can capture a step behind the first one.
     """
 
     name = "offload"
@@ -69,22 +58,17 @@ class Offload(Part):
         signals: Signals | None = None,
         emulated: bool = False,
     ) -> None:
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-        self.device, self.signals = torch.device(device.type, index), signals
-        self.timeout = timeout + 1.0  # beyond a signal's, which knows the rank that it waited for
+        self.signals, self._heard = signals, None if emulated else signals
+        launched = device.type == "cuda" and self._heard is None
+        self.no_capture = "" if launched else "copies wait for those of other ranks on the host"
+        self.side = SideWork(device, timeout + 1.0, launched)  # beyond a signal's time, which knows the rank it waited for
+        self.device, self.moved = self.side.device, 0
         self.pool = HostPool(pinned=device.type == "cuda", keeps=signals is None)
-        self.moved = 0
-        self._heard = None if emulated else signals
-        self.launches = self.device.type == "cuda" and self._heard is None
-        self.no_capture = "" if self.launches else "copies wait for those of other ranks on the host"
-        self._copies: CopyStreams | LaunchedCopies = (LaunchedCopies if self.launches else CopyStreams)(self.device)
         self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
         self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
         self._missing = dict(buffers) if signals is None else {}
         self._keepers: dict[Spot, Keeper] = {}
         self._away: dict[Spot, _Away] = {}
-        self._begun: dict[str, _Begun] = {}
-        self._over: dict[str, Copy | Launched] = {}
 
     @classmethod
     def of(cls, c: Connecting) -> Offload | None:
@@ -97,12 +81,11 @@ class Offload(Part):
         return cls(c.device, buffers, c.seconds, signals, c.hooks.emulated is not None)
 
     def begin(self, data: Any = None) -> None:
-        """A step begins."""
-        if isinstance(self._copies, LaunchedCopies):  # what a step that failed has left still uses memory
-            for name in list(self._begun):
-                self.settle(name)
+        if isinstance(self.side.copies, LaunchedCopies):  # what a step that failed has left still uses memory
+            for name in list(self.side.begun):
+                self.side.settle(name)
         self._read.clear()  # computing is behind the copies of the last step; a graph knows nothing of those
-        self._over.clear()
+        self.side.done.clear()
         self.moved = 0
         if self.signals is not None:
             self.signals.step += 1
@@ -112,14 +95,14 @@ class Offload(Part):
         if "O" not in action.companions:
             return None
         batch = tensors_of([data.inputs.get(action.part), data.targets.get(action.part)])
-        mark = self._copies.mark if isinstance(self._copies, LaunchedCopies) else None
+        mark = self.side.copies.mark if isinstance(self.side.copies, LaunchedCopies) else None
         made = self._keepers[action.stage, action.part] = Keeper(self.device, batch, mark)
         return made
 
     def send_out(self, action: Action) -> None:
         """Begin to copy what F keeps to the host. It goes from the device with `settle`. Raises BadInput where the machine
         lacks memory."""
-        spot = action.stage, action.part
+        spot, copies = (action.stage, action.part), self.side.copies
         keeper = self._keepers.pop(spot)
         pieces = keeper.chosen(action.share)
         away = self._away[spot] = _Away(action.name, pieces, room_for(pieces))
@@ -130,56 +113,42 @@ class Offload(Part):
         self.pool.held += away.size
         self.moved += sum(one.moved for one in pieces)
         copy: Copy | Launched
-        if isinstance(self._copies, LaunchedCopies):
-            copy = self._launch_out(self._copies, action.stream, away, keeper.made)
+        if isinstance(copies, LaunchedCopies):
+            copy = self._launch_out(copies, action.stream, away, keeper.made)
         else:
-            copy = self._begin(self._copies, action, partial(self._copy_out, away), None)
-        self._begun[action.name] = _Begun(copy, partial(_leave, pieces))
+            copy = self._begin(copies, action, partial(self._copy_out, away), None)
+        self.side.begun[action.name] = Begun(copy, lambda: deque(map(Piece.leave, pieces), 0))
 
     def bring_back(self, action: Action) -> None:
         """Take memory on the device, and begin to copy there what is in host memory. Raises BadInput where nothing is."""
-        away = self._away.pop((action.stage, action.part), None)
-        if away is None:
+        spot, copies = (action.stage, action.part), self.side.copies
+        away = self._away.get(spot)
+        if away is None or away.coming:
             raise BadInput("nothing is in host memory that it could bring back")
+        away.coming = True
         copy: Copy | Launched
-        if isinstance(self._copies, LaunchedCopies):
-            copy = self._launch_back(self._copies, action.stream, away)
+        if isinstance(copies, LaunchedCopies):
+            copy = self._launch_back(copies, action.stream, away)
         else:
             targets = [(piece.come_back(), piece.place) for piece in away.pieces]
-            over = None if self._heard is None else partial(_drop, away)
-            copy = self._begin(self._copies, action, partial(_copy_back, targets, away), over)
-        self._begun[action.name] = _Begun(copy, partial(self._give_back, away), away)
+            over = None if self._heard is None else partial(setattr, away, "buffer", None)
+            copy = self._begin(copies, action, partial(_copy_back, targets, away), over)
+        self.side.begun[action.name] = Begun(copy, partial(self._give_back, spot))
 
     def host_bytes(self) -> int:
-        """What lies there now."""
         return self.pool.held
 
     def forget(self) -> None:
         """A step that nothing was to run of yet breaks off: a graph was to hold its copies."""
-        for away in (*self._away.values(), *(one.back for one in self._begun.values() if one.back is not None)):
-            self._give_back(away)
-        for rows in (self._keepers, self._away, self._begun, self._over, self._read):
+        for spot in list(self._away):
+            self._give_back(spot)
+        for rows in (self._keepers, self.side.begun, self.side.done, self._read):
             rows.clear()
-
-    def settle(self, name: str, sure: bool = True) -> None:
-        """From here on the copy of pass `name` is done, and the memory that it was from is free. sure: also where that must
-        be waited for. Raises TimeoutError, and what the copy raised."""
-        begun = self._begun.get(name)
-        if begun is None or not (sure or begun.copy.known()):
-            return
-        self._copies.join(begun.copy, self.timeout)  # type: ignore[arg-type]
-        begun.free()
-        self._over[name] = self._begun.pop(name).copy
-
-    def ended(self, name: str) -> int:
-        """When the copy of pass `name` was done, monotonic ns. Waits for it. Raises as `settle`."""
-        self.settle(name)
-        return self._copies.end(self._over[name], self.timeout)  # type: ignore[arg-type]
 
     def events(self, name: str) -> tuple[Any, Any] | None:
         """Events of the device at the start and the end of the copy of pass `name` in this step; None where threads copy.
         Who replays a graph that captured them keeps them as long."""
-        copy = self._over[name] if name in self._over else self._begun[name].copy
+        copy = self.side.done[name] if name in self.side.done else self.side.begun[name].copy
         return (copy.start, copy.end) if isinstance(copy, Launched) else None
 
     def _launch_out(self, copies: LaunchedCopies, stream: str, away: _Away, made: Any) -> Launched:
@@ -207,7 +176,7 @@ class Offload(Part):
         """Take memory on the device, and launch the copy there: behind all that computing has launched, which may have used
         that memory, and no more."""
         assert away.buffer is not None
-        self.settle(away.name)
+        self.side.settle(away.name)
         targets = [(come_back_together(group), group[0].place) for group in in_groups(away.pieces)]
         copy = copies.begin(stream, partial(_copy_back, targets, away), [copies.mark()], self._timed_event())
         self._read[away.buffer.data_ptr()] = copy.over
@@ -242,7 +211,8 @@ class Offload(Part):
         for one in away.pieces:
             away.buffer[one.place : one.place + one.moved].copy_(one.bytes_on_device()[: one.moved], non_blocking=True)
 
-    def _give_back(self, away: _Away) -> None:
+    def _give_back(self, spot: Spot) -> None:
+        away = self._away.pop(spot)
         self.pool.held -= away.size
         if away.buffer is not None:
             self.pool.give_back(away.buffer)
@@ -252,9 +222,9 @@ def buffers_of(program: Program) -> dict[int, int]:
     """Stage → how many microbatches of it are in host memory at one time, where some are."""
     most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
     for action in program.actions:
-        for one in action.awaits:
-            if one.kind == "R" and one.sure:
-                now[stage_of[one.name]] -= 1
+        for awaited in action.awaits:
+            if awaited.kind == "R" and awaited.sure:
+                now[stage_of[awaited.name]] -= 1
         stage_of[action.name] = action.stage
         if action.kind == "O":
             now[action.stage] = now.get(action.stage, 0) + 1
@@ -276,27 +246,6 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
     assert away.buffer is not None
     for target, place in targets:
         target.copy_(away.buffer[place : place + len(target)], non_blocking=True)
-
-
-def _drop(away: _Away) -> None:
-    away.buffer = None
-
-
-def _leave(pieces: list[Piece]) -> None:
-    for one in pieces:
-        one.leave()
-
-
-def _settle(state: RankState, name: str, sure: bool) -> None:
-    state.part(Offload).settle(name, sure)
-
-
-def _ended(state: RankState, action: Action) -> Any:
-    """On a GPU the event at its end."""
-    offload = state.part(Offload)
-    offload.settle(action.name)
-    events = offload.events(action.name)
-    return offload.ended(action.name) if events is None else events[1]
 
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
@@ -324,8 +273,8 @@ def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
         raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
 
 
-_WAITS: dict[str, Any] = {"settle": _settle, "ended": _ended, "sliced": True}
+_SIDE = {"sliced": True, **side_work_of(Offload)}
 HANDLERS = {
-    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, does="offload", **_WAITS),
-    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, does="reload", **_WAITS),
+    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, does="offload", **_SIDE),
+    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, does="reload", **_SIDE),
 }

@@ -20,7 +20,7 @@ from ..connecting import Update
 from ..feed import moved, step_seed
 from ..layers import forwards_alone
 from ..mesh.place import PipelineMesh, group_along
-from ..one_device.pipeline import OneDevice
+from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..verdict import Others, compare
 
@@ -29,7 +29,7 @@ SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a c
 SHAKE_SECONDS = 60.0  # after which no further one begins: the other ranks wait meanwhile, and not for ever
 
 
-def mean_over_data(pipeline: Pipeline, losses: Sequence[float]) -> list[float]:
+def mean_over_data(pipeline: Pipeline | OneDevice, losses: Sequence[float]) -> list[float]:
     """The mean of each over all data coordinates. All ranks call this."""
     if pipeline.mesh is None or pipeline.mesh.replicas is None:
         return list(losses)
@@ -41,18 +41,15 @@ def mean_over_data(pipeline: Pipeline, losses: Sequence[float]) -> list[float]:
 def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Update, loss: float) -> Verdict | None:
     """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
     with those of its rule in one process. The verdict, on rank 0 of the first pipeline. All ranks call this. seed: of
-    parameters and batches. update: makes an optimizer of parameters. loss: of the step.
-
-    Gradients are whole, whatever mesh they are spread over. Along data dimensions all pipelines have the same ones; along
-    others each pipeline is compared, and the verdict is that of the worst.
-    """
-    whole, right, mesh, counts = None, 0.0, None, None
+    parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are whole, whatever mesh
+    they are spread over. Along data dimensions all pipelines have the same ones; along others each is compared, and the
+    verdict is that of the worst."""
+    whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
-    if isinstance(pipeline, Pipeline):
-        pipeline.wait_gradients()
-        mesh, (loss,) = pipeline.mesh, mean_over_data(pipeline, [loss])
+    pipeline.wait_gradients()
+    (loss,) = mean_over_data(pipeline, [loss])
     mine = check.values(pipeline.layers, what)
-    if isinstance(pipeline, Pipeline) and pipeline.vocabulary is not None:
+    if pipeline.vocabulary is not None:
         shards = pipeline.vocabulary.values(what)
         mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
@@ -95,8 +92,8 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    found: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
-    return found
+    worst: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
+    return worst
 
 
 def _reference(

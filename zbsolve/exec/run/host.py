@@ -28,13 +28,10 @@ MAX_THRESHOLD = 32 << 20  # bytes, as much as glibc takes
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep memory that it freed, as a training loop wants it: every step takes as much again. False where
-    the C library has no mallopt; nothing changes then.
-
-    glibc gives large pieces back to the system and takes them anew, with a page fault for each 4 KiB. The pieces of a split
-    backward live longer, so it pays more of them. With memory kept, (B + W) / BW of 8 blocks of width 192 fell from 1.07 to
-    1.01, and F and BW took 5 % less (`benchmarks/splits.py`).
-    """
+    """Let this process keep memory that it freed, as a training loop wants it: every step takes as much again, and glibc
+    gives large pieces back to the system, with a page fault for each 4 KiB that is taken anew. False where the C library has
+    no mallopt; nothing changes then. With memory kept, (B + W) / BW of 8 blocks of width 192 fell from 1.07 to 1.01, and F
+    and BW took 5 % less (`benchmarks/splits.py`)."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -63,12 +60,12 @@ def device_environment(rank: int, sharers: int) -> dict[str, str]:
     default, or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the
     process where a peer breaks off, for the rank says by itself what happened."""
     queues = max(FEWEST_QUEUES, QUEUES // sharers)
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if sharers > 1:
-        found |= sharing_environment(rank)
+        environment |= sharing_environment(rank)
         if at_once():
-            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
-    return found
+            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
+    return environment
 
 
 def take_environment(rank: int, sharers: int) -> None:

@@ -1,8 +1,5 @@
-"""One whole job: a model by name, some training steps, a trace of what was seen.
-
-Every rank of the process group calls `run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this
-process.
-"""
+"""One whole job: a model by name, some training steps, a trace of what was seen. Every rank of the process group calls
+`run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from ..emulate import Times
 from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..mesh.sizes import made_mesh, mesh_sizes
-from ..one_device.pipeline import OneDevice, Turns
+from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..reports import trace_of
 from ..splits import SPLITS
@@ -87,22 +84,16 @@ class Options:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
-        if self.device not in DEVICES:
-            raise BadInput(f"device '{self.device}': one of {', '.join(DEVICES)}")
-        if self.split not in SPLITS:
-            raise BadInput(f"split '{self.split}': one of {', '.join(SPLITS)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise BadInput(f"optimizer '{self.optimizer}': one of {', '.join(OPTIMIZERS)}")
+        for name, known in (("device", DEVICES), ("split", SPLITS), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"{name} '{getattr(self, name)}': one of {', '.join(known)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
 
     def on(self, local_ranks: int) -> Options:
         """The same with the kind of device that so many ranks of this machine have. Raises BadInput."""
-        kind = (
-            "cpu"
-            if self.emulate is not None and self.device == "auto"
-            else choose(self.device, local_ranks, self.share_gpus)
-        )
+        asked = "cpu" if self.emulate is not None and self.device == "auto" else self.device
+        kind = choose(asked, local_ranks, self.share_gpus)
         if kind == "cpu" and self.capture:
             raise BadInput("run: --capture is for GPUs, and this run is on CPUs")
         if kind == "cuda" and self.emulate is not None:
@@ -184,21 +175,22 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
 
     The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
     """
-    if options.emulate is not None:
-        raise BadInput("one device: emulated times need a process for each rank")
-    if options.mesh:
-        raise BadInput("one device: a mesh needs processes of its own")
-    if options.memory_limit is not None:
-        raise BadInput("one device: a memory limit is for a rank with a process of its own")
+    for refused, text in (
+        (options.emulate is not None, "emulated times need a process for each rank"),
+        (options.mesh, "a mesh needs processes of its own"),
+        (options.memory_limit is not None, "a memory limit is for a rank with a process of its own"),
+    ):
+        if refused:
+            raise BadInput(f"one device: {text}")
     torch.set_num_threads(1)  # as every rank has
     model, ranks = load(spec, options.seed), schedule.problem.ranks
     layer_counts(schedule.problem, len(model.layers))
-    streams = Turns(ranks)
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
-    one = OneDevice(model, schedule, streams, seed=options.seed, hooks=hooks, split=options.split)
-    trained = train(one, model, options)
-    facts = _facts(one, model, options, trained) | {**streams.facts, "backend": "one device", "ranks": ranks}
-    facts |= {"splits": one.splits} if one.splits else {}
+    pipeline = OneDevice(model, schedule, seed=options.seed, hooks=hooks, split=options.split)
+    trained, streams = train(pipeline, model, options), "cpu, taking turns: no two passes overlap"
+    facts = _facts(pipeline, model, options, trained)
+    facts |= {"backend": "one device", "ranks": ranks, "partitions": ranks, "streams": streams}
+    facts |= {"splits": pipeline.splits} if pipeline.splits else {}
     trace = trace_of(schedule, trained.results[options.warmup :], trained.memory, facts)
     return replace(trace, host=())
 
@@ -253,7 +245,7 @@ class Trainer:
     """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
-        places = pipeline.mesh.places if isinstance(pipeline, Pipeline) and pipeline.mesh is not None else 1
+        places = 1 if pipeline.mesh is None else pipeline.mesh.places
         self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
         mine = pipeline.layers.items()
         names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
@@ -263,8 +255,7 @@ class Trainer:
     @property
     def tells(self) -> bool:
         """Does this rank say how far training is?"""
-        pipeline = self.pipeline
-        return pipeline.rank == 0 and (not isinstance(pipeline, Pipeline) or pipeline.mesh is None or pipeline.mesh.first)
+        return self.pipeline.rank == 0 and (self.pipeline.mesh is None or self.pipeline.mesh.first)
 
     def announce(self, name: str) -> None:
         """This rank now does `name`."""
@@ -275,8 +266,7 @@ class Trainer:
         """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`. None where somebody
         has asked to stop."""
         pipeline = self.pipeline
-        first = pipeline.place * len(pipeline.microbatches) if isinstance(pipeline, Pipeline) else 0
-        needed = sorted({*pipeline.inputs, *pipeline.targets})
+        first, needed = pipeline.place * len(pipeline.microbatches), sorted({*pipeline.inputs, *pipeline.targets})
         batches = {m: self.model.batch(first + m, number) for m in needed}
         self.announce("starting a step")
         if isinstance(pipeline, Pipeline) and not goes_on(pipeline):
@@ -309,7 +299,7 @@ def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, train
         "peaks_are": "live bytes after each pass of one further step, without parameters and gradients",
         **{f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("check", "whole_trace")},
     }
-    if isinstance(pipeline, Pipeline) and pipeline.mesh is not None:
+    if pipeline.mesh is not None:
         facts |= {"mesh": pipeline.mesh.sizes, "replicas": pipeline.mesh.places}
     if isinstance(pipeline, Pipeline) and pipeline.device.type == "cuda":
         facts |= {"captured": pipeline.captured, "communicators": pipeline.communicators}

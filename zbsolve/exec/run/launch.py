@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
+
+import torch
 
 from ...long_steps.files import save
 from ...long_steps.rank_part import CheckedRounds
@@ -26,11 +28,9 @@ from ...util.temporary import temporary_folder
 from ..mesh.sizes import PIPELINE, named_rank, process_of
 from ..transport.failure import RunFailed
 from .host import device_environment, together
+from .job import Options
 from .numbers import RunNumbers
 from .torchrun import LATE_SECONDS, allowed, fit, step_of
-
-if TYPE_CHECKING:
-    from .job import Options
 
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
@@ -59,19 +59,16 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
     also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
     """
-    from .job import Options
-
     options = Options(**chosen)
-    one = step_of(given).ranks
-    sizes = options.sizes(one)
+    sizes = options.sizes(step_of(given).ranks)
     if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
-        raise BadInput(
-            f"--local: {f'--mesh {options.mesh}' if options.mesh else f'{one} ranks'} are {ranks} processes here, "
-            f"more than {MAX_PROCESSES}: use torchrun on several machines"
-        )
+        what = f"--mesh {options.mesh}" if options.mesh else f"{ranks} ranks"
+        text = f"{what} are {ranks} processes here, more than {MAX_PROCESSES}"
+        raise BadInput(f"--local: {text}: use torchrun on several machines")
     options = options.on(ranks)
     fit(given, spec, options)
-    with temporary_folder("run") as folder, _sharing(folder, options):
+    sharing = options.share_gpus and options.device == "cuda"
+    with temporary_folder("run") as folder, together(folder) if sharing else nullcontext():
         if isinstance(given, Schedule):
             given.save(folder / "schedule.json")
         else:
@@ -101,17 +98,10 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
 
-def _sharing(folder: Path, options: Options) -> AbstractContextManager[None]:
-    """What ranks run in that share GPUs."""
-    return together(folder) if options.share_gpus and options.device == "cuda" else nullcontext()
-
-
 def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
     """What a rank's process needs beside this one's environment."""
     if options.device != "cuda":
         return {}
-    import torch
-
     return device_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
 
 
@@ -150,11 +140,9 @@ def _wait_for_all(
     said: Said,
     until: float = math.inf,
 ) -> None:
-    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Raises the error of the first that
-    did not, and TimeoutError where some are still there at the time `until`.
-
-    Time is counted since any rank went on for the last time: how long starting takes says nothing about a rank that hangs.
-    """
+    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Time counts since any rank went on
+    for the last time. Raises the error of the first that did not, and TimeoutError where some are still there at the time
+    `until`."""
     before, since, heard = _doing(folder, len(children)), time.monotonic(), 0.0
     while True:
         codes = [child.poll() for child in children]
@@ -187,7 +175,7 @@ def _cause(
     while time.monotonic() < until and any(child.poll() is None for child in children):
         time.sleep(0.01)
     doing = _doing(folder, len(children))
-    said: list[tuple[bool, float, str, ZbsolveError]] = []
+    failures: list[tuple[bool, float, str, ZbsolveError]] = []
     for rank, child in enumerate(children):
         code = child.poll()
         path = folder / f"failure.{rank}"
@@ -201,18 +189,13 @@ def _cause(
                 )
             failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
             failed.details = body["details"]
-            said.append((body["kind"] == "LostRank", body["time"], text, failed))
+            failures.append((body["kind"] == "LostRank", body["time"], text, failed))
         elif code not in (None, 0):
-            where = named_rank(sizes, rank)
-            return RunFailed(f"{where}, pass {doing[rank] or 'start'}: {_end_of(code or 0, folder, rank)}")
-    return min(said, key=lambda one: one[:3])[3] if said else RunFailed("a rank ended without a word")
-
-
-def _end_of(code: int, folder: Path, rank: int) -> str:
-    if code < 0:
-        return f"the process died of {signal.Signals(-code).name}"
-    lines = path_of(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"the process ended with code {code}" + (f": {lines[-1][:300]}" if lines else "")
+            lines = path_of(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = f": {lines[-1][:300]}" if lines else ""
+            how = f"died of {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}{last}"
+            return RunFailed(f"{named_rank(sizes, rank)}, pass {doing[rank] or 'start'}: the process {how}")
+    return min(failures, key=lambda one: one[:3])[3] if failures else RunFailed("a rank ended without a word")
 
 
 def _doing(folder: Path, ranks: int) -> list[str]:

@@ -6,16 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...trace import Trace
 from ...util.files import read_document, write_document
+from ..memory import Memory
+from ..pipeline import Pipeline
+from ..rank import StepResult
+from ..reports import gathered
 from ..splits import merged
-
-if TYPE_CHECKING:
-    from ..memory import Memory
-    from ..pipeline import Pipeline
-    from ..rank import StepResult
 
 KIND = "run"
 
@@ -54,8 +53,6 @@ def run_numbers(
 ) -> RunNumbers | None:
     """Those of these steps on rank 0, None on the others; every rank calls it, with its own part of the step and its own
     `memory`."""
-    from ..reports import gathered
-
     part = pipeline.view.part
     assert part is not None
     mine = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}

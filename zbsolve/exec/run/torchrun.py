@@ -9,41 +9,35 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ...long_steps.files import check_unrolled
-from ...long_steps.rank_part import RankPart
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...long_steps.check import peaks
+from ...long_steps.files import KIND, check_unrolled, load, load_step
+from ...long_steps.rank_part import CheckedRounds, RankPart, near_lanes
 from ...long_steps.repeated import RepeatedSchedule
+from ...models.by_name import load as load_model
+from ...problem import Problem
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
-from ..devices import BACKENDS, device_of, local_place
-from ..mesh.sizes import located, others_of
-from ..transport.failure import LostRank, one_line
-from .host import take_environment
-from .numbers import RunNumbers
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..transport.wires import Wires
-    from .job import Options
-
-
-from dataclasses import dataclass
-
-import numpy as np
-
-from ...long_steps.check import peaks
-from ...long_steps.files import KIND, load, load_step
-from ...long_steps.rank_part import CheckedRounds, near_lanes
-from ...problem import Problem
 from ...util.files import document_kind
-from ..mesh.sizes import PIPELINE, coordinate_of
-from ..transport.peers import agreed
+from ..devices import BACKENDS, device_of, local_place
+from ..emulate import OWN_TIMES, Times
+from ..layers import forwards_alone, layer_counts
+from ..lowering import check_by_rank, check_runs, lower
+from ..mesh.sizes import PIPELINE, coordinate_of, located, others_of
+from ..transport.failure import LostRank, one_line
+from ..transport.peers import Peers, agreed
 from ..transport.wires import Wires, receive_bytes, send_bytes
+from .host import check_host_memory, take_environment
+from .job import Options, run_rank
+from .numbers import RunNumbers
 
 MARK_BYTES = 16
 
@@ -157,19 +151,13 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
             predicted.append(Prediction.of(whole))
         return given
 
-    found = run_group(Place(rank, ranks, local, local_ranks), "env://", prepare, spec, options, lambda name: None)
-    return None if found is None else (predicted[0], found)
+    measured = run_group(Place(rank, ranks, local, local_ranks), "env://", prepare, spec, options, lambda name: None)
+    return None if measured is None else (predicted[0], measured)
 
 
 def fit(given: Given, spec: str, options: Options) -> None:
     """Raise BadInput where schedule, model and options do not fit each other, before anything runs."""
-    from ...models.by_name import load
-    from ..emulate import Times
-    from ..layers import forwards_alone, layer_counts
-    from ..lowering import lower
-    from .host import check_host_memory
-
-    model, step = load(spec, options.seed), step_of(given)
+    model, step = load_model(spec, options.seed), step_of(given)
     spread = others_of(options.sizes(step.ranks))
     if spread and model.parallelize is None:
         raise BadInput(f"--mesh {options.mesh}: model '{spec}' has no parallelize(stage, mesh), which {spread[0]} needs")
@@ -189,10 +177,6 @@ def fit(given: Given, spec: str, options: Options) -> None:
 def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
     """Raise BadInput where a rank at a time a file of rounds does not run, or where the options ask for what is known only
     with all its passes."""
-    from ..emulate import OWN_TIMES
-    from ..layers import forwards_alone
-    from ..lowering import check_by_rank, check_runs
-
     check_runs(long.one, training=not forwards_alone(long.one))
     check_by_rank(long.one)
     if options.whole_trace:
@@ -213,14 +197,12 @@ class Place(NamedTuple):
 
     def device(self, options: Options) -> torch.device:
         """Its device, with what the process needs before it touches that. Raises BadInput."""
-        import torch
-
-        found = device_of(options.device, self.local, options.share_gpus)
-        if found.type == "cuda":
+        device = device_of(options.device, self.local, options.share_gpus)
+        if device.type == "cuda":
             sharers = -(-self.local_ranks // torch.cuda.device_count()) if options.share_gpus else 1
             take_environment(self.local, sharers)
-            torch.cuda.set_device(found)
-        return found
+            torch.cuda.set_device(device)
+        return device
 
 
 def run_group(
@@ -231,19 +213,9 @@ def run_group(
     options: Options,
     announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as
-    torch's `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what
-    the rank does.
-
-    Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself.
-    """
-    import torch
-    import torch.distributed as dist
-
-    from ..transport.peers import Peers, agreed
-    from ..transport.wires import Wires
-    from .job import run_rank
-
+    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's
+    `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what the rank
+    does. Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself."""
     torch.set_num_threads(1)
     rank, ranks, *_ = place
     clock = Watchdog(rank, options, announce)
@@ -260,7 +232,11 @@ def run_group(
             with agreed(wires, "job", json.dumps([spec, asdict(options)])):
                 given = prepare()
                 sizes |= options.sizes(step_of(given).ranks)
-            mine, whole = _own(given, wires, sizes)
+            if isinstance(given, Rounds):
+                mine: Schedule | RankPart = own_part(given, wires, sizes)
+                whole = None if given.checked is None else given.whole
+            else:
+                mine, whole = given, None
             del given  # what all ranks' orders take goes before the model is built
             trace = run_rank(mine, spec, options, clock.announce, whole, device)
             clock.announce("leaving")
@@ -272,16 +248,6 @@ def run_group(
         dist.destroy_process_group()
     clock.stop()
     return trace
-
-
-def _own(
-    given: Schedule | Rounds, wires: Wires, sizes: Mapping[str, int]
-) -> tuple[Schedule | RankPart, Callable[[], Schedule] | None]:
-    """What this process runs of a schedule, and on rank 0 what makes the whole of it where that is a part. sizes: of the
-    mesh. All processes call this."""
-    if isinstance(given, Schedule):
-        return given, None
-    return own_part(given, wires, sizes), None if given.checked is None else given.whole
 
 
 class Watchdog:

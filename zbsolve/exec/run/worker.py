@@ -18,8 +18,10 @@ from ...util.errors import ZbsolveError
 from ...util.files import write_text
 from ..transport.failure import LostRank, RunFailed, one_line
 from .host import asked_to_stop
+from .job import Options
 from .launch import NOTE_BYTES
-from .torchrun import Place, run_group
+from .numbers import RunNumbers
+from .torchrun import Place, read_schedule, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
 
@@ -45,10 +47,6 @@ def main(folder: Path, rank: int) -> int:
 
 
 def _run(folder: Path, rank: int) -> None:
-    from .job import Options
-    from .numbers import RunNumbers
-    from .torchrun import read_schedule
-
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     announce = _announcer(folder, rank)
     announce("start")

@@ -1,9 +1,6 @@
 """All sharded stages of a rank, what its steps and optimizers need of them, and the handlers: AG and AGB gather a stage's
-parameters, RS reduces its gradients.
-
-Passes only begin that work. A pass that uses the weights waits for them, and who reads gradients waits for those. Where
-nothing is sharded they are times.
-"""
+parameters, RS reduces its gradients. Passes only begin that work: a pass that uses the weights waits for them, and who reads
+gradients waits for those. Where nothing is sharded they are times."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..transport.failure import LostRank
 from ..transport.wires import abort, break_off_group, joined, reason
-from .parameters import Parameter, parameters_of_module
-from .stage import ShardedStage, trained
+from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
 DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
 Layers = Mapping[int, nn.Module]
@@ -40,51 +36,44 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
     """Every parameter of a stage that FSDP shards. layers: of the stage, by number. data: the ranks over which gradients of
     all others are averaged; None: nobody does that. Raises BadInput where some trained parameters are not sharded and nobody
     averages their gradients, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
-    found = [
-        one for i, layer in layers.items() for module in wrapped_modules(layer) for one in parameters_of_module(i, module)
-    ]
-    if not found:
+    pairs = [(i, module) for i, layer in layers.items() for module in wrapped_modules(layer)]
+    sharded = [one for i, module in pairs for one in parameters_of_module(i, module)]
+    if not sharded:
         return []
-    for i, layer in layers.items():
-        if any(fsdp_together(module) > 1 for module in wrapped_modules(layer)):
+    for i, module in pairs:
+        if fsdp_together(module) > 1:
             raise BadInput(f"stage {stage}: layer {i}: fully_shard wrapped several modules as one: call it on each of them")
-    known = {id(one.sharded) for one in found}
+    known = {id(one.sharded) for one in sharded}
     for i, layer in layers.items():
         for name, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in known and data is None:
                 raise BadInput(
-                    f"stage {stage}: layer {i}'s {name} is not sharded, but layer {found[0].layer} is: call fully_shard on "
-                    "every layer of a stage, or on none"
+                    f"stage {stage}: layer {i}'s {name} is not sharded, but layer {sharded[0].layer} is: call fully_shard "
+                    "on every layer of a stage, or on none"
                 )
-    for one in found:
-        if data is not None and not set(data) <= set(ranks_of(one)):
+    for one in sharded:
+        if data is not None and not set(data) <= set(one.mesh_ranks):
             raise BadInput(
-                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(ranks_of(one))}, but the batch is divided "
-                f"over ranks {_listed(data)}: give fully_shard a mesh of all of these dimensions"
+                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but the batch is "
+                f"divided over ranks {_listed(data)}: give fully_shard a mesh of all of these dimensions"
             )
-        if sorted(ranks_of(one)) != sorted(ranks_of(found[0])):
+        if sorted(one.mesh_ranks) != sorted(sharded[0].mesh_ranks):
             raise BadInput(
-                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(ranks_of(one))}, but layer "
-                f"{found[0].layer} over ranks {_listed(ranks_of(found[0]))}"
+                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but layer "
+                f"{sharded[0].layer} over ranks {_listed(sharded[0].mesh_ranks)}"
             )
-    return found
+    return sharded
 
 
 def check_beside(stage: int, parameter: Parameter, pipeline: Collection[int]) -> None:
     """Raise BadInput where a stage is sharded over other ranks of its own `pipeline`, which have other stages."""
-    ranks = ranks_of(parameter)
+    ranks = parameter.mesh_ranks
     both = [rank for rank in ranks if rank in pipeline and rank != dist.get_rank()]
     if both:
         raise BadInput(
             f"stage {stage}: layer {parameter.layer} is sharded over ranks {_listed(ranks)}, but rank {both[0]} has other "
             "stages of the same pipeline: give fully_shard a mesh of the ranks with this stage"
         )
-
-
-def ranks_of(parameter: Parameter) -> list[int]:
-    """The ranks over which its gradient is averaged."""
-    found: list[int] = parameter.mesh.mesh.flatten().tolist()
-    return found
 
 
 def _listed(ranks: Iterable[int]) -> str:
@@ -105,7 +94,7 @@ class Sharding(Part):
     def __init__(self, stages: Mapping[int, ShardedStage], timeout: timedelta) -> None:
         self.stages, self.timeout = stages, timeout
         first = next(iter(stages.values())).parameters[0]
-        self.ranks, self.device = ranks_of(first), local(first.sharded.detach()).device
+        self.ranks, self.device = first.mesh_ranks, local(first.sharded.detach()).device
         self.place, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
         self.groups = list({id(g): g for s in stages.values() for one in s.parameters for g in _groups(one)}.values())
         self._mine = {id(p) for s in stages.values() for p in trained(s.parameters)}
@@ -123,26 +112,22 @@ class Sharding(Part):
         order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
         for one, following in zip(order, order[1:], strict=False):
             one.following = None if "gather" in following.by_passes else following
-        for one in order:
-            one.beside = order
+        for stage in order:
+            stage.beside = order
         return cls(made, c.peers.timeout)
 
     def begin(self, data: Any) -> None:
-        """A step begins."""
         for stage in self.stages.values():
             stage.times.clear()
 
     def done(self, stage: int) -> None:
-        """A stage's last gradients are there."""
         if stage in self.stages:
             self.stages[stage].done()
 
     def held_bytes(self) -> int:
-        """What stages hold beside their shards, where passes of the schedule say when it goes."""
         return sum(stage.held_bytes for stage in self.stages.values())
 
     def no_activations(self) -> Iterable[Tensor]:
-        """Gathered parameters, and gradients that are not reduced yet."""
         return (tensor for stage in self.stages.values() for tensor in stage.tensors())
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part:
@@ -152,22 +137,18 @@ class Sharding(Part):
         return _Forwards(self.stages, self.timeout)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Does the optimizer update parameters whose gradients are on their way?"""
         if all(stage.reduction is None for stage in self.stages.values()):
             return False
         return any(id(p) in self._mine for group in optimizer.param_groups for p in group["params"])
 
     def wait_gradients(self) -> None:
-        """Until `.grad` holds the mean over the ranks with the same stages. Raises LostRank."""
         for stage in self.stages.values():
             stage.reduced()
 
     def check_alike(self, content: str) -> None:
-        """Raise BadInput where a rank that stages are sharded with has others, or another `content` (what a schedule says).
-        All ranks of all meshes call this. Raises LostRank."""
         wrong: list[str] = []  # told when all have heard all
         for number, stage in self.stages.items():
-            ranks = ranks_of(stage.parameters[0])
+            ranks = stage.parameters[0].mesh_ranks
             said = _digest([content, number, ranks, [list(p.shape) for p in trained(stage.parameters)]])
             for group in _groups(stage.parameters[0]):
                 others = _all_say(group, [number, said], stage.parameters[0].sharded.device, self.timeout)
@@ -182,7 +163,6 @@ class Sharding(Part):
             raise BadInput(wrong[0])
 
     def break_off(self) -> None:
-        """End this rank's connections to the ranks that it shares stages with, so that none of them waits for it."""
         if self.device.type == "cuda":
             abort(backend_of(group, self.device) for group in self.groups)
             return
@@ -211,19 +191,22 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
             raise BadInput(f"rank {rank}, {error}") from error
         if not parameters:
             continue
-        found[s], where = parameters, f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP"
-        if own.view.step.round:
-            raise BadInput(f"{where}, but passes U update whole parameters")
-        if own.view.step.slices > 1:
-            raise BadInput(f"{where}, but sequences are cut into slices")
-        if barriers_of(own.view.step):
-            raise BadInput(f"{where}, but the vocabulary is sharded over the ranks of the pipeline")
-        if replicas is not None and given.mesh is None:
-            raise BadInput(
-                f"{where}, and replicas would average its gradients again: take a mesh of two dimensions for both"
-            )
-        if replicas is not None and given.parallelize is None:
-            raise BadInput(f"{where} before the mesh's pipelines had the same values: do that in parallelize")
+        found[s], step = parameters, own.view.step
+        for refused, why in (
+            (step.round, ", but passes U update whole parameters"),
+            (step.slices > 1, ", but sequences are cut into slices"),
+            (barriers_of(step), ", but the vocabulary is sharded over the ranks of the pipeline"),
+            (
+                replicas is not None and given.mesh is None,
+                ", and replicas would average its gradients again: take a mesh of two dimensions for both",
+            ),
+            (
+                replicas is not None and given.parallelize is None,
+                " before the mesh's pipelines had the same values: do that in parallelize",
+            ),
+        ):
+            if refused:
+                raise BadInput(f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP{why}")
     return replace(own, made={**own.made, ShardedParameters: found})
 
 
@@ -247,32 +230,29 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
     return [one.tolist() for one in everyone]
 
 
-def _stage(state: RankState, number: int) -> ShardedStage | None:
+def _stages(state: RankState, number: int) -> list[ShardedStage]:
+    """The stage; none where its parameters are whole, and its passes are times."""
     sharding = state.find(Sharding)
-    return None if sharding is None else sharding.stages.get(number)
+    return [] if sharding is None or number not in sharding.stages else [sharding.stages[number]]
 
 
 def _gather(state: RankState, action: Action, given: Any) -> Any:
-    stage = _stage(state, action.stage)
-    if stage is not None:
+    for stage in _stages(state, action.stage):
         stage.gather(action.name)
 
 
-def _release(state: RankState, stage: int) -> None:
-    sharded = _stage(state, stage)
-    if sharded is not None:
-        sharded.release()
+def _release(state: RankState, number: int) -> None:
+    for stage in _stages(state, number):
+        stage.release()
 
 
 def _reduce(state: RankState, action: Action, given: Any) -> Any:
-    stage = _stage(state, action.stage)
-    if stage is not None:
+    for stage in _stages(state, action.stage):
         stage.reduce(action.name)
 
 
 def _ended(state: RankState, action: Action) -> int:
-    stage = _stage(state, action.stage)
-    return 0 if stage is None else stage.ended(action.name)
+    return max((stage.ended(action.name) for stage in _stages(state, action.stage)), default=0)
 
 
 def _check_gather(graph: Graph, rows: Ints) -> None:

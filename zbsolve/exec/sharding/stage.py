@@ -1,4 +1,4 @@
-"""A stage whose parameters are sharded: what can be done with them, and its gradients on their way.
+"""A stage whose parameters FSDP2 shards: what can be done with them, and its gradients on their way.
 
 FSDP's own hooks stay in its modules, for they cast under mixed precision; but they neither gather nor reduce. A gather is
 open until it is released, and as long as one is open the parameters are there. A reduction is one flat reduce-scatter a type
@@ -9,7 +9,8 @@ replicas (HSDP) the scattered sums are added up over these too, when somebody wa
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,11 +21,85 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..base.part import Around
-from ..base.torch_private import fsdp_gathers
+from ..base.torch_private import fsdp_gathers, fsdp_parameters
 from ..base.values import as_local_of, laid_out_as, local
 from ..transport.failure import LostRank
 from ..transport.wires import joined, reason
-from .parameters import Parameter
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A parameter of layer `layer` that FSDP wrapped; `known` is what FSDP knows of it. mesh: the data-parallel one: the
+    ranks with shards are its last dimension; replicas, where there are any, its first. dim: the dimension that is sharded.
+    ranks: how many the mean is over, and mesh_ranks which. shard_group: the ranks that have one shard each, `shard_size`;
+    replica_group: those with the same shard, None where there is no other."""
+
+    layer: int
+    known: Any
+
+    def __post_init__(self) -> None:
+        mesh = self.mesh = self.known.mesh_info.mesh
+        self.dim: int = self.known.fsdp_placement.dim
+        self.ranks: int = mesh.size()
+        self.mesh_ranks: list[int] = mesh.mesh.flatten().tolist()
+        self.shard_group: Any = mesh.get_group(mesh.ndim - 1)
+        self.shard_size = dist.get_world_size(self.shard_group)
+        self.replica_group: Any = mesh.get_group(0) if mesh.ndim > 1 and mesh.size(0) > 1 else None
+
+    @property
+    def sharded(self) -> nn.Parameter:
+        """The DTensor that optimizers see."""
+        parameter: nn.Parameter = self.known.sharded_param
+        return parameter
+
+    @property
+    def gathered(self) -> nn.Parameter:
+        """What the layers use while it is gathered: one object from the first gather on, whose memory comes and goes."""
+        parameter: nn.Parameter = self.known.unsharded_param
+        return parameter
+
+    @property
+    def gradient_type(self) -> torch.dtype:
+        """The type in which its gradients are added up and reduced."""
+        return self.known.reduce_dtype or self.gathered.dtype
+
+    def take_gradient(self) -> Tensor | None:
+        """The gradient of the gathered parameter, which has none afterwards."""
+        self.settle()
+        found: Tensor | None = self.known.unsharded_accumulated_grad
+        if found is None:
+            found = self.gathered.grad
+        self.known.unsharded_accumulated_grad = self.gathered.grad = None
+        return found
+
+    def settle(self) -> None:
+        """Under mixed precision gradients are added up in another type than they are made in: do that now."""
+        if self.known.reduce_dtype is not None:
+            self.known.accumulate_unsharded_grad_if_needed()
+            self.known.to_accumulated_grad_if_needed()
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of what is gathered of it."""
+        return sum(one.untyped_storage().nbytes() for one in self.tensors()[:1])
+
+    def tensors(self) -> list[Tensor]:
+        """What is there beside its shard: the gathered parameter, whose memory may be gone, and gradients of it."""
+        gathered: nn.Parameter | None = getattr(self.known, "unsharded_param", None)  # not before the first gather
+        if gathered is None:
+            return []
+        both = self.known.unsharded_accumulated_grad, gathered.grad
+        return [local(gathered.detach()), *(local(one) for one in both if one is not None)]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that are not reduced yet."""
+        return sum(one.nbytes for one in self.tensors()[1:])
+
+
+def parameters_of_module(layer: int, module: nn.Module) -> list[Parameter]:
+    """Those that FSDP wrapped with `module` itself."""
+    return [Parameter(layer, known) for known in fsdp_parameters(module)]
 
 
 @dataclass(slots=True)
@@ -146,11 +221,9 @@ def stamped(work: Any, times: list[int]) -> Any:
 
 class ShardedStage(Around):
     """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
-
-    by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do; whatever they leave out is done here:
+    by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do. Whatever they leave out is done here:
     parameters are gathered when a pass first needs them, and then those of `following` too, the stage that the rank uses
-    next; what was gathered is released, and gradients are reduced, after the last pass that adds to them.
-    """
+    next; what was gathered is released, and gradients are reduced, after the last pass that adds to them."""
 
     def __init__(
         self,
@@ -211,7 +284,6 @@ class ShardedStage(Around):
                 self.reduction.tidy(self.timeout)
 
     def added(self) -> None:
-        """After a pass that adds to gradients."""
         for one in self.parameters:
             one.settle()
 
@@ -270,22 +342,19 @@ class ShardedStage(Around):
             found += sum(one.gradient_bytes for one in self.parameters)
         return found
 
-    def _telling(self, what: str = "parameters") -> _Telling:
-        return _Telling(f"{what} of stage {self.number}")
+    def _telling(self, what: str = "parameters") -> AbstractContextManager[None]:
+        return _telling(f"{what} of stage {self.number}")
 
 
-class _Telling:
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
     """What gloo says of a lost rank, in a line that says of what: raises LostRank."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-            raise LostRank(f"waiting for the {self._what}: {reason(error)}") from error
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostRank(f"waiting for the {what}: {reason(error)}") from error
 
 
 def trained(parameters: Sequence[Parameter]) -> list[nn.Parameter]:

@@ -1,16 +1,16 @@
 """Are the results of a stage in slices those of its whole sequences? They are compared, on what a step gave it.
 
 Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
-output that are made up. So no more is there at once than one layer's activations of one sequence, and rounding does not pile
-up over layers. Random numbers are held meanwhile. Between two slices of the first sequence comes one of the second, as in a
-step, where what a layer keeps from call to call would be another's. Where a layer differs at few tokens, a copy of it in
-more bits has the last word. Afterwards gradients, buffers and random numbers are as before.
+output that are made up. So no more is there at once than one layer's activations, and rounding does not pile up. Random
+numbers are held meanwhile. Between two slices of the first sequence comes one of the second, where what a layer keeps from
+call to call would be another's. Where a layer differs at few tokens, a copy of it in more bits has the last word. Afterwards
+gradients, buffers and random numbers are as before.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
@@ -23,11 +23,100 @@ from ...models.losses import exact
 from ...util.errors import BadInput, raised
 from ..backward.replay import as_written, undisturbed
 from ..base.torch_private import PlainDispatchMode, tree_map
-from ..base.values import cast, constant, tensors_of
+from ..base.values import cast, constant, local, tensors_of
 from ..transport.failure import is_out_of_memory
-from .apart import Apart, limit_of, parameters_apart, rows_apart
 from .cutting import Counting, Cutting, SliceLoss, cut_sequence, join_sequence, labels_of, offsets
 from .store import SliceStore
+
+# What a row (one token of a sample) may differ by, of its norm: between rounding and errors (docs/notes/slices.md).
+LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+SMALL = 1e-3  # of the largest row: what rounding leaves of smaller ones is compared with that
+SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: the same
+SUMS = 4  # times as much for gradients of parameters: some kernels add them up in 16 bits
+
+
+class Apart(NamedTuple):
+    """A difference. tokens: the share of tokens that have it; 0 of a parameter's gradient."""
+
+    text: str
+    tokens: float = 0.0
+
+
+def limit_of(tensors: Iterable[Tensor]) -> float:
+    """For what is computed of these: of the shortest of their types, and of those that products are made in."""
+    limits = [LIMITS[torch.float64]]
+    for tensor in tensors:
+        kind, device = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype, tensor.device.type
+        limits.append(LIMITS.get(kind, 0.0))
+        if kind == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            limits.append(LIMITS[torch.bfloat16])
+        if kind != torch.float64 and torch.is_autocast_enabled(device):
+            limits.append(LIMITS[torch.get_autocast_dtype(device)])
+    return max(limits)
+
+
+def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float) -> Apart | None:
+    """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
+    on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`)."""
+    pairs = [tensors_of(one) for one in (whole, parts)]
+    shapes = [[tuple(one.shape) for one in row] for row in pairs]
+    if shapes[0] != shapes[1]:
+        return Apart(f"{what} has shapes {shapes[1]} in slices in place of {shapes[0]}", 1.0)
+    if wrong := [shape for shape in shapes[0] if shape[1:2] != (sum(lengths),)]:
+        return Apart(f"{what} has shape {wrong[0]}, where (batch, length, …) is needed", 1.0)
+    for a, b in zip(*pairs, strict=True):
+        if not a.numel():
+            continue
+        gap, size = _norms(local(a.detach()), local(b.detach()))
+        scale = size.clamp(min=max(float(size.median()), SMALL * float(size.max())))
+        apart = ~(gap <= limit * scale).all(0)
+        if bool(apart.any()):
+            token = int(apart.nonzero()[0])
+            number = sum(start <= token for start in offsets(lengths)) - 1
+            share = float((gap / scale).nan_to_num(torch.inf).max())
+            return Apart(
+                f"{what} in slices differs from the whole sequence's at {int(apart.sum())} of {len(apart)} tokens, first "
+                f"at token {token} (slice {number}), by up to {share:.2g} of its norm",
+                float(apart.double().mean()),
+            )
+    return None
+
+
+def parameters_apart(
+    layer: nn.Module, whole: Sequence[Tensor | None], parts: Sequence[Tensor | None], limit: float
+) -> Apart | None:
+    """The same of the gradients of its trained parameters."""
+    names = [name for name, p in layer.named_parameters() if p.requires_grad]
+    sizes = [0.0 if one is None else _norm(one) for one in whole]
+    for name, a, b, size in zip(names, whole, parts, sizes, strict=True):
+        if (one := b if a is None else a if b is None else a - b) is None:
+            continue
+        gap, most = _norm(one), max(size, SMALL_GRADIENT * max(sizes))
+        if gap > SUMS * limit * most:  # not where it is NaN, which outputs say
+            share = f"{gap / most:.2g} of its norm" if most else "all of it"
+            return Apart(f"the gradient of its {name} in slices differs from the whole sequence's by {share}")
+    return None
+
+
+def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the differences of rows, and of the rows: (batch, length)."""
+    a, b = (torch.view_as_real(one) if one.is_complex() else one for one in (a, b))
+    a, b = (one.flatten(2) if one.dim() > 2 else one.unsqueeze(-1) for one in (a, b))
+    if not a.is_floating_point():
+        gap = (a != b).any(-1).double()
+        return gap, torch.zeros_like(gap)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap, size = (
+        torch.linalg.vector_norm(one, dim=-1, dtype=exact(a.dtype)) for one in ((a - b).masked_fill(same, 0), a.detach())
+    )
+    return gap, size.nan_to_num(0.0, posinf=0.0)
+
+
+def _norm(one: Tensor) -> float:
+    row = local(one.detach()).flatten()
+    row = torch.view_as_real(row).flatten() if row.is_complex() else row
+    return float(torch.linalg.vector_norm(row, dtype=exact(row.dtype)))
+
 
 FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another
 MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
@@ -81,7 +170,7 @@ def compare(
     or twice of one; of the second only the forward is compared. backward: compare gradients too. Where memory does not
     suffice, the first half of the tokens is compared from there on, and so forth, and a warning says so. Raises BadInput
     naming the first layer that differs, what of it, and from which token on."""
-    found, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
+    differences, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
     whole = tokens[0]
     for number, layer in enumerate([*layers, None], first):
         while True:
@@ -92,18 +181,18 @@ def compare(
                     outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
                     rounded = apart and max(one.tokens for one in apart) <= FEW
                     if not rounded or _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
-                        found += [f"{name}: {one.text}: {MEND}" for one in apart]
+                        differences += [f"{name}: {one.text}: {MEND}" for one in apart]
                     given = Sequences(outputs, given.targets)
                 elif loss is not None:
-                    found += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
+                    differences += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
                 break
             except Exception as error:
                 if not is_out_of_memory(error) or min(tokens) < 2 * cutting.count:
                     raise
             tokens = [n // 2 for n in tokens]
             given = given.first(tokens)
-    if found:  # not before: where layers are spread over ranks, all of these run all layers
-        raise BadInput(HEAD + found[0])
+    if differences:  # not before: where layers are spread over ranks, all of these run all layers
+        raise BadInput(HEAD + differences[0])
     if tokens[0] < whole:
         text = f"slices: layers from {first} on were compared with whole sequences on {tokens[0]} of {whole} tokens"
         warnings.warn(f"{text}: memory does not suffice for more", stacklevel=2)
@@ -129,9 +218,9 @@ def _compare_layer(
         limit = limit_of([*layer.parameters(), *tensors_of((inputs, whole.outputs))])
         pairs = [("its output", *pair) for pair in zip(whole.outputs, parts.outputs, lengths, strict=True)]
         pairs.append(("the gradient of its input", whole.gradient, parts.gradient, lengths[0]))
-        found = [rows_apart(*pair, limit) for pair in pairs]
-        found.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
-    return whole.outputs, [one for one in found if one is not None]
+        differences = [rows_apart(*pair, limit) for pair in pairs]
+        differences.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
+    return whole.outputs, [one for one in differences if one is not None]
 
 
 def _apart_in_more_bits(
@@ -293,7 +382,7 @@ def _backward(y: Any, slopes: Any) -> None:
 def _taken(layer: nn.Module) -> list[Tensor | None]:
     """The gradients of its trained parameters, which have none from now on."""
     trained = [p for p in layer.parameters() if p.requires_grad]
-    found = [p.grad for p in trained]
+    gradients = [p.grad for p in trained]
     for p in trained:
         p.grad = None
-    return found
+    return gradients

@@ -1,8 +1,5 @@
-"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts.
-
-Behind this the executor knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a
-microbatch is without slices.
-"""
+"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts. Behind this the executor
+knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a microbatch is without slices."""
 
 from __future__ import annotations
 
@@ -52,7 +49,8 @@ class Counting:
             return int(counts.sum())
         labels, weights = first[counts], self.weights.double()
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
-            raise BadInput(f"targets: label {_outside(labels, len(weights))}, but the loss has {len(weights)} weights")
+            wrong = int(labels[(labels < 0) | (labels >= len(weights))][0])
+            raise BadInput(f"targets: label {wrong}, but the loss has {len(weights)} weights")
         return float(weights.to(labels.device)[labels.long()].sum())
 
 
@@ -78,10 +76,6 @@ def _said(loss: Any, name: str) -> Iterator[Any]:
         weighs = name != "weight" or (isinstance(one, LABEL_LOSSES) and one.reduction == "mean")
         if weighs and getattr(one, name, None) is not None:
             yield getattr(one, name)
-
-
-def _outside(labels: Tensor, count: int) -> int:
-    return int(labels[(labels < 0) | (labels >= count)][0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +176,8 @@ class Cutting:
             self._tokens(value, what)
 
     def _cut(self, value: Any, what: str) -> list[Any]:
-        return [_dense(one) for one in cut_sequence(value, self._tokens(value, what), what)]
+        parts = cut_sequence(value, self._tokens(value, what), what)
+        return [tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, part) for part in parts]
 
     def _tokens(self, value: Any, what: str) -> list[int]:
         """Tokens of each slice of a microbatch."""
@@ -195,12 +190,12 @@ class Cutting:
         """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""
         if self.count == 1:
             return shares
-        found: dict[int, float] = {}
+        counts: dict[int, float] = {}
         for m in sorted({part // self.count for part in targets}):
-            mine = range(m * self.count, (m + 1) * self.count)
-            each = slice_shares([counting.counted(targets[part]) for part in mine])
-            found |= {part: one * shares.get(m, 1.0) for part, one in zip(mine, each, strict=True)}
-        return found
+            parts = range(m * self.count, (m + 1) * self.count)
+            each = slice_shares([counting.counted(targets[part]) for part in parts])
+            counts |= {part: one * shares.get(m, 1.0) for part, one in zip(parts, each, strict=True)}
+        return counts
 
     def data(
         self,
@@ -223,7 +218,3 @@ class Cutting:
         for part in sorted(outputs):
             rows.setdefault(part // self.count, []).append(outputs[part])
         return {m: join_sequence(row) for m, row in rows.items()}
-
-
-def _dense(value: Any) -> Any:
-    return tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, value)

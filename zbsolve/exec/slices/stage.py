@@ -17,20 +17,16 @@ from ..base.part import Around, Part
 from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
 from ..transport.failure import RunFailed, one_line
-from .attention import Helper
 from .comparing import Sequences, compare
 from .cutting import Cutting, SliceLoss, Uncounted, join_sequence
 from .store import SliceStore
 
 
 class StageSlices(Around):
-    """The slices of a stage's microbatches, by the number of their part (see `cutting`).
-
-    Where a slice begins follows from the activations before: tensors (batch, length, …). compares: two microbatches of the
-    steps 1, 2, 4, 8, …, each time others, are compared with whole sequences when the step is over; those of other steps
-    where they are longer than all before, or layers changed to training. Until then what they gave the stage is kept, in
-    copies that no meter counts.
-    """
+    """The slices of a stage's microbatches, by the number of their part (see `cutting`). Where a slice begins follows from
+    the activations before: tensors (batch, length, …). compares: two microbatches of the steps 1, 2, 4, 8, …, each time
+    others, are compared with whole sequences when the step is over; those of other steps where they are longer than all
+    before, or layers changed to training. Until then what they gave the stage is kept, in copies that no meter counts."""
 
     def __init__(self, cutting: Cutting, compares: bool = True) -> None:
         self.cutting, self.compares = cutting, compares
@@ -41,12 +37,7 @@ class StageSlices(Around):
         self._seen: dict[tuple[bool, ...], int] = {}  # see `_state` → tokens of the longest first slice
         self._trained = True
 
-    def anew(self) -> StageSlices:
-        """The same slices of other microbatches."""
-        return StageSlices(self.cutting, self.compares)
-
     def forward(self, stage: Stage, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward runs in."""
         if self.compares:
             self._note(stage, *divmod(microbatch, self.cutting.count), x, target)
         return self.runs(microbatch, x)
@@ -93,23 +84,12 @@ class StageSlices(Around):
             self._seen[state] = max(self._seen.get(state, 0), *(_length(row[0][0]) for row in rows))
             compare(stage.layers, stage.first, stage.loss, _whole(rows, with_loss), self.cutting, self._trained)
 
-    @contextmanager
-    def helped(self, helping: AbstractContextManager[Helper]) -> Iterator[None]:
-        """Run a pass inside, for which another rank makes attention."""
-        with helping as self.store.helper:
-            try:
-                yield
-            finally:
-                self.store.helper = None
-
     def again(self, part: int) -> AbstractContextManager[None]:
-        """Run it once more inside, to recompute it."""
         microbatch, number = divmod(part, self.cutting.count)
         return self.store.forward(microbatch, number, self._ends[microbatch][number])
 
     @contextmanager
     def backward(self, part: int) -> Iterator[None]:
-        """Run a slice's backward inside. Afterwards its keys are gone."""
         microbatch, number = divmod(part, self.cutting.count)
         with self.store.backward(microbatch, number):
             yield
@@ -117,7 +97,6 @@ class StageSlices(Around):
             del self._ends[microbatch]
 
     def clear(self) -> None:
-        """Forget all microbatches, such as those of a step that begins anew."""
         for microbatch in self._ends:
             self.store.drop(microbatch)
         self._ends.clear()
@@ -164,7 +143,6 @@ class Slices(Part):
         return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
 
     def end(self) -> None:
-        """Is the step what whole sequences give? Raises RunFailed."""
         for s, one in self.slices.items():
             try:
                 one.compare(self.stages[s])
@@ -173,7 +151,7 @@ class Slices(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
         """The same slices of other microbatches. All rounds have one count of steps, so that few of them are compared."""
-        self._rounds = self._rounds or {s: one.anew() for s, one in self.slices.items()}
+        self._rounds = self._rounds or {s: StageSlices(one.cutting, one.compares) for s, one in self.slices.items()}
         return Slices(self.rank, stages, self._rounds)
 
 

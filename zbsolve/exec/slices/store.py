@@ -37,50 +37,37 @@ class SliceRun:
         chunks = self.store.chunks(self.microbatch, len(self.calls))
         self.calls.append(None)
         if self.number and self.number - 1 not in chunks:
-            raise BadInput(f"slices: {self._name} runs, but slice {self.number - 1} has not run, or is gone")
+            where = f"slice {self.number} of microbatch {self.microbatch}"
+            raise BadInput(f"slices: {where} runs, but slice {self.number - 1} has not run, or is gone")
         if self.number in chunks:  # recomputed: the same numbers, which the layer holds now anyway
             chunks[self.number].key, chunks[self.number].value = _kept(key), _kept(value)
         else:
             chunks[self.number] = Chunk(self.offset, _kept(key), _kept(value), rule.documents)
         y = attend(query, key, value, chunks, self.number, rule, lambda: self.store.helper)
-        if not torch.is_grad_enabled():
-            self._forget(chunks, rule.window)
-        return y
-
-    def _forget(self, chunks: dict[int, Chunk], window: int | None) -> None:
-        """No backward comes: drop the keys that no later slice sees."""
-        end = chunks[self.number].end
-        for number in [one for one in chunks if window is not None and chunks[one].end <= end - window + 1]:
-            if number != self.number:
+        if not torch.is_grad_enabled() and rule.window is not None:  # no backward comes: drop keys that no later slice sees
+            first = chunks[self.number].end - rule.window + 1
+            for number in [i for i, chunk in chunks.items() if chunk.end <= first and i != self.number]:
                 del chunks[number]
-
-    @property
-    def _name(self) -> str:
-        return f"slice {self.number} of microbatch {self.microbatch}"
+        return y
 
 
 class _Backward:
-    """While a backward runs, no layer may run forward: its keys would be taken for another slice's."""
+    """While a backward runs, no layer may run forward: its keys would be taken for another slice's. Raises BadInput."""
 
     @property
     def offset(self) -> int:
-        """Raises BadInput."""
         raise BadInput(RUNS_AGAIN)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """Raises BadInput."""
         raise BadInput(RUNS_AGAIN)
 
 
 class SliceStore:
-    """What one stage holds for microbatches in `count` slices each.
-
-    Every F of a slice runs in `forward`, in the order of the slices; an X too, at any time before its backward. Every
-    backward runs in `backward`, the last slice first. Other microbatches' passes may come in between. A slice's keys are
-    held until its own backward has run, their gradients (in float32, or float64) from the microbatch's first backward on.
-    Of a forward without gradients nothing is left behind the last slice. helper: another rank that makes attention for the
-    pass that runs, if one does.
-    """
+    """What one stage holds for microbatches in `count` slices each. Every F of a slice runs in `forward`, in the order of
+    the slices; an X too, at any time before its backward. Every backward runs in `backward`, the last slice first. Other
+    microbatches' passes may come in between. A slice's keys are held until its own backward has run, their gradients (in
+    float32, or float64) from the microbatch's first backward on. Of a forward without gradients nothing is left behind the
+    last slice. helper: another rank that makes attention for the pass that runs, if one does."""
 
     def __init__(self, count: int) -> None:
         self.count = count

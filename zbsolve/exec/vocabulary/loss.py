@@ -54,12 +54,12 @@ def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
     else:
         name, scale = _asked(layer, "token_embedding", where, "nn.Embedding")
         said = True
-    found = _inside(layer, name, nn.Embedding, where, said)
-    if type(found) is nn.Embedding and scale != 1:
+    embedding = _inside(layer, name, nn.Embedding, where, said)
+    if type(embedding) is nn.Embedding and scale != 1:
         what = f"'{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}"
         raise BadInput(f"{where}: {what}; what comes behind it stays the layer's own")
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
-        if getattr(found, option):
+        if getattr(embedding, option):
             raise BadInput(f"{where}: a sharded embedding knows no {option}")
     return name, scale
 
@@ -124,13 +124,13 @@ def _inside(layer: nn.Module, name: str, wanted: type[nn.Module], where: str, de
     """The module called `name`. derived: a subclass will do. Raises BadInput where it is not of the class `wanted`, or where
     its weight is computed."""
     try:
-        found = layer.get_submodule(name)
+        module = layer.get_submodule(name)
     except AttributeError:
         raise BadInput(f"{where} has no '{name}'") from None
-    known = isinstance(found, wanted) if derived else type(found) is wanted
-    if not known or not isinstance(found.weight, nn.Parameter):
-        raise BadInput(f"{where}: '{name}' is {type(found).__name__}, no nn.{wanted.__name__}")
-    return found
+    known = isinstance(module, wanted) if derived else type(module) is wanted
+    if not known or not isinstance(module.weight, nn.Parameter):
+        raise BadInput(f"{where}: '{name}' is {type(module).__name__}, no nn.{wanted.__name__}")
+    return module
 
 
 def _called(loss: object) -> str:

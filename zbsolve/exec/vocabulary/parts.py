@@ -20,7 +20,6 @@ from ..backward.deferral import accumulate
 from ..base.torch_private import default_group
 from ..base.values import LaidOut, full, local
 from ..check import Value
-from .collectives import Homes
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
 
@@ -40,25 +39,23 @@ class EmbeddingShard(NamedTuple):
 
 def tokens_of(inputs: Any) -> Tensor:
     """A microbatch's tokens: its input, or one of it that is a dict. Raises BadInput."""
-    found = inputs
+    tokens = inputs
     if isinstance(inputs, Mapping):
-        found = next((inputs[name] for name in NAMES if name in inputs), None)
-    if not isinstance(found, Tensor):
+        tokens = next((inputs[name] for name in NAMES if name in inputs), None)
+    if not isinstance(tokens, Tensor):
         keys = f" with {', '.join(map(str, inputs))}" if isinstance(inputs, Mapping) else ""
         names = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         raise BadInput(
             f"inputs: a sharded embedding takes a tensor of tokens, or a dict with one as {names}, "
             f"not a {type(inputs).__name__}{keys}"
         )
-    return found
+    return tokens
 
 
 def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
-    """tokens (…), whole numbers → vectors (…, h) of the weight's type, zeros where a token is another shard's.
-
-    It keeps nothing and allocates its result and one such temporary. Raises BadInput for a token that the vocabulary does
-    not have; on a device other than the CPU its vector is NaN instead, so that nothing waits for the device.
-    """
+    """tokens (…), whole numbers → vectors (…, h) of the weight's type, zeros where a token is another shard's. It keeps
+    nothing and allocates its result and one such temporary. Raises BadInput for a token that the vocabulary does not have;
+    on a device other than the CPU its vector is NaN instead, so that nothing waits for the device."""
     wrong = (tokens < 0) | (tokens >= shard.vocabulary)
     if readable(tokens) and wrong.any():
         raise BadInput(f"tokens: {int(tokens[wrong][0])} is not in a vocabulary of {shard.vocabulary} words")
@@ -67,13 +64,13 @@ def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
         local = tokens - shard.first
         here = (local >= 0) & (local < width)
         if not width:
-            found = shard.weight.new_zeros(*tokens.shape, shard.weight.shape[1])
+            vectors = shard.weight.new_zeros(*tokens.shape, shard.weight.shape[1])
         else:
             rows = shard.weight.index_select(0, local.clamp(0, width - 1).flatten())
-            found = rows.view(*tokens.shape, -1).masked_fill_(~here[..., None], 0)
+            vectors = rows.view(*tokens.shape, -1).masked_fill_(~here[..., None], 0)
         if shard.scale != 1:
-            found.mul_(shard.scale)
-        return found.masked_fill_(wrong[..., None], torch.nan)
+            vectors.mul_(shard.scale)
+        return vectors.masked_fill_(wrong[..., None], torch.nan)
 
 
 def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> None:
@@ -97,6 +94,25 @@ def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> Non
 
 
 NAME = "vocabulary"  # of a shard among a rank's modules
+
+
+class Homes(NamedTuple):
+    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
+    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
+
+    rank: int
+    size: int
+    stages: int
+    routes: Sequence[Sequence[int]]
+    barriers: int
+
+    def last(self, microbatch: int) -> int:
+        """The rank of the microbatch's last stage."""
+        return self.routes[microbatch % len(self.routes)][self.stages - 1]
+
+    def first(self, microbatch: int) -> int:
+        """The rank of its first stage."""
+        return self.routes[microbatch % len(self.routes)][0]
 
 
 class Sharded(NamedTuple):
@@ -154,9 +170,7 @@ def cut_shard(
     if linear.bias is not None:
         module.cut("bias", linear.bias, (last, _inside(path, "bias")))
     output = OutputShard(module.weight, getattr(module, "bias", None), first, linear.out_features, entropy)
-    embedding = None
-    if how.embedding:
-        embedding = _embedding(module, layers, tied)
+    embedding = _embedding(module, layers, tied) if how.embedding else None
     _check_tied(module.places, tied)
     layers[last] = without_output(layers[last], path)
     return Shard(homes, output, embedding, module, module.places, module.shapes)
@@ -230,28 +244,18 @@ class Passing:
 
 
 class Standing(nn.Module):
-    """Stands where a part of a layer was."""
+    """Stands where an output layer was: its input is what the whole layer gives. looks_up: where an embedding was: it gives
+    vectors that come in with the tokens."""
 
-    def __init__(self, passing: Passing) -> None:
+    def __init__(self, passing: Passing, looks_up: bool = False) -> None:
         super().__init__()
-        self._passing = passing
-
-
-class Hidden(Standing):
-    """Stands where an output layer was: its input is what the whole layer gives."""
+        self._passing, self._looks_up = passing, looks_up
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keeps `x` for the layer around it, and hands it on."""
+        if self._looks_up:
+            return self._passing.taken().view(*x.shape, -1)
         self._passing.value = x
         return x
-
-
-class LookedUp(Standing):
-    """Stands where an embedding was: it gives vectors that come in with the tokens."""
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The vectors of `tokens`."""
-        return self._passing.taken().view(*tokens.shape, -1)
 
 
 def without_output(layer: nn.Module, path: str) -> nn.Module:
@@ -262,33 +266,33 @@ def without_output(layer: nn.Module, path: str) -> nn.Module:
 
     def run(self: Any, x: Any) -> Tensor:
         forward(self, x)  # what comes behind the output layer is of no use
-        found: Tensor = self._passing.taken()
-        return found
+        taken: Tensor = self._passing.taken()
+        return taken
 
-    return _around(_copied(layer, path, Hidden(passing)), run, passing)
+    return _around(_copied(layer, path, Standing(passing)), run, passing)
 
 
 def without_embedding(layer: nn.Module, path: str) -> nn.Module:
     """A copy of `layer`, with the same parameters, that takes (input, vectors) in place of its input; the embedding at
     `path` ("": itself) is not there."""
     passing = Passing()
-    vectors = LookedUp(passing)
-    found = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
-    forward = type(found).forward
+    vectors = Standing(passing, looks_up=True)
+    rest = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
+    forward = type(rest).forward
 
     def run(self: Any, given: tuple[Any, Tensor]) -> Any:
         inputs, self._passing.value = given
         return forward(self, inputs)
 
-    return _around(found, run, passing)
+    return _around(rest, run, passing)
 
 
-def _around(layer: Any, forward: Any, passing: Passing) -> nn.Module:
+def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
     """The layer, of a class of its own. (Hooks would do, but graphs do not run hooks.)"""
-    kind, layer._passing = type(layer), passing
+    kind: Any = type(layer)
+    layer._passing = passing  # type: ignore[assignment]
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward})
-    found: nn.Module = layer
-    return found
+    return layer
 
 
 def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
@@ -299,12 +303,13 @@ def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
 
 
 class WholeVocabulary:
-    """The parameters of a rank's shard as parts of the whole model's. names: of all layers. group: the pipeline's process
-    group, None for the default one."""
+    """The parameters of a rank's shard as parts of the whole model's. shard: None where the vocabulary is whole, and all
+    names and values are as they are. names: of all layers. group: the pipeline's process group, None for the default one."""
 
-    def __init__(self, shard: Shard, names: Sequence[str], group: Any, device: torch.device) -> None:
+    def __init__(self, shard: Shard | None, names: Sequence[str], group: Any, device: torch.device) -> None:
         self.shard, self.group, self.device = shard, group, device
-        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in shard.places.items()}
+        self.places = {} if shard is None else shard.places
+        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in self.places.items()}
         self._own = {key: own.removeprefix(f"{NAME}.") for own, keys in self.keys.items() for key in keys}
 
     @cached_property
@@ -317,41 +322,44 @@ class WholeVocabulary:
         """Is this name of the whole model a shard's parameter?"""
         return name in self._own
 
-    def rows(self, name: str) -> torch.Size:
-        """The shape of this rank's part of it."""
-        return self.shard.module.get_parameter(self._own[name]).shape
+    def part(self, name: str) -> nn.Parameter:
+        """This rank's part of it."""
+        assert self.shard is not None
+        return self.shard.module.get_parameter(self._own[name])
 
     def whole_names(self, names: Sequence[str]) -> list[str]:
         """A parameter's names among this rank's modules → those that it has in the whole model."""
         return [key for name in names for key in self.keys.get(name, [name])]
 
     def spread(self, name: str, part: Tensor) -> Any:
-        """This rank's `part`, laid out as its part of the parameter `name`, as a DTensor of the whole one's shape."""
+        """This rank's `part` of the parameter `name`, as a DTensor of the whole one's shape; of others as it is."""
         from torch.distributed.tensor import Shard as Rows
 
+        if self.shard is None or not self.has(name):
+            return part
         shape = self.shard.shapes[self._own[name]]
         stride = torch.empty(shape, device="meta").stride()
         return LaidOut(self._mesh, (Rows(0),), shape, stride).whole(part.detach())
 
     def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state dict of this rank's modules, with the whole model's names and DTensors for the shard's."""
-        found: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
+        whole: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
         for own, keys in self.keys.items():
-            found |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
-        return found
+            whole |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
+        return whole
 
     def own_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The other way round."""
-        found = {name: value for name, value in state.items() if not self.has(name)}
-        return found | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
+        own_values = {name: value for name, value in state.items() if not self.has(name)}
+        return own_values | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
 
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
         """Place in the whole model → what `what` gives of the whole parameter. All ranks call this together."""
-        found: dict[Place, Value] = {}
-        for own, places in self.shard.places.items():
-            p, (name, *_) = self.shard.module.get_parameter(own), self.keys[f"{NAME}.{own}"]
-            if p.requires_grad:
+        compared: dict[Place, Value] = {}
+        for own, places in self.places.items():
+            name, *_ = self.keys[f"{NAME}.{own}"]
+            if (p := self.part(name)).requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
-                found |= dict.fromkeys(places, Value(whole, self.shard.shapes[own], p.dtype, p.device))
-        return found
+                compared |= dict.fromkeys(places, Value(whole, p.dtype))
+        return compared

@@ -3,12 +3,16 @@
 The last stage's rank broadcasts hidden states and gets the sum of the shards' input gradients. Statistics of labels go from
 each shard to all. Where the input embedding is sharded too, the first stage's rank gets the sum of the shards' look-ups, and
 broadcasts its gradient. Sums are made in the type of what is sent.
+
+All ranks begin their collectives in one order, that of the schedule, whatever their kinds: NCCL's kernels wait for their
+peers on the device, so communicators whose collectives ranks begin in orders that differ may wait for each other for ever
+(NCCL's user guide, "Using multiple NCCL communicators concurrently").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -18,13 +22,100 @@ from torch import Tensor, nn
 
 from ...tables import Ints
 from ...util.errors import BadInput
-from ..base.handler import Graph, Handler
+from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
+from ..base.torch_private import backend_of, default_group
 from ..connecting import Connecting
-from .collectives import Collectives, Homes
-from .parts import EmbeddingShard, Shard, add_gradient, look_up, tokens_of
-from .shard import Kept, Merged, OutputShard, input_gradient, merge, pass_s, pass_t
+from ..device.copying import Begun, LaunchedCopies, SideWork, timed_event
+from ..devices import BACKENDS
+from ..transport.failure import LostRank
+from ..transport.wires import break_off_group, joined, passed, reason
+from .parts import Shard, add_gradient, look_up, tokens_of
+from .shard import Kept, Merged, compute_type, input_gradient, merge, pass_s, pass_t
+
+STREAM = "collectives"
+
+
+def _nothing() -> None:
+    """What a rank does by itself behind most collectives."""
+
+
+class Collectives(SideWork):
+    """The collectives of one rank. group: the process group that is theirs alone. timeout: to wait for any of them.
+    emulated: the device (`emulate.EmulatedDevice`) whose time they take, where there is one."""
+
+    def __init__(self, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> None:
+        # Beyond the group's own time, which knows what it waited for.
+        super().__init__(device, timeout.total_seconds() + 1.0, device.type == "cuda")
+        self.group, self.timeout, self._emulated = group, timeout, emulated
+        self.marks: Any = None  # on a GPU: makes the events around each
+        self._untimed: dict[str, bool] = {}  # in the order in which an emulated device runs them → do they wait for others?
+
+    @classmethod
+    def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> Collectives:
+        """Those of a pipeline's process group. All its ranks call this. Raises TimeoutError where one does not, on a GPU."""
+        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+        own = dist.new_group(
+            ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
+        )
+        if device.type == "cuda":  # its communicator is made here: at the first collective it would hold the host
+            dist.all_reduce(torch.zeros(1, device=device), group=own)
+            passed(device, timeout)
+        return cls(own, device, timeout, emulated)
+
+    def in_real_time(self) -> Collectives:
+        """The same group, where no emulated device takes time."""
+        return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
+
+    def begin_step(self, marks: Any) -> None:
+        """A step begins. marks: see `Part`."""
+        self.done.clear()
+        self._untimed.clear()
+        self.marks = marks
+
+    def begin(self, name: str, work: Callable[[], None], over: Callable[[], None] = _nothing, waits: bool = True) -> None:
+        """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
+        is settled. waits: for what other ranks must do before; else this rank's part takes its device's time without them.
+        Never waits itself."""
+        if isinstance(self.copies, LaunchedCopies):
+            event = timed_event if self.marks is None else self.marks.event
+            self.begun[name] = Begun(self.copies.begin(STREAM, work, [self.copies.mark()], event), over)
+        else:
+            self.begun[name] = Begun(self.copies.begin(STREAM, work), over)
+        self._untimed[name] = waits
+
+    def settle(self, name: str, sure: bool = True) -> None:
+        """As `SideWork`, in an emulated device's time. Raises LostRank too."""
+        if self._emulated is not None and name in self.begun and (sure or self.begun[name].copy.known()):
+            while name in self._untimed:  # a device's stream runs them one after the other
+                earlier = next(iter(self._untimed))
+                if self._untimed.pop(earlier):  # now all have come to it, and when their devices did is known
+                    self.copies.end(self.begun[earlier].copy, self.seconds)
+                self._emulated.run_on_side_stream(earlier)
+        super().settle(name, sure)
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective of torch's inside a `work`. Raises LostRank."""
+        try:
+            joined(work, self.timeout, self.device)
+        except RuntimeError as error:
+            raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """From the rank `root` to all, inside a `work`."""
+        source = dist.get_global_rank(self.group, root)
+        self.wait(dist.broadcast(tensor, source, group=self.group, async_op=True))
+
+    def sum(self, tensor: Tensor, root: int) -> None:
+        """Over all ranks, on the rank `root`, inside a `work`."""
+        destination = dist.get_global_rank(self.group, root)
+        self.wait(dist.reduce(tensor, destination, group=self.group, async_op=True))
+
+    def break_off(self) -> None:
+        """End this rank's connections, so that none of the others waits for it."""
+        backend = backend_of(self.group, self.device)
+        break_off_group(backend, dist.get_rank(self.group), dist.get_world_size(self.group), self.device)
 
 
 def used_here(tensors: Iterable[Tensor]) -> None:
@@ -35,24 +126,17 @@ def used_here(tensors: Iterable[Tensor]) -> None:
 
 
 class VocabularyShard(Part):
-    """This rank's shard and its microbatches. output: the rows of the output layer; embedding: of the input embedding, where
-    that is sharded. share: a microbatch's part of the step's loss (1/m). training: a backward follows; else nothing is kept
-    for one."""
+    """This rank's shard and its microbatches. side: its collectives. share: a microbatch's part of the step's loss (1/m).
+    training: a backward follows; else nothing is kept for one, S leaves the input gradient out, and VR tells statistics
+    alone, as both do with two barriers."""
 
     name = "vocabulary"
     no_ahead = "the vocabulary is sharded: forwards alone would wait for its collectives"
 
-    def __init__(
-        self,
-        homes: Homes,
-        output: OutputShard,
-        embedding: EmbeddingShard | None,
-        collectives: Collectives,
-        share: float,
-        training: bool = True,
-    ) -> None:
-        self.homes, self.output, self.embedding, self.collectives, self.share = homes, output, embedding, collectives, share
-        self.training = training
+    def __init__(self, shard: Shard, side: Collectives, share: float, training: bool = True) -> None:
+        self.shard, self.side, self.share, self.training = shard, side, share, training
+        self.homes, self.output, self.embedding = shard.homes, shard.output, shard.embedding
+        self.barriers = shard.homes.barriers if training else 2
         self._given: dict[int, Tensor] = {}  # the last stage's outputs, until they are broadcast
         self._form: dict[int, tuple[torch.Size, torch.dtype, bool]] = {}
         self._hidden: dict[int, Tensor] = {}
@@ -69,194 +153,156 @@ class VocabularyShard(Part):
         shard = c.made(Shard)
         if shard is None:
             return None
-        collectives = Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated)
-        found = cls(shard.homes, shard.output, shard.embedding, collectives, 1 / c.problem.microbatches)
-        if found.embeds(0) and 0 in c.stages:
+        if shard.embedding is not None and 0 in c.stages:
             c.stages[0].takes_batch = False
-        return found
+        return cls(shard, Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated), 1 / c.problem.microbatches)
 
     def around(self, kind: str, run: Run) -> Run:
         """The last stage's outputs and their gradients go through the shards, as do the first stage's inputs where the input
         embedding is sharded too."""
 
+        last = self.homes.stages - 1
+
         def forward(state: Any, action: Action, given: Any) -> Any:
-            if self.embeds(action.stage):
-                given = state.data.inputs[action.part], self.embedded(action.part)
+            if embeds(action):
+                vectors = self._vectors.pop(action.part).requires_grad_(self.embedding.weight.requires_grad)  # type: ignore[union-attr]
+                given = state.data.inputs[action.part], vectors
             y = run(state, action, given)
-            if not self.ends(action.stage):
+            if not ends(action):
                 return y
-            self.give(action.part, y)
+            width = self.output.weight.shape[1]
+            if not isinstance(y, Tensor) or y.shape[-1] != width:
+                raise BadInput(f"its output is not one tensor (…, {width}), which a sharded output layer needs")
+            self._given[action.part] = y
 
         def backward(state: Any, action: Action, given: Any) -> Any:
-            if self.ends(action.stage):
-                given = self.gradient(action.part)
-            found = run(state, action, given)
-            if self.embeds(action.stage):
-                self.give_gradient(action.part, found)
-            return found
+            if ends(action):
+                gradient, (shape, dtype, needed) = self._gradients.pop(action.part), self._form.pop(action.part)
+                given = [gradient.to(dtype).view(shape)] if needed else []
+            gradients = run(state, action, given)
+            if embeds(action) and gradients:
+                self._scattered[action.part] = gradients[0]
+            return gradients
+
+        def ends(action: Action) -> bool:
+            return action.stage == last
+
+        def embeds(action: Action) -> bool:
+            return action.stage == 0 and self.embedding is not None
 
         return {"F": forward, "B": backward, "BW": backward}.get(kind, run)
 
     def for_forwards(self, stages: Any = None) -> VocabularyShard:
-        """The same shard for forwards alone. S leaves the input gradient out, and VR tells statistics alone, as both do with
-        two barriers."""
-        homes, collectives = replace(self.homes, barriers=2), self.collectives.in_real_time()
-        return VocabularyShard(homes, self.output, self.embedding, collectives, self.share, training=False)
+        return VocabularyShard(self.shard, self.side.in_real_time(), self.share, training=False)
 
     def begin(self, data: Any) -> None:
-        """A step begins."""
-        self.collectives.begin_step()
-        self.collectives.marks = self.marks
+        self.side.begin_step(self.marks)
 
     def no_activations(self) -> Iterable[Tensor | None]:
-        """Gradients of the shard's parameters."""
-        return (p.grad for p in self.parameters())
+        return (p.grad for _, p in self._named_parameters())
 
     def own_parameters(self) -> dict[int, list[tuple[str, nn.Parameter]]]:
         """Behind the model's stages come shards, one a rank."""
-        return {self.homes.stages + self.homes.rank: self.named_parameters()}
+        return {self.homes.stages + self.homes.rank: self._named_parameters()}
 
     def break_off(self) -> None:
-        """End this rank's connections."""
-        self.collectives.break_off()
+        self.side.break_off()
 
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every parameter of the shard that is trained, with its name."""
-        pairs = [("vocabulary weight", self.output.weight), ("vocabulary bias", self.output.bias)]
-        if self.embedding is not None and self.embedding.weight is not self.output.weight:
-            pairs.append(("vocabulary embedding", self.embedding.weight))
-        return [(name, p) for name, p in pairs if p is not None and p.requires_grad]
-
-    def parameters(self) -> list[nn.Parameter]:
-        """The same without names."""
-        return [p for _, p in self.named_parameters()]
-
-    def ends(self, stage: int) -> bool:
-        """Is it the model's last stage, whose outputs are the hidden states?"""
-        return stage == self.homes.stages - 1
-
-    def give(self, microbatch: int, hidden: Any) -> None:
-        """The last stage's F: its output. Raises BadInput where that is not one tensor of the output layer's width."""
-        width = self.output.weight.shape[1]
-        if not isinstance(hidden, Tensor) or hidden.shape[-1] != width:
-            raise BadInput(f"its output is not one tensor (…, {width}), which a sharded output layer needs")
-        self._given[microbatch] = hidden
-
-    def gradient(self, microbatch: int) -> list[Tensor | None]:
-        """The gradient of that output, behind VR or VG; [] where it needs none."""
-        found, (shape, kind, needed) = self._gradients.pop(microbatch), self._form.pop(microbatch)
-        return [found.to(kind).view(shape)] if needed else []
-
-    def broadcast(self, action: Action, labels: Tensor) -> None:
+    def broadcast(self, state: RankState, action: Action) -> None:
         """VB: hidden states of the last stage's rank to all. Raises BadInput where labels do not fit."""
-        m, root = action.part, self.homes.last(action.part)
-        weight, kind = self.output.weight, self._kind()
+        m, root, labels = action.part, self.homes.last(action.part), state.data.targets[action.part]
+        weight, dtype = self.output.weight, compute_type(self.output.weight)
         if root == self.homes.rank:
             given = self._given.pop(m)
             if self.training:
                 self._form[m] = given.shape, given.dtype, given.requires_grad
             if labels.numel() != given.shape[:-1].numel():
                 raise BadInput(f"labels {tuple(labels.shape)} do not fit hidden states {tuple(given.shape)}")
-            hidden = given.detach().reshape(-1, weight.shape[1]).to(kind)
+            hidden = given.detach().reshape(-1, weight.shape[1]).to(dtype)
         else:
-            hidden = torch.empty(labels.numel(), weight.shape[1], dtype=kind, device=weight.device)
+            hidden = torch.empty(labels.numel(), weight.shape[1], dtype=dtype, device=weight.device)
         self._hidden[m] = hidden
-        self._begin(action, partial(self._broadcast, hidden, root))
+        self.side.begin(action.name, partial(self.side.broadcast, hidden, root))
 
-    def scores(self, microbatch: int, labels: Tensor, weight: float) -> None:
-        """S. weight: what the microbatch's loss counts, by the mean microbatch's, and is scaled by. Raises BadInput."""
-        hidden = self._hidden.pop(microbatch)
-        kept = self._kept[microbatch] = pass_s(self.output, hidden, labels, self.homes.barriers)
+    def scores(self, state: RankState, action: Action) -> None:
+        """S. Raises BadInput."""
+        m, data = action.part, state.data
+        kept = self._kept[m] = pass_s(self.output, self._hidden.pop(m), data.targets[m], self.barriers)
         if not self.training:
             kept.drop()
-        self._units[microbatch] = weight * self.share
+        self._units[m] = data.share(m) * data.scale * self.share
 
-    def merge(self, action: Action, made: Callable[[Tensor], None]) -> None:
-        """VR: all that a shard must hear of the others, and with one barrier the sum of the input gradient. made: gets the
-        loss, on the last stage's rank."""
-        m, root = action.part, self.homes.last(action.part)
+    def merge(self, state: RankState, action: Action) -> None:
+        """VR: all that a shard must hear of the others, and with one barrier the sum of the input gradient. The last stage's
+        rank gets the loss."""
+        m, root, share = action.part, self.homes.last(action.part), state.data.share(action.part)
         kept, part = self._kept[m], self._kept[m].partial
 
         def work() -> None:
             everything = kept.statistics.new_empty(self.homes.size, *kept.statistics.shape)
-            group = self.collectives.group
-            sent = dist.all_gather(list(everything.unbind()), kept.statistics, group=group, async_op=True)
-            self.collectives.wait(sent)
+            rows = list(everything.unbind())
+            self.side.wait(dist.all_gather(rows, kept.statistics, group=self.side.group, async_op=True))
             self._merged[m] = merge(self.output, kept, everything, self._units[m])
             if part is not None:
                 used_here([] if kept.partial_slope is None else [kept.partial_slope])  # it goes before this is done
                 part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
-                self._sum(part, root)
+                self.side.sum(part, root)
 
         def over() -> None:
             nonlocal part
             used_here(self._merged[m])
             if root == self.homes.rank:
-                made(self._merged[m].loss)
+                loss = self._merged[m].loss
+                state.losses.append(loss if share == 1 else share_of_loss(loss, share))
                 if part is not None:
                     self._gradients[m] = part
             part = None
             if not self.training:
-                self._merged_microbatch(m)
+                self._taken(m)
 
-        self._begin(action, work, over)
+        self.side.begin(action.name, work, over)
 
-    def weights(self, microbatch: int) -> None:
+    def weights(self, state: RankState, action: Action) -> None:
         """T: adds to the gradients of the shard's parameters."""
-        kept, merged = self._merged_microbatch(microbatch)
-        found = pass_t(self.output, kept, merged, self.homes.barriers)
-        if found is not None:
-            self._gradients[microbatch] = found
+        gradient = pass_t(self.output, *self._taken(action.part), self.barriers)
+        if gradient is not None:
+            self._gradients[action.part] = gradient
 
-    def input_gradient(self, action: Action) -> None:
+    def input_gradient(self, state: RankState, action: Action) -> None:
         """VG: the sum of the shards' input gradients, to the last stage's rank."""
         m, root = action.part, self.homes.last(action.part)
-        found = self._gradients.pop(m)
+        gradient = self._gradients.pop(m)
 
         def over() -> None:
-            nonlocal found
+            nonlocal gradient
             if root == self.homes.rank:
-                self._gradients[m] = found
-            del found
+                self._gradients[m] = gradient
+            del gradient
 
-        self._begin(action, partial(self._sum, found, root), over, waits=root == self.homes.rank)
+        self.side.begin(action.name, partial(self.side.sum, gradient, root), over, waits=root == self.homes.rank)
 
-    def embeds(self, stage: int) -> bool:
-        """Is it the model's first stage, and takes the embedding's vectors from here?"""
-        return stage == 0 and self.embedding is not None
-
-    def embedded(self, microbatch: int) -> Tensor:
-        """The vectors of a microbatch, behind VE, on the first stage's rank."""
-        assert self.embedding is not None
-        return self._vectors.pop(microbatch).requires_grad_(self.embedding.weight.requires_grad)
-
-    def give_gradient(self, microbatch: int, gradients: Sequence[Tensor]) -> None:
-        """The first stage's backward: the gradient of those vectors, or nothing where they need none."""
-        if gradients:
-            self._scattered[microbatch] = gradients[0]
-
-    def look_up(self, action: Action, tokens: Tensor) -> None:
+    def look_up(self, state: RankState, action: Action) -> None:
         """VE: the sum of the shards' look-ups, to the first stage's rank."""
         shard, m, root = self.embedding, action.part, self.homes.first(action.part)
+        tokens = tokens_of(state.data.inputs[m])
         assert shard is not None
         if root == self.homes.rank:
             self._vectors[m] = shard.weight.new_empty(*tokens.shape, shard.weight.shape[1], requires_grad=False)
         target = self._vectors.get(m)
 
         def work() -> None:
-            found = look_up(shard, tokens)
-            if target is not None:
-                found = target.copy_(found)
-            self._sum(found, root)
+            vectors = look_up(shard, tokens)
+            self.side.sum(vectors if target is None else target.copy_(vectors), root)
 
-        self._begin(action, work)
+        self.side.begin(action.name, work)
 
-    def scatter(self, action: Action, tokens: Tensor) -> None:
+    def scatter(self, state: RankState, action: Action) -> None:
         """VS: the gradient of the vectors from the first stage's rank to all, which add it to their rows'."""
         shard, m, root = self.embedding, action.part, self.homes.first(action.part)
+        tokens = tokens_of(state.data.inputs[m])
         assert shard is not None
         if not shard.weight.requires_grad:
-            self._begin(action, lambda: None)
+            self.side.begin(action.name, lambda: None)
             return
         sent = [self._scattered.pop(m)] if root == self.homes.rank else []
         shape = *tokens.shape, shard.weight.shape[1]
@@ -267,79 +313,21 @@ class VocabularyShard(Part):
             given, sent[0] = sent[0], sent[0].to(shard.weight.dtype).contiguous()
             if sent[0] is not given:
                 used_here([given])
-            self._broadcast(sent[0], root)
+            self.side.broadcast(sent[0], root)
 
-        def over() -> None:
-            add_gradient(shard, tokens, sent.pop())
+        self.side.begin(action.name, work, lambda: add_gradient(shard, tokens, sent.pop()))
 
-        self._begin(action, work, over)
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Every parameter of the shard that is trained, with its name."""
+        pairs = [("vocabulary weight", self.output.weight), ("vocabulary bias", self.output.bias)]
+        if self.embedding is not None and self.embedding.weight is not self.output.weight:
+            pairs.append(("vocabulary embedding", self.embedding.weight))
+        return [(name, p) for name, p in pairs if p is not None and p.requires_grad]
 
-    def _merged_microbatch(self, microbatch: int) -> tuple[Kept, Merged]:
+    def _taken(self, microbatch: int) -> tuple[Kept, Merged]:
         """What S and VR made of it, once."""
         del self._units[microbatch]
         return self._kept.pop(microbatch), self._merged.pop(microbatch)
-
-    def _kind(self) -> torch.dtype:
-        """The type of hidden states on their way: that in which the output layer multiplies."""
-        weight = self.output.weight
-        if torch.is_autocast_enabled(weight.device.type) and weight.dtype != torch.float64:
-            return torch.get_autocast_dtype(weight.device.type)
-        return weight.dtype
-
-    def _begin(
-        self, action: Action, work: Callable[[], None], over: Callable[[], None] = lambda: None, waits: bool = True
-    ) -> None:
-        self.collectives.begin(action.name, work, over, waits)
-
-    def _broadcast(self, tensor: Tensor, root: int) -> None:
-        group, source = self.collectives.group, self.collectives.root(root)
-        self.collectives.wait(dist.broadcast(tensor, source, group=group, async_op=True))
-
-    def _sum(self, tensor: Tensor, root: int) -> None:
-        group, destination = self.collectives.group, self.collectives.root(root)
-        self.collectives.wait(dist.reduce(tensor, destination, group=group, async_op=True))
-
-
-def _shard(state: RankState) -> VocabularyShard:
-    return state.part(VocabularyShard)
-
-
-def _broadcast(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).broadcast(action, state.data.targets[action.part])
-
-
-def _scores(state: RankState, action: Action, given: Any) -> Any:
-    m, data = action.part, state.data
-    _shard(state).scores(m, data.targets[m], data.share(m) * data.scale)
-
-
-def _merge(state: RankState, action: Action, given: Any) -> Any:
-    share = state.data.share(action.part)
-
-    def made(loss: Any) -> None:
-        state.losses.append(loss if share == 1 else share_of_loss(loss, share))
-
-    _shard(state).merge(action, made)
-
-
-def _weights(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).weights(action.part)
-
-
-def _embedded(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).look_up(action, tokens_of(state.data.inputs[action.part]))
-
-
-def _embedding_gradient(state: RankState, action: Action, given: Any) -> Any:
-    _shard(state).scatter(action, tokens_of(state.data.inputs[action.part]))
-
-
-def _settle(state: RankState, name: str, sure: bool) -> None:
-    _shard(state).collectives.settle(name, sure)
-
-
-def _ended(state: RankState, action: Action) -> Any:
-    return _shard(state).collectives.ended(action.name)
 
 
 def _check(*before: str) -> Any:
@@ -347,29 +335,35 @@ def _check(*before: str) -> Any:
 
     def check(graph: Graph, rows: Ints) -> None:
         for row in rows.tolist():
-            one = graph.one(row)
+            here = graph.one(row)
             if graph.problem.round:
-                raise BadInput(f"pass {one.name}: run does not know updates in a step whose vocabulary is sharded")
+                raise BadInput(f"pass {here.name}: run does not know updates in a step whose vocabulary is sharded")
             for kind in before:
-                other = graph.need(kind, one)
+                other = graph.need(kind, here)
                 if not graph.ordered(other, row):
-                    raise BadInput(f"pass {one.name}: no edge orders it behind {graph.problem.names[other]}")
-                if graph.one(other).rank != one.rank:
-                    raise BadInput(f"pass {one.name}: {graph.problem.names[other]} is on another rank")
+                    raise BadInput(f"pass {here.name}: no edge orders it behind {graph.problem.names[other]}")
+                if graph.one(other).rank != here.rank:
+                    raise BadInput(f"pass {here.name}: {graph.problem.names[other]} is on another rank")
 
     return check
 
 
-def _collective(run: Any, check: Any, does: str, reads: str = "") -> Handler:
-    return Handler(run, check, reads=reads, does=does, settle=_settle, ended=_ended, sliced=True)
+def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
+    """A pass that the part's method does, behind those of kinds `before`. One that `does` something is a collective."""
+
+    def run(state: RankState, action: Action, given: Any) -> None:
+        method(state.part(VocabularyShard), state, action)
+
+    side = side_work_of(VocabularyShard) if "does" in more else {}
+    return Handler(run, _check(*before), sliced=True, **side, **more)
 
 
 HANDLERS = {
-    "VB": _collective(_broadcast, _check(), "broadcast", reads="targets"),
-    "S": Handler(_scores, _check("VB"), reads="targets", makes="its scores", sliced=True),
-    "VR": _collective(_merge, _check("S"), "merge"),
-    "T": Handler(_weights, _check("S", "VR", "VB"), adds_gradients=True, sliced=True),
-    "VG": _collective(lambda state, action, _: _shard(state).input_gradient(action), _check("T"), "sum"),
-    "VE": _collective(_embedded, _check(), "embedding", reads="inputs"),
-    "VS": _collective(_embedding_gradient, _check(), "embedding", reads="inputs"),
+    "VB": _handler(VocabularyShard.broadcast, does="broadcast", reads="targets"),
+    "S": _handler(VocabularyShard.scores, "VB", reads="targets", makes="its scores"),
+    "VR": _handler(VocabularyShard.merge, "S", does="merge"),
+    "T": _handler(VocabularyShard.weights, "S", "VR", "VB", adds_gradients=True),
+    "VG": _handler(VocabularyShard.input_gradient, "T", does="sum"),
+    "VE": _handler(VocabularyShard.look_up, does="embedding", reads="inputs"),
+    "VS": _handler(VocabularyShard.scatter, does="embedding", reads="inputs"),
 }

@@ -116,12 +116,9 @@ def compute_type(hidden: Tensor) -> torch.dtype:
 
 
 def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1) -> Kept:
-    """S: logits of the shard, and all that needs no other shard.
-
-    hidden: (…, h). labels: (…), whole numbers of the whole vocabulary. barriers: 1, algorithm 2; 2, algorithm 1. Raises
-    BadInput for labels that do not fit; on a device other than the CPU a number out of range makes the loss NaN instead, so
-    that nothing waits for the device.
-    """
+    """S: logits of the shard, and all that needs no other shard. hidden: (…, h). labels: (…), whole numbers of the whole
+    vocabulary. barriers: 1, algorithm 2; 2, algorithm 1. Raises BadInput for labels that do not fit; on a device other than
+    the CPU a number out of range makes the loss NaN instead, so that nothing waits for the device."""
     labels = _flat(shard, hidden, labels)
     counted, kind = labels != shard.loss.ignore_index, compute_type(hidden)
     local = labels - shard.first
@@ -135,7 +132,8 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
         smooth, cap = shard.loss.label_smoothing > 0, shard.loss.soft_cap > 0
         slope = torch.empty_like(logits) if smooth and cap else None
         statistics = _statistics(shard, logits, index, here, slope)
-        kept = Kept(hidden, index, here, counted, _poisoned(shard, statistics, labels, counted), logits, slope)
+        statistics[1].masked_fill_(counted & ((labels < 0) | (labels >= shard.vocabulary)), torch.nan)
+        kept = Kept(hidden, index, here, counted, statistics, logits, slope)
         if barriers == 1:
             kept.partial = logits @ weight
             if smooth:
@@ -144,11 +142,8 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
 
 
 def merge(shard: OutputShard, kept: Kept, statistics: Tensor, unit: float = 1.0) -> Merged:
-    """What the shard needs of all: the barrier.
-
-    statistics: those of all shards in turn, (p, 2 or 3, n). unit: the gradient of the loss (a microbatch's share of the
-    step's loss, times what the loss is scaled by).
-    """
+    """What the shard needs of all: the barrier. statistics: those of all shards in turn, (p, 2 or 3, n). unit: the gradient
+    of the loss (a microbatch's share of the step's loss, times what the loss is scaled by)."""
     loss, sums = shard.loss, statistics[:, 1:].sum(0)
     whole, picked = statistics[:, 0].logsumexp(0), sums[0]
     epsilon = loss.label_smoothing
@@ -176,11 +171,11 @@ def input_gradient(shard: OutputShard, kept: Kept, merged: Merged) -> Tensor:
         if not kept.matrix.shape[1]:
             return torch.zeros_like(kept.hidden)
         rows = shard.weight.index_select(0, kept.index).to(partial.dtype).to(merged.point.dtype)
-        found = torch.addcmul(rows.mul_(merged.point[:, None]), partial, merged.scale[:, None])
+        gradient = torch.addcmul(rows.mul_(merged.point[:, None]), partial, merged.scale[:, None])
         slope, kept.partial_slope = kept.partial_slope, None
         if slope is not None:
-            found.addcmul_(slope.to(found.dtype), merged.even[:, None], value=-1)
-        return found.to(kept.hidden.dtype).view(kept.hidden.shape)
+            gradient.addcmul_(slope.to(gradient.dtype), merged.even[:, None], value=-1)
+        return gradient.to(kept.hidden.dtype).view(kept.hidden.shape)
 
 
 def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) -> Tensor | None:
@@ -199,12 +194,12 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
             linear_add(gradient, x, shard.weight, shard.bias, None)
         elif shard.bias is not None and shard.bias.requires_grad:
             accumulate(shard.bias, gradient.sum(0))
-        found = None
+        hidden_gradient = None
         if barriers == 2:
             part = gradient @ shard.weight.to(gradient.dtype)
-            found = part.to(kept.hidden.dtype).view(kept.hidden.shape)
+            hidden_gradient = part.to(kept.hidden.dtype).view(kept.hidden.shape)
     kept.drop()
-    return found
+    return hidden_gradient
 
 
 def readable(tensor: Tensor) -> bool:
@@ -226,30 +221,23 @@ def _flat(shard: OutputShard, hidden: Tensor, labels: Tensor) -> Tensor:
     return flat
 
 
-def _poisoned(shard: OutputShard, statistics: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """NaN in place of the label's logit where the label is out of range."""
-    wrong = counted & ((labels < 0) | (labels >= shard.vocabulary))
-    statistics[1].masked_fill_(wrong, torch.nan)
-    return statistics
-
-
 def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor, slope: Tensor | None) -> Tensor:
     """(2 or 3, n): logarithm of the sum of exponentials, the label's logit (0 where it is elsewhere), and with label
     smoothing the sum of logits. In place: logits → P; D goes into `slope`."""
     loss, kind, smooth = shard.loss, exact(logits.dtype), shard.loss.label_smoothing > 0
-    found = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
+    statistics = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
     if not logits.shape[1]:
-        found[0] = -torch.inf
-        return found
+        statistics[0] = -torch.inf
+        return statistics
     for rows in shard.blocks(logits):
         u = capped(logits[rows].to(kind), loss.soft_cap)
         p = u.softmax(-1)
         # The largest of the softmax is 1/Σ exp(u − max): one exponential a logit does for both.
-        found[0, rows] = u.amax(-1) - p.amax(-1).log()
+        statistics[0, rows] = u.amax(-1) - p.amax(-1).log()
         place = index[rows, None]
-        found[1, rows] = u.gather(1, place)[:, 0].masked_fill(~here[rows], 0)
+        statistics[1, rows] = u.gather(1, place)[:, 0].masked_fill(~here[rows], 0)
         if smooth:
-            found[2, rows] = u.sum(-1)
+            statistics[2, rows] = u.sum(-1)
         if loss.soft_cap:
             d = 1 - u.div_(loss.soft_cap).square_()
             p.mul_(d)
@@ -257,4 +245,4 @@ def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor,
                 slope[rows] = d
         p.scatter_(1, place, p.gather(1, place).masked_fill(here[rows, None], 0))
         logits[rows] = p
-    return found
+    return statistics

@@ -1,8 +1,6 @@
-"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4).
-
-A global gradient norm and the check for NaN and inf need all ranks. A rank that waits for them makes a step as long as the
-makespan. Here a rank steps by what it knows so far, runs into the next step, and there hears the rest.
-"""
+"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4). A global gradient norm and the
+check for NaN and inf need all ranks. Here a rank steps by what it knows so far, runs into the next step, and there hears the
+rest."""
 
 from __future__ import annotations
 
@@ -18,29 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ...util.errors import BadInput
-from ..ahead import Ahead, Cut
-from ..base.torch_private import scale_all, tree_leaves, version_of
-from ..base.values import local
-from ..loop.gradients import clip_factor, norm_power
-from ..pipeline import Pipeline
-from ..transport.failure import LostRank, RunFailed
-from ..transport.wires import TOTAL, Wires, reason
-from ..updates import as_one
+from ..util.errors import BadInput
+from .ahead import Ahead, Cut
+from .base.torch_private import scale_all, tree_leaves, version_of
+from .base.values import local
+from .loop.gradients import clip_factor, norm_power
+from .pipeline import Pipeline
+from .transport.failure import LostRank, RunFailed
+from .transport.wires import TOTAL, Wires, reason
+from .updates import as_one
 
 NO_LIMIT = timedelta(days=365)  # a thread waits as long as its rank lives; the rank itself does not
 
 
 class NormChain:
-    """One sum over the ranks, such as the squared norm of all gradients.
-
-    A thread takes the sum of the ranks before this one in `order`, adds this rank's number once that is given, and passes
-    the result on. The last rank sends the whole to all. Every rank makes one a step.
-    """
+    """One sum over the ranks, such as the squared norm of all gradients; every rank makes one a step. A thread takes the sum
+    of the ranks before this one in `order`, adds this rank's number once that is given, and passes the result on. The last
+    rank sends the whole to all."""
 
     def __init__(self, wires: Wires, order: Sequence[int]) -> None:
-        self._wires = wires
-        self._order = tuple(order)
+        self._wires, self._order = wires, tuple(order)
         self._before: float | None = None
         self._mine = self._whole = 0.0
         self._given, self._done = Event(), Event()
@@ -152,7 +147,9 @@ class PostValidated(Optimizer):
         optimizer.register_load_state_dict_post_hook(self._share)
         self.__setstate__({})  # the hooks that every optimizer has; its own __init__ would make groups and state anew
         self._pipeline = pipeline
-        self._order = _by_end(pipeline)
+        timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
+        ends = [int(timeline.end[homes == rank].max(initial=0)) for rank in range(pipeline.wires.size)]
+        self._order = sorted(range(len(ends)), key=ends.__getitem__)  # in which ranks end a step, as predicted
         self._chain: NormChain | None = None
         self._snapshot: OptimizerSnapshot | None = None
         self._gradients: list[tuple[Tensor, int]] = []
@@ -267,12 +264,6 @@ class PostValidated(Optimizer):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.zero_()
-
-
-def _by_end(pipeline: Pipeline) -> list[int]:
-    """Ranks in the order in which they end a step, as predicted."""
-    timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
-    return sorted(range(pipeline.wires.size), key=lambda rank: (int(timeline.end[homes == rank].max(initial=0)), rank))
 
 
 class OptimizerSnapshot:

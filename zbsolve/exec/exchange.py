@@ -1,0 +1,485 @@
+"""Gradients that are summed over ranks: of parameters that live on several ranks of a pipeline, and over whole pipelines.
+
+Parameters on several ranks are tied between stages, or of a stage that itself lives on several (routes). They begin with one
+value, and their gradients are summed over their ranks. Every sum has a process group of its own, so ranks may come to their
+passes C in different orders. With data parallelism several pipelines have each its part of the batch, and one mean gradient.
+
+A stage's gradients go on their way when its pass C comes, while what comes after it runs. Where the schedule has none, those
+of pipelines go when the stage's last pass of the step has run, and those of ranks when the step ends. Only a reader of
+gradients waits for the mean, and the end of a step for sums that passes C have begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..kinds import kinds_that
+from ..models.model import Place
+from ..tables import Ints
+from ..util.errors import BadInput
+from .base.handler import Graph, Handler
+from .base.part import Part, RankState, asked
+from .base.program import Action
+from .base.torch_private import backend_of, own_backend
+from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
+from .connecting import Connecting
+from .layers import tie
+from .mesh.place import PipelineMesh, group_along, ranks_along
+from .transport.failure import LostRank
+from .transport.wires import Wires, abort, joined, passed, reason, receive_tensor, send_tensor
+
+Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
+    starting values. backend: of their process group. kept: gradients from before the step. work: the sum on its way. ended:
+    when it was there, monotonic ns."""
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    givers: list[int] = field(default_factory=list)
+    backend: Any = None
+    kept: list[Tensor | None] = field(default_factory=list)
+    work: Any = None
+    ended: int = 0
+
+
+def buckets(
+    homes: Sequence[Sequence[int]], stage_of: Sequence[int], layers: dict[int, nn.Module], groups: Iterable[Sequence[Place]]
+) -> list[Bucket]:
+    """One rank's buckets, in an order that is the same on all ranks. homes: the ranks of every stage. stage_of: layer →
+    stage. layers: this rank's. groups: places of one parameter each; the first place of a group gives the starting values.
+    Lets the places of a group in `layers` hold one parameter."""
+    first: dict[int, tuple[Place, set[int], int]] = {}
+    for group in groups:
+        here = tie(layers, group)
+        if here is not None:
+            stages = {stage_of[layer] for layer, _ in group}
+            first[id(here)] = min(map(tuple, group)), stages, stage_of[group[0][0]]  # type: ignore[assignment]
+    rows: dict[int, tuple[Place, set[int], int, nn.Parameter]] = {}
+    for i, layer in layers.items():
+        for name, parameter in layer.named_parameters():
+            place, stages, giver = first.get(id(parameter), ((i, name), {stage_of[i]}, stage_of[i]))
+            rows.setdefault(id(parameter), (place, stages, giver, parameter))
+    by_key: dict[Key, Bucket] = {}
+    for _, stages, giver, parameter in sorted(rows.values(), key=lambda row: row[0]):
+        ranks = tuple(sorted({rank for s in stages for rank in homes[s]}))
+        if len(ranks) > 1:
+            key = tuple(sorted(stages)), ranks, str(parameter.dtype)
+            bucket = by_key.setdefault(key, Bucket(key[0], ranks))
+            bucket.parameters.append(parameter)
+            bucket.givers.append(min(homes[giver]))
+    return [by_key[key] for key in sorted(by_key)]
+
+
+class Shared(Part):
+    """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
+    with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
+    LostRank."""
+
+    name = "exchange"
+
+    def __init__(
+        self,
+        wires: Wires,
+        found: Sequence[Bucket],
+        exchanged: Collection[int],
+        device: torch.device,
+        timeout: timedelta,
+        behind: Iterable[Callable[[], None]] = (),
+    ) -> None:
+        self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
+        self.exchanged = frozenset(exchanged)
+        self._done: set[int] = set()
+        self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
+        for bucket in found:
+            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
+                tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
+                if giver != wires.rank:
+                    receive_tensor(wires, tensor, giver)
+                for other in others if giver == wires.rank else ():
+                    send_tensor(wires, tensor, other)
+            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
+        token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
+        for bucket in self._buckets:
+            place = bucket.ranks.index(wires.rank), len(bucket.ranks)
+            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
+            bucket.backend = own_backend(kind, name, place, timeout)
+            # A communicator of NCCL is made with its first sum, which holds the host until all ranks come to it.
+            wires.wait(bucket.backend.allreduce([torch.zeros(1, device=device)]))
+
+    @classmethod
+    def of(cls, c: Connecting) -> Shared:
+        """The part of a rank. Gradients that an earlier part makes complete (those of shards) are summed behind that, at the
+        end of the step."""
+        stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
+        common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
+        return cls(c.wires, common, () if behind else c.exchanged, c.device, c.peers.timeout, behind)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that other ranks hold too."""
+        return [p for bucket in self._buckets for p in bucket.parameters]
+
+    def elsewhere(self) -> list[nn.Parameter]:
+        """The parameters here that an earlier rank holds too."""
+        return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
+
+    def begin_gradients(self) -> None:
+        """A step begins. Only what it adds is to be summed, so older gradients are put aside."""
+        self._done = set()
+        for bucket in self._buckets:
+            bucket.kept = [p.grad for p in bucket.parameters]
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def exchange(self, stage: int) -> None:
+        """The pass C of a stage: start the sums that are complete with it. Never waits."""
+        if stage not in self.exchanged:
+            return
+        self._done.add(stage)
+        for bucket in self._buckets:
+            if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
+                _start(bucket)
+
+    def forget(self) -> None:
+        """The step breaks off: gradients are those from before it."""
+        for bucket in self._buckets:
+            for parameter, kept in zip(bucket.parameters, bucket.kept, strict=False):
+                parameter.grad = kept
+            bucket.work, bucket.kept = None, []
+
+    def break_off(self) -> None:
+        if self._device.type == "cuda":
+            abort(bucket.backend for bucket in self._buckets)
+
+    close = break_off
+
+    def sums(self) -> dict[int, Any]:
+        """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns, or a mark of the device.
+        Raises LostRank."""
+        for wait in self._behind if self._buckets else ():
+            wait()
+        for bucket in self._buckets:
+            if bucket.work is None:
+                _start(bucket)
+        ended: dict[int, Any] = {}
+        for bucket in self._buckets:
+            try:
+                if self.marks is None:
+                    self._wires.wait(bucket.work, timeout=self._timeout)
+                else:
+                    joined(bucket.work, self._timeout, self._device)
+            except LostRank as error:
+                where = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
+                raise LostRank(f"{where}: {error}") from None
+            for stage in bucket.stages:
+                if self.marks is None:
+                    ended[stage] = max(ended.get(stage, 0), bucket.ended or time.monotonic_ns())
+                else:
+                    ended[stage] = self.marks.mark()
+            _restore(bucket)
+        return ended
+
+
+def _start(bucket: Bucket) -> None:
+    parts = [
+        torch.zeros_like(local(p.detach())) if p.grad is None else local(laid_out_as(p.grad, p)) for p in bucket.parameters
+    ]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    pieces = torch.split(flat, [part.numel() for part in parts])
+    for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
+        parameter.grad = as_local_of(piece.view(part.shape), parameter)
+    bucket.ended, bucket.work = 0, bucket.backend.allreduce([flat])
+    if flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
+        return
+
+    def stamp(_: Any) -> None:
+        bucket.ended = time.monotonic_ns()
+
+    bucket.work.get_future().add_done_callback(stamp)
+
+
+def _restore(bucket: Bucket) -> None:
+    """Add the sums to what was there before the step."""
+    for parameter, kept in zip(bucket.parameters, bucket.kept, strict=True):
+        if kept is not None:
+            assert parameter.grad is not None
+            parameter.grad = kept.add_(parameter.grad)
+    bucket.work, bucket.kept = None, []
+
+
+LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
+
+
+@dataclass(frozen=True, slots=True)
+class _OnWay:
+    """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
+    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when the
+    sums of `works` were there that are, monotonic ns, where somebody asks."""
+
+    group: Any
+    parameters: Sequence[nn.Parameter]
+    small: Sequence[nn.Parameter]
+    flat: Tensor
+    large: Sequence[tuple[nn.Parameter, Tensor]]
+    works: Sequence[Any]
+    ended: list[int] = field(default_factory=list)
+
+
+class Replicas(Part):
+    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`. stages: stage → its
+    parameters here. shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks
+    a parameter's gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is
+    raised then, and to wait for sums. exchanged: stages with passes C here."""
+
+    name = "replicas"
+
+    def __init__(
+        self,
+        group: Any,
+        stages: Mapping[int, Sequence[nn.Parameter]],
+        shared: Iterable[nn.Parameter],
+        groups: Callable[[nn.Parameter], Any],
+        timeout: timedelta,
+        exchanged: Collection[int] = (),
+    ) -> None:
+        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
+        _connect(group, stages, groups, timeout)
+        self.group, self.timeout, self._exchanged = group, timeout, frozenset(exchanged)
+        self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
+        self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
+        self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
+        self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
+        self._open = dict(self._missing)
+        self._parts: list[_OnWay] = []
+
+    @classmethod
+    def of(cls, c: Connecting) -> Replicas | None:
+        """The part of a rank; None where there is one pipeline. Stages give their gradients to the others when they are
+        done."""
+        if c.replicas is None:
+            return None
+        stages, shared = {s: stage.parameters() for s, stage in c.stages.items()}, c.part(Shared)
+        assert shared is not None
+        later = shared.parameters()
+        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
+            stages[number] = [p for _, p in named]
+            if number not in shared.exchanged:  # its collectives end with the step, but a pass C waits for them
+                later += stages[number]
+        return cls(c.replicas, stages, later, groups_of(c.given.mesh, c.replicas), c.peers.timeout, shared.exchanged)
+
+    def done(self, stage: int) -> None:
+        if stage not in self._exchanged:
+            self._done(stage)
+
+    def exchange(self, stage: int) -> None:
+        """The pass C of `stage`: start the same sums. Never waits."""
+        if stage in self._exchanged:
+            self._done(stage)
+
+    def _done(self, stage: int) -> None:
+        for p in self._stages[stage]:
+            self._open[id(p)] -= 1
+        self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
+
+    def sums(self) -> dict[int, Any]:
+        """Gradients that the ranks of a pipeline share are added up: start the sums of those. Wait for the sums of stages
+        with passes C. Stage → when its last sum was there, monotonic ns, or a mark of the device. Raises LostRank."""
+        self._start(list(self._later.values()))
+        self._open = dict(self._missing)
+        ended: dict[int, Any] = {}
+        for stage in self._exchanged:
+            own = {id(p) for p in self._stages.get(stage, ())}
+            for part in self._parts:
+                if any(id(p) in own for p in part.parameters):
+                    ended[stage] = max(ended.get(stage, 0), _ended(part, self.timeout))
+        return ended if self.marks is None else {stage: self.marks.mark() for stage in ended}
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        return bool(self._parts) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
+
+    def break_off(self) -> None:
+        """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
+        device = next((local(p.detach()).device for mine in self._stages.values() for p in mine), torch.device("cpu"))
+        if device.type == "cuda":
+            groups = {id(group): group for group in (self.group, *self._groups.values()) if group is not None}
+            abort(backend_of(group, device) for group in groups.values())
+
+    def forget(self) -> None:
+        self._parts, self._open = [], dict(self._missing)
+
+    def wait_gradients(self) -> None:
+        """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
+        none of them stays without. Raises LostRank."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            _ended(part, self.timeout)
+            self._end(part)
+
+    def _start(self, parameters: Sequence[nn.Parameter]) -> None:
+        alike: dict[tuple[torch.dtype, str], list[nn.Parameter]] = {}
+        for p in parameters:
+            alike.setdefault((p.dtype, self._groups[id(p)].group_name), []).append(p)
+        self._parts += [self._part(some, self._groups[id(some[0])]) for some in alike.values()]
+
+    @torch.no_grad()
+    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _OnWay:
+        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
+        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
+        for i, p in enumerate(parameters):
+            if p.grad is None:
+                there[i].zero_()
+        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
+        works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
+        part = _OnWay(group, parameters, small, flat, large, works)
+        for work in works if self._exchanged and not flat.is_cuda else ():
+            work.get_future().add_done_callback(lambda _: part.ended.append(time.monotonic_ns()))
+        return part
+
+    @torch.no_grad()
+    def _end(self, part: _OnWay) -> None:
+        count = len(part.parameters)
+        pieces, there = part.flat[:-count], part.flat[-count:]
+        missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
+        nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
+        shapes = [local(p).shape for p in part.small]
+        pairs = zip(part.small, torch.split(pieces, [one.numel() for one in shapes]), strict=True) if shapes else ()
+        means = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
+        count = dist.get_world_size(part.group)
+        for p, total in (*means, *part.large):
+            if id(p) in nowhere:
+                continue
+            total.div_(count)
+            if p.grad is None:
+                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
+            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
+                mine.copy_(total)
+
+
+def _connect(
+    group: Any, stages: Mapping[int, Sequence[nn.Parameter]], groups: Callable[[nn.Parameter], Any], timeout: timedelta
+) -> None:
+    """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this.
+    Raises TimeoutError where one does not."""
+    parameters = [p for row in stages.values() for p in row]
+    device = next((local(p.detach()).device for p in parameters), torch.device("cpu"))
+    if device.type == "cuda":
+        wanted = {id(group): group} | {id(g): g for p in parameters for g in [groups(p)] if g is not None}
+        for each in wanted.values():
+            dist.all_reduce(torch.zeros(1, device=device), group=each)
+        passed(device, timeout)
+
+
+def _ended(part: _OnWay, timeout: timedelta) -> int:
+    """Wait for a part's sums. When the last one was there, monotonic ns. Raises LostRank."""
+    try:
+        for work in part.works:
+            joined(work, timeout, part.flat.device)
+    except RuntimeError as error:
+        raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
+    return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
+
+
+def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
+    """Let every optimizer of torch's call `wait` before it steps, if that `concerns` it (see `Part.concerns`). Returns the
+    handle that undoes this. wait: ends with its owner."""
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        waiting = wait()
+        if waiting is not None and concerns(optimizer):
+            waiting()
+
+    return register_optimizer_step_pre_hook(before)
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    """The local gradient, laid out as its parameter from now on, so that replicas add up the same parts."""
+    if p.grad is None:
+        return torch.zeros_like(local(p))
+    p.grad = laid_out_as(p.grad, p)
+    return local(p.grad)
+
+
+def begin_alike(group: Any, module: nn.Module, content: str) -> None:
+    """Give all pipelines the first one's values of `module`. All ranks of `group`, those with these stages, call this at
+    once. Raises BadInput where pipelines have other `content` (what a schedule says, see `peers`)."""
+    values = [*module.parameters(), *module.buffers()]
+    device = next((t.device for t in values), torch.device("cpu"))
+    mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
+    marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(marks, torch.tensor([mark], device=device), group=group)
+    for place, other in enumerate(marks):
+        if int(other) != int(marks[0]):
+            raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
+    with torch.no_grad():
+        for tensor in values:
+            whole = tensor.contiguous()
+            dist.broadcast(whole, group=group, group_src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
+
+
+def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:
+    """Parameter → the process group of the ranks over which its gradient is averaged; None where it is not. mesh: None:
+    `group` has all pipelines. A group over some of the data dimensions is made when the first parameter needs it, so all
+    ranks ask for the same parameters in one order."""
+    if mesh is None:
+        everyone = set(dist.get_process_group_ranks(group))
+        return lambda p: None if everyone <= _own_ranks(p) else group
+    known: dict[tuple[str, ...], Any] = {mesh.data: group}
+    along = {name: set(ranks_along(mesh.whole, (name,))) for name in mesh.data}
+
+    def of(p: nn.Parameter) -> Any:
+        own = _own_ranks(p)
+        names = tuple(name for name in mesh.data if not (len(along[name]) > 1 and along[name] <= own))
+        if names not in known:
+            known[names] = group_along(mesh.whole, names)
+        return known[names]
+
+    return of
+
+
+def _own_ranks(p: Any) -> set[int]:
+    """The ranks of the mesh that a DTensor is on; none for a plain tensor."""
+    return set(p.device_mesh.mesh.reshape(-1).tolist()) if is_dtensor(p) else set()
+
+
+def _exchange(state: RankState, action: Action, given: Any) -> Any:
+    """Begin the sums. The end of the step waits for them."""
+    for part in (state.find(Shared), state.find(Replicas)):
+        if part is not None:
+            part.exchange(action.stage)
+
+
+def _check(graph: Graph, rows: Ints) -> None:
+    """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
+    problem, found = graph.problem, dict[int, list[int]]()
+    for row in rows.tolist():
+        one = graph.one(row)
+        found.setdefault(one.stage, []).append(one.rank)
+        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
+            if not graph.ordered(gradient, row):
+                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+    for stage, ranks in found.items():
+        homes = problem.stage_ranks[stage]
+        if sorted(ranks) != list(homes):
+            raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")
+
+
+HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, sliced=True)}

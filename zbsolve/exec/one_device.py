@@ -1,0 +1,227 @@
+"""All ranks of a schedule in one process on the CPU: their passes run one after the other, in the order of the predicted
+timeline. A message is a copy, as over a link. The order and the numbers are real, but nothing overlaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..models.model import Model
+from ..schedule import Schedule
+from ..timeline import Floats, Timeline
+from ..util.errors import BadInput
+from .base.part import Hooks, RankState, Record, sum_of
+from .base.program import Action, Message
+from .base.values import copied, tensors_of
+from .exchange import Bucket, buckets
+from .feed import moved, step_seed
+from .graphs.auto import decisions_of, parts_by_name
+from .handlers import passes_where
+from .interpreter import Interpreter
+from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
+from .lowering import lower
+from .memory import LiveBytes, Memory, predicted
+from .own import stages_of
+from .slices.cutting import Counting, Cutting
+from .slices.stage import Slices, check_sliced, sliced_loss
+from .splits import Row
+from .step_view import StepView
+from .transport.wires import CPU
+from .work import WorkBeside
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One step. columns: start, end and ready of every pass, µs since the step began, and zeros (nothing is launched); shape
+    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: of each rank."""
+
+    timeline: Timeline
+    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
+    loss: float
+    memory: tuple[Memory, ...]
+    records: tuple[Record, ...] = field(repr=False)
+
+
+class DeviceCopies:
+    """Messages between the ranks of one device, a copy each. meters: one a rank, or none; a copy counts where it goes to.
+    waiting: copies that nobody took yet."""
+
+    def __init__(self) -> None:
+        self.meters: Sequence[LiveBytes] = ()
+        self.waiting: dict[Message, Any] = {}
+
+    def post(self, message: Message) -> None:
+        """There is nothing to do ahead."""
+
+    receive = gone = post
+
+    def send(self, message: Message, value: Any) -> None:
+        """Make the copy on the sender's stream, at the end of its pass."""
+        self.waiting[message] = copied(value)
+        for copy in tensors_of(self.waiting[message]):
+            if self.meters:
+                self.meters[message.source].ignore([copy])
+                self.meters[message.destination].add(copy)
+
+    def take(self, message: Message) -> tuple[Any, int]:
+        """The copy, and 0: the streams say when it was there."""
+        return self.waiting.pop(message), 0
+
+
+class OneDevice:
+    """The stages of all ranks, and the one program that a schedule makes of them. model: builds layers by their numbers;
+    every rank gets its own. hooks: one a rank. split: see `Pipeline`; what is traced and measured is shared by all ranks.
+    order: the passes of all ranks in the order in which they run. The gradient of the mean loss is added to `.grad` of the
+    parameters. Raises BadInput where something does not fit."""
+
+    rank, place, wires, mesh, vocabulary = 0, 0, None, None, None  # a job and its check see a pipeline of one rank
+
+    def __init__(
+        self,
+        model: Model,
+        schedule: Schedule,
+        *,
+        seed: int = 0,
+        hooks: Sequence[Hooks] = (),
+        split: str = "layers",
+    ) -> None:
+        problem = schedule.problem
+        self.schedule, self.seed, self.steps, self.device = schedule, seed, 0, CPU
+        self.view = StepView.of(schedule)
+        for lacks, there in (
+            ("passes U need", problem.round > 0),
+            ("passes O and R need", passes_where(problem, "does", "offload").any()),
+            ("a sharded vocabulary needs", problem.passes.that(together=True).any()),
+            ("attention for another rank needs", problem.passes.that(away=True).any()),
+        ):
+            if there:
+                raise BadInput(f"one device: {lacks} a process for each rank")
+        self.counts = layer_counts(problem)
+        self.owners = [(0,)] * sum(self.counts)
+        self.hooks = Hooks()
+        self.microbatches = self.inputs = self.targets = range(problem.microbatches)
+        self.copies = DeviceCopies()
+        self.parts: list[dict[int, nn.Module]] = []
+        self.interpreters: list[Interpreter] = []
+        check_sliced(problem, split)
+        self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
+        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
+        for program in lower(self.view, training=not forwards_alone(problem)):
+            made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
+            given = {id(layer) for others in self.parts for layer in others.values()}  # builders may
+            # A builder may give the same layers to all ranks.
+            mine = {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
+            check_untrained(problem, self.counts, program.stages, mine)
+            stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
+            hook = hooks[program.rank] if hooks else Hooks()
+            slices = Slices.of(problem, program.rank, stages, hook.compare)
+            features = (slices, WorkBeside.of(program, model.work))
+            state = RankState(stages, tuple(part for part in features if part is not None))
+            self.parts.append(mine)
+            self.interpreters.append(Interpreter(program, state, self.copies, hook))
+        self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
+        stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
+        self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
+        self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
+        self.order = _in_order(schedule, self.interpreters)
+
+    def wait_gradients(self) -> None:
+        """They are there."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of all ranks, each once."""
+        return nn.ModuleList(self.modules).parameters()
+
+    @property
+    def splits(self) -> list[Row]:
+        """How layers are split (see `Pipeline.splits`)."""
+        return decisions_of(stage for one in self.interpreters for stage in one.state.stages.values())
+
+    def step(self, inputs: Mapping[int, Any], targets: Mapping[int, Any], *, memory: bool = False) -> Ran:
+        """Forward and backward of one batch: microbatch → pytree of tensors. memory: count bytes. Raises RunFailed."""
+        inputs, targets = (
+            self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
+            for batch, what in ((inputs, "inputs"), (targets, "targets"))
+        )
+        data = self.cutting.data(inputs, targets, step_seed(self.seed, self.steps), {}, self.counting)
+        self.steps += 1
+        batch = [one for value in (*data.inputs.values(), *data.targets.values()) for one in tensors_of(value)]
+        modules = self.modules if memory else []
+        meters = [LiveBytes([*module.parameters(), *module.buffers(), *batch]) for module in modules]
+        self.copies.meters = meters
+        records = [interpreter.begin(data) for interpreter in self.interpreters]
+        kept = [[parameter.grad for parameter in copies] for copies in self.shared]
+        for parameter in (parameter for copies in self.shared for parameter in copies):
+            parameter.grad = None
+        spans = self._run_all(meters)
+        for interpreter in self.interpreters:
+            interpreter.end()
+        self._add_up(kept)
+        start, end, ready = self._columns(spans)
+        loss = sum_of([loss for record in records for loss in record.losses])
+        counted = tuple(self._memory(*pair) for pair in zip(self.interpreters, meters, strict=False))
+        timeline = Timeline(self.schedule.problem, start, end)
+        columns, mean = (start, end, ready, np.zeros_like(start)), float(loss or 0.0) / len(self.microbatches)
+        return Ran(timeline, columns, mean, counted, tuple(records))
+
+    def _run_all(self, meters: Sequence[LiveBytes]) -> dict[str, tuple[float, float]]:
+        """Run all passes. Pass → its start and end, µs since the step began."""
+        spans, zero = dict[str, tuple[float, float]](), time.monotonic_ns()
+        for rank, action in self.order:
+            interpreter, began = self.interpreters[rank], time.monotonic_ns()
+            with meters[rank] if meters else nullcontext():
+                interpreter.run(action)
+            if meters:
+                interpreter.weigh(meters[rank])
+            spans[action.name] = (began - zero) / 1000, (time.monotonic_ns() - zero) / 1000
+        return spans
+
+    def _memory(self, interpreter: Interpreter, meter: LiveBytes) -> Memory:
+        names = tuple(action.name for action in interpreter.program.actions)
+        return Memory(names, tuple(interpreter.record.held), predicted(self.schedule, interpreter.program), meter.most)
+
+    def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
+        """The gradient of a shared parameter becomes the sum over its ranks, on each of them, and what it was before."""
+        for copies, before in zip(self.shared, kept, strict=True):
+            parts = [one.grad for one in copies if one.grad is not None]
+            total = torch.stack(parts).sum(0) if parts else torch.zeros_like(copies[0])
+            for one, old in zip(copies, before, strict=True):
+                one.grad = total.clone() if old is None else old.add_(total)
+
+    def _columns(self, spans: Mapping[str, tuple[float, float]]) -> tuple[Floats, Floats, Floats]:
+        """Start, end and ready of each pass. A pass is ready when all that it waits for has ended."""
+        problem = self.schedule.problem
+        start, end = np.array([spans[name] for name in problem.names]).T
+        ready = np.zeros(len(start))
+        np.maximum.at(ready, problem.edges.after, end[problem.edges.before])
+        return start, end, np.minimum(ready, start)
+
+
+def _copies(buckets_of_ranks: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
+    """The copies of each parameter that lives on several ranks, with the first's value."""
+    copies: dict[Any, list[nn.Parameter]] = {}
+    for mine in buckets_of_ranks:
+        for bucket in mine:
+            for i, parameter in enumerate(bucket.parameters):
+                copies.setdefault((bucket.stages, bucket.ranks, parameter.dtype, i), []).append(parameter)
+    for first, *others in copies.values():
+        for one in others:
+            one.data.copy_(first.data)
+    return [row for row in copies.values() if row[0].requires_grad]
+
+
+def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:
+    """The passes of all ranks in one order that keeps every rank's and every edge: that of the predicted timeline."""
+    timeline, index = schedule.timeline(), schedule.problem.index
+    turn = timeline.turn if timeline.turn is not None else np.arange(len(index))
+    rows = {name: (int(timeline.start[i]), int(turn[i])) for name, i in index.items()}
+    pairs = [(one.program.rank, action) for one in interpreters for action in one.program.actions]
+    return sorted(pairs, key=lambda pair: rows[pair[1].name])

@@ -1,1 +1,0 @@
-"""All ranks of a schedule in one process, in turns."""

@@ -1,1 +1,0 @@
-"""Optimizer steps that wait for no other rank."""
