@@ -157,20 +157,34 @@ STEPS = {  # of Llama 3 8B, beside a suite's problems
     "shards loop": Step(4, 12, "loop", shards=4),
     "shards vee, tight": Step(4, 12, "vee", memory="30GiB", shards=4),
 }
+TIGHT = {  # the same, where pools are tight
+    f"{place} {memory} {next(iter(how.values()))}": Step(4, 12, place, memory=memory, **how)
+    for place in ("single", "loop", "vee")
+    for memory, how in (
+        *((memory, {"offload": what}) for memory in ("42GiB", "50GiB") for what in ("half", "full")),
+        *(("28GiB", {"gathers": gathers, "shards": 4}) for gathers in (1, 2)),
+    )
+}
 
 
 @table()
 def sources(
     problems: str = "full", most: int = 600, effort: float = 0.3, seeds: int = 5, without: tuple[str, ...] = NAMES
 ) -> Results:
-    """The problems of a suite (of so many passes at most), and steps with copies and gathers, are searched with all sources
-    and without one at a time, for counted effort, with several seeds. By how much values are longer without it, in the mean
-    and at worst over problems (medians of seeds), and on how many they are longer or shorter."""
+    """The problems of a suite (of so many passes at most), and steps with copies and gathers (problems "tight": in little
+    memory, and these alone), are searched with all sources and without one at a time, for counted effort, with several
+    seeds. By how much values are longer without it, in the mean and at worst over problems (medians of seeds), and on how
+    many they are longer or shorter."""
     ready()
-    chosen = {name: problem for name, problem in suite(problems).items() if len(problem.passes) <= most}
     profile = profiles.kept("estimated-llama3-8b-h100")
-    for objective in ("makespan", "span"):
-        chosen |= {f"{name} {objective}": replace(one, objective=objective).problem(profile) for name, one in STEPS.items()}
+    if problems == "tight":
+        chosen = {name: step.problem(profile) for name, step in TIGHT.items()}
+    else:
+        chosen = {name: problem for name, problem in suite(problems).items() if len(problem.passes) <= most}
+        for objective in ("makespan", "span"):
+            chosen |= {
+                f"{name} {objective}": replace(one, objective=objective).problem(profile) for name, one in STEPS.items()
+            }
 
     def values(source: str) -> dict[str, list[int]]:
         return {name: [_value(problem, source, effort, seed) for seed in range(seeds)] for name, problem in chosen.items()}

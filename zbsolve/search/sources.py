@@ -7,7 +7,6 @@ LAST for the rest. docs/sources.md has a row for each name, and what it brings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product, takewhile
@@ -21,21 +20,19 @@ from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
 from ..greedy.blocks.period_search import annealing_seconds, paced_schedules
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
-from ..greedy.lists.list_scheduler import Policy, deepest_first, list_schedule
+from ..greedy.lists.list_scheduler import Policy, deepest_first
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
 from ..greedy.orders.many_starts import better_orders
-from ..greedy.side_stream import held_by_others, rooms_beside, with_room_for_them, with_side_streams
+from ..greedy.side_stream import held_by_others, rooms_beside
 from ..greedy.syncs import pools_with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.clock import Clock
-from ..util.errors import NotFound
 from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, LNS_SOLVER, TABU_SOLVER, State
 
-TRIED_BESIDE = 8  # starting policies that are tried with side streams put in behind
 # By how many mean passes what needs a new gather is put off, and starts are shifted at random.
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
@@ -291,24 +288,8 @@ def _moves_in_turn(search: Search) -> list[Arm]:
     return [takewhile(lambda _: not share.over, search.moves)]
 
 
-def _beside(search: Search, room: float) -> Arm:
-    """Policies for the passes of compute streams alone, with so much of the memory left for side streams; these come in
-    behind. The list scheduler, which knows all streams, is too careful where little memory is left."""
-    state, problem, clock = search.state, search.problem, search.clock
-    plain = with_room_for_them(problem, room)
-    if plain is None:
-        return
-    starts = starting_policies(plain, clock, 0.1 * clock.left)
-    for policy in chain(starts[:TRIED_BESIDE], improve_policies(plain, starts, clock, search.seed, search.seconds)):
-        if policy is not None:
-            clock.spend(len(problem.passes) * 1e-6)
-            with suppress(NotFound):
-                state.offer(with_side_streams(problem, list_schedule(plain, policy)), "annealed policy")
-        yield
-
-
 def _shifted(search: Search) -> Arm:
-    """The same from the best schedule's starts, shifted at random."""
+    """Serial generation from the best schedule's starts, shifted at random."""
     state, problem, clock = search.state, search.problem, search.clock
     share, rng = clock.share(search.seconds), np.random.default_rng(search.seed)
     mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
@@ -372,10 +353,9 @@ AHEAD = (MAKESPAN, FEWER)
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
 BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)
-BESIDE = Source("side streams behind", lambda search: [_beside(search, room) for room in search.rooms if search.pools])
 SHIFTED = Source("serial generation", lambda search: [_shifted(search)] if search.pools and not search.careful else [])
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
-TURNS = (ANNEALED, BLOCKS, MOVES, BESIDE, SHIFTED, FEWER_ON)
+TURNS = (ANNEALED, BLOCKS, MOVES, SHIFTED, FEWER_ON)
 
 # A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of its time.
 NEIGHBOURHOODS = Source("neighbourhoods", lambda search: [] if search.large else [_neighbours(search)])
