@@ -33,17 +33,17 @@ def spec(tmp_path: Path) -> str:
 def test_ranks_do_it_and_train_as_the_whole_model(spec: str, tmp_path: Path) -> None:
     trace = run_local(scheduled(), spec, steps=2, warmup=0, timeout=90, check=True)
     assert {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)} == {
-        0: [[0, 2], [1, 2]] * 3,  # two steps, and the one that is checked
-        1: [[0, 1]] * 3,
+        0: [[0, 3], [1, 3]] * 3,  # two steps, and the one that is checked
+        1: [[2, 3]] * 3,
     }
     first = trace.steps[0]
     assert first["0J1"][1] <= first["0F0"][0]
-    assert first["1W2"][1] <= first["1J0"][0]
+    assert first["1W2"][1] <= first["1J2"][0]
 
 
 def test_one_process_does_it_for_all_ranks(spec: str, tmp_path: Path) -> None:
     run_on_one_device(scheduled(), spec, Options(steps=1, warmup=0, check=True))
-    assert json.loads((tmp_path / "0.json").read_text()) == [[0, 2], [1, 2]] * 2  # a step, and the one that is checked
+    assert json.loads((tmp_path / "0.json").read_text()) == [[0, 3], [1, 3]] * 2  # a step, and the one that is checked
 
 
 def test_without_a_function_it_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
+from ..problem import Problem
 from ..util.errors import BadInput
 from .base.handler import Handler
 from .base.part import Part, RankState
@@ -13,20 +13,20 @@ from .connecting import OwnWork
 
 
 class WorkBeside(Part):
-    """What a rank does beside the step. work(rank, piece, pieces): is called for each piece, in their order; what it makes
-    stays with the caller. pieces: of this rank in a step."""
+    """What a rank does beside the step. work(rank, piece, pieces) is called for each piece, with what it takes behind that
+    where it takes something; what it returns goes to the piece that takes it. pieces: of all ranks in a step."""
 
     name = "work"
     no_capture = "work beside the step is a function of the caller's, which runs anew in every step"
     no_ahead = "work beside the step would be done twice where a step begins again"
 
-    def __init__(self, work: OwnWork, rank: int, pieces: int) -> None:
-        self.work, self.rank, self.pieces = work, rank, pieces
+    def __init__(self, work: OwnWork, rank: int, problem: Problem) -> None:
+        self.work, self.rank, self.pieces, self.slices = work, rank, len(problem.rows("J")), problem.slices
 
     @classmethod
-    def of(cls, program: Program, work: OwnWork | None) -> WorkBeside | None:
+    def of(cls, program: Program, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
         """The part of a rank with passes J. Raises BadInput where nobody says what they do."""
-        pieces = Counter(action.kind for action in program.actions)["J"]
+        pieces = sum(action.kind == "J" for action in program.actions)
         if not pieces:
             return None
         if work is None:
@@ -34,12 +34,14 @@ class WorkBeside(Part):
                 f"work: rank {program.rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
                 "function work(rank, piece, pieces) beside the model's"
             )
-        return cls(work, program.rank, pieces)
+        return cls(work, program.rank, problem)
 
 
-def _run(state: RankState, action: Action, given: Any) -> None:
+def _run(state: RankState, action: Action, given: Any) -> Any:
     part = state.part(WorkBeside)
-    part.work(part.rank, action.part, part.pieces)
+    taken = () if action.takes is None else (given,)
+    made = part.work(part.rank, action.part // part.slices, part.pieces, *taken)
+    return made if action.sends or action.hands else None
 
 
-HANDLERS = {"J": Handler(_run)}
+HANDLERS = {"J": Handler(_run, makes="what it hands on", sliced=True)}
