@@ -210,8 +210,9 @@ def _check_moments(problem: Problem, work: Work, where: str) -> None:
     if problem.capacity is None:
         return
     assert isinstance(work.rank, int)
-    beside: Sequence[int] | Ints = () if work.before is None else problem.taken[problem.rows("F", stage=work.before, rank=work.rank)]
-    needs, room = work.held + int(min(beside, default=0)), problem.capacity[work.rank]
+    forwards = problem.rows("F", stage=work.before, rank=work.rank)
+    beside = problem.taken[forwards[:1]].sum() if work.before is not None else 0
+    needs, room = work.held + int(beside), problem.capacity[work.rank]
     if needs > room:
         what = "" if work.before is None else " with the F that waits for it"
         raise Infeasible(

@@ -30,6 +30,7 @@ from .tools import (
 )
 
 if TYPE_CHECKING:
+    from ..build.work import Work
     from ..problem import Problem
     from ..profile.profile import Profile
     from ..schedule import Schedule
@@ -85,8 +86,10 @@ def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..problem import Problem
     from ..search.auto import solve_auto, splits_differ
+    from ..search.idle_room import is_open, with_open_work
     from ..show.solved_step import solved
-    from ..show.solved_text import solved_as_text
+    from ..show.solved_text import WorkBeside, solved_as_text
+    from ..systems.table import is_named
 
     if options.frontier is not None:
         return solve_frontier(options)
@@ -97,10 +100,15 @@ def command(options: argparse.Namespace) -> int:
         print(f"zbsolve solve: {joined}", file=sys.stderr)
     if not isinstance(given, Problem) and (one := repeated_step(options, *given)) is not None:
         return solve_repeated(options, one, given[1].microbatches)
+    works: tuple[Work, ...] = ()
+    if isinstance(given, tuple) and is_open(given[1].work) and not is_named(options.method):
+        given, works = (given[0], replace(given[1], work=())), given[1].work
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
     with searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
+        half: dict[str, Any] = {name: arguments[name] / 2 for name in ("seconds", "effort") if works and name in arguments}
+        arguments |= half
         if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
             with workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
@@ -110,7 +118,13 @@ def command(options: argparse.Namespace) -> int:
 
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
-    found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None)
+        alone, work = schedule, None
+        if works:
+            how = {name: arguments[name] for name in ("method", "solver", "seed")}
+            work = with_open_work(alone, works, **half, **how)
+            schedule = work.schedule
+    beside = None if work is None else WorkBeside(alone, work)
+    found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None, beside)
     with saving(*[partial(save_found, schedule, path) for path in options.output]):
         if options.json:
             print_json(found.to_json())

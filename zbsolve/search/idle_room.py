@@ -21,6 +21,7 @@ from .certify import QUICK_PASSES
 from .solver import solve
 
 FEW_CHOICES = 64  # so many are all looked at
+SEARCHES = 5  # that finding how much fits takes, about
 ALONE_SHARE, FIRST_SHARE, LOOK_SHARE = 0.2, 0.2, 0.02  # of the time: the step alone; a first choice; every other one
 Homes = tuple[tuple[int, ...], ...]  # of each work the rank of each piece
 
@@ -30,6 +31,26 @@ class Placed(NamedTuple):
 
     schedule: Schedule
     bound: int
+
+
+def is_open(works: Sequence[Work]) -> bool:
+    """Whether it is left open which ranks do some of it, or how much."""
+    return any(work.chosen or work.pieces is None for work in works)
+
+
+def with_open_work(
+    alone: Schedule, works: Sequence[Work], *, seconds: float = 10.0, effort: float | None = None, **options: Any
+) -> Placed | Room:
+    """A solved step with work of which something is open. seconds, effort: of all searches together; further options go to
+    each. Raises BadInput, Infeasible, NotFound."""
+    first, problem = works[0], alone.problem
+    if all(work.pieces is not None for work in works):
+        return place_work(problem, *works, seconds=seconds, effort=effort, alone=alone, **options)
+    if any(work != Work(work.rank, first.time, None) for work in works) or (first.chosen and len(works) > 1):
+        raise BadInput("work: how much fits ('most') is asked of one work alone, whose pieces are alike and at any moment")
+    ranks = [rank for work in works for rank in work.ranks(problem)]
+    options |= {"together": first.chosen, "alone": alone, "seconds": seconds / SEARCHES}
+    return work_room(problem, first.times[0], ranks, effort=None if effort is None else effort / SEARCHES, **options)
 
 
 def place_work(
@@ -278,12 +299,14 @@ def work_room(
     alone: Schedule | None = None,
     seconds: float = 10.0,
     effort: float | None = None,
+    **options: Any,
 ) -> Room:
     """How many pieces of `piece` µs each of the `ranks` can do within a step, at any moment, at no cost; or all of them
     `together`, whichever does how many.
 
     alone: a solved schedule of the step, where there is one.
-    seconds, effort: of each of the searches, about ten: one of the step alone, then one a number of pieces (see `solve`).
+    seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces; further options
+        go to each (see `solve`).
     Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
@@ -292,8 +315,8 @@ def work_room(
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     ranks = tuple(dict.fromkeys(ranks))
     with_work(problem, *(Work(rank, piece) for rank in ranks))  # what cannot be raises before the search
-    search: dict[str, Any] = {"seconds": seconds, "effort": effort}
-    base = alone or solve(problem, **search, prefer=None)
+    search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None, **options}
+    base = alone or solve(problem, **search)
     value = round(base.timeline().value)
     busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
     of_all = sum if together else min
