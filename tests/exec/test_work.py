@@ -13,7 +13,7 @@ from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 
 from ..support.profiles import equal_layers
-from ..support.work_model import SOURCE
+from ..support.work_model import HANDING, SOURCE
 
 
 def scheduled() -> Schedule:
@@ -44,6 +44,26 @@ def test_ranks_do_it_and_train_as_the_whole_model(spec: str, tmp_path: Path) -> 
 def test_one_process_does_it_for_all_ranks(spec: str, tmp_path: Path) -> None:
     run_on_one_device(scheduled(), spec, Options(steps=1, warmup=0, check=True))
     assert json.loads((tmp_path / "0.json").read_text()) == [[0, 3], [1, 3]] * 2  # a step, and the one that is checked
+
+
+@pytest.mark.usefixtures("forked")
+def test_pieces_take_what_others_made(tmp_path: Path) -> None:
+    """Rank 1's pieces hand a matrix each to rank 0, of different shapes, and that to a copy engine's of its own; a teacher's
+    pieces come before the F of their microbatches. So in sequences that are cut into slices, where numbers are no others."""
+    (tmp_path / "handing.py").write_text(HANDING)
+    works = (
+        Work(1, 40, 2),
+        Work(0, 2, 2, takes=0, comm=3),
+        Work(0, 20, 2, takes=1, stream="d2h"),
+        Work(0, 9, 3, before=0, microbatches=(2, 0, 1)),
+    )
+    for slices in (1, 2):
+        problem = with_work(equal_layers(4).problem(2, 3, slices=slices), *works)
+        trace = run_local(solve(problem, effort=0.05), f"{tmp_path / 'handing.py'}:pipeline", steps=1, warmup=0, timeout=90)
+        step, said = trace.steps[0], (tmp_path / "0.txt").read_text().split()
+        assert set(said) == {"2:2x3:0", "3:3x3:1", "4:2x3:2", "5:3x3:3", "6", "7", "8"}
+        assert all(step[f"0J{piece}"][1] <= step[f"0F{number}"][0] for piece, number in ((6, 2), (7, 0), (8, 1)))
+        (tmp_path / "0.txt").unlink()
 
 
 def test_without_a_function_it_is_refused(tmp_path: Path) -> None:

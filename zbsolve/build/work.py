@@ -107,7 +107,8 @@ def with_work(problem: Problem, *works: Work) -> Problem:
         try:
             longest_path(found, Precedence(edges.before, edges.after, edges.lag))
         except Deadlock as error:
-            raise BadInput(f"work: its latest moment lies before its earliest: {error}") from None
+            circle = " → ".join((*error.cycle, error.cycle[0]))
+            raise BadInput(f"work: its latest moment lies before its earliest: {circle}") from None
     return found
 
 
@@ -164,7 +165,7 @@ def _check(problem: Problem, works: Sequence[Work], number: int) -> None:
         raise BadInput(f"{where}: how many pieces fit is open: zbsolve solve and work_room say it")
     pieces, timed = work.pieces, not isinstance(work.time, int)
     if work.chosen and (work.before, work.after, work.held) != (None, None, 0):
-        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which")
+        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which, or let such work take what this makes")
     for rank in {*work.ranks(problem), *work.homes}:
         if not 0 <= rank < problem.ranks:
             raise BadInput(f"{where}: there is no rank {rank} (they are 0 to {problem.ranks - 1})")
