@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule
     from .search.auto import solve_auto as solve_auto
+    from .search.idle_room import place_work as place_work
     from .search.idle_room import work_room as work_room
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
@@ -71,7 +72,7 @@ _HOMES = {
     "search.pareto": "frontier",
     "search.solver": "solve",
     "search.task_runner": "solvers_on",
-    "search.idle_room": "work_room",
+    "search.idle_room": "place_work work_room",
     "show.comparison": "compare",
     "show.schedule_comparison": "compare_schedules",
     "step": "Step",

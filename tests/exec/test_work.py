@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,10 @@ def test_pieces_take_what_others_made(tmp_path: Path) -> None:
         Work(0, 20, 2, takes=1, stream="d2h"),
         Work(0, 9, 3, before=0, microbatches=(2, 0, 1)),
     )
+    profile = equal_layers(4)
+    layers = tuple(replace(one, attention_F=2.0, attention_B=4.0, kv_bytes=8) for one in profile.layers)
     for slices in (1, 2):
-        problem = with_work(equal_layers(4).problem(2, 3, slices=slices), *works)
+        problem = with_work(replace(profile, layers=layers).problem(2, 3, slices=slices), *works)
         trace = run_local(solve(problem, effort=0.05), f"{tmp_path / 'handing.py'}:pipeline", steps=1, warmup=0, timeout=90)
         step, said = trace.steps[0], (tmp_path / "0.txt").read_text().split()
         assert set(said) == {"2:2x3:0", "3:3x3:1", "4:2x3:2", "5:3x3:3", "6", "7", "8"}

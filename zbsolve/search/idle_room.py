@@ -61,9 +61,11 @@ def place_work(
     alone: Schedule | None = None,
     **options: Any,
 ) -> Placed:
-    """The step with these works, where ranks that are left open (see `Work.rank`) are searched for, too.
+    """The step with these works, where ranks that are left open are searched for, too.
 
-    seconds, effort: of all searches together; further options go to each (see `solve`).
+    works: see `Work`.
+    seconds, effort: of all searches together.
+    options: go to each of them (see `solve`).
     alone: a solved schedule of the step without work, where there is one.
 
     The step without such work says what it takes at least, and where its gaps are, which the pieces go into first. Then
@@ -305,8 +307,8 @@ def work_room(
     `together`, whichever does how many.
 
     alone: a solved schedule of the step, where there is one.
-    seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces; further options
-        go to each (see `solve`).
+    seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces.
+    options: go to each of them (see `solve`).
     Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
