@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, solve, verify
 from zbsolve.build import Work, with_work
+from zbsolve.cli import main
 from zbsolve.features.work import WORK
 from zbsolve.known_steps import step_again
 from zbsolve.search.idle_room import Placed, Room, place_work, with_open_work, work_room
@@ -163,6 +166,33 @@ def test_how_much_fits_is_asked_in_words() -> None:
     assert isinstance(with_open_work(alone, read("any:10us"), effort=0.3), Placed)
     with pytest.raises(BadInput, match=r"^work: how much fits \('most'\) is asked of one work alone"):
         with_open_work(alone, read("any:10us/most 0:5us"))
+
+
+def test_solve_says_what_work_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ranks compute for 240 µs of 260, as rank 1 waits for the first F of 20: four pieces of 10 fit, 40 / 520 of all
+    ranks' time. 60 µs of any rank make 540 in all, and 270 on each; 20 on rank 0 cost nothing."""
+    path = tmp_path / "profile.json"
+    equal_layers(4).save(path)
+    command = ["solve", str(path), "--ranks", "2", "--microbatches", "4", "--effort", "1", "--work"]
+    idle = "without it 7.7% of all ranks' time is idle"
+    for said, line in (
+        (
+            "any:10us/most",
+            f"{idle}; 7.7% of all ranks' time (4 pieces) does this work; proven: no order does more without being",
+        ),
+        (
+            "any:60us/6",
+            f"{idle}; 11.1% of all ranks' time does this work; the step is 10 µs longer than without it; proven: ",
+        ),
+        ("0:20us/2", f"{idle}; 3.8% of all ranks' time does this work; proven: no order is shorter without it"),
+        ("0:40us", "7.1% of all ranks' time does this work; proven: without it the step takes at least 260 µs"),
+    ):
+        assert main([*command, said]) == 0
+        assert f"\nwork: {line}" in capsys.readouterr().out
+    assert main([*command, "any:60us/6", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["work"]
+    assert (told["value_alone"], told["bound_alone"], told["bound_of_every_choice"]) == (260, 260, 270)
+    assert told["share"] == pytest.approx(60 / 540)
 
 
 def test_what_never_fits_says_which_work() -> None:

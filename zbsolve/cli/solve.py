@@ -121,10 +121,10 @@ def command(options: argparse.Namespace) -> int:
         alone, work = schedule, None
         if works:
             how = {name: arguments[name] for name in ("method", "solver", "seed")}
-            work = with_open_work(alone, works, **half, **how)
+            work = with_open_work(alone, works, stop=pressed, **half, **how)
             schedule = work.schedule
     beside = None if work is None else WorkBeside(alone, work)
-    found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None, beside)
+    found = solved(given, schedule, tried, peaks[-1] if peaks and not works else None, options.effort is None, beside)
     with saving(*[partial(save_found, schedule, path) for path in options.output]):
         if options.json:
             print_json(found.to_json())

@@ -294,9 +294,9 @@ def _messages(problem: Problem) -> dict[str, Message]:
     gradient, beside = e.carrying("gradient")[rows], ~problem.in_microbatch
     found: dict[str, Message] = {}
     for a, b, back in zip(e.before[rows].tolist(), e.after[rows].tolist(), gradient.tolist(), strict=True):
-        # What belongs to no microbatch has a channel of its own.
-        boundary = -1 - int(p.microbatch[a]) if beside[a] else int(p.stage[a]) - back
-        part = 0 if beside[a] else int(problem.parts[a])
+        boundary, part = int(p.stage[a]) - back, int(problem.parts[a])
+        if beside[a]:  # what belongs to no microbatch has a channel of its own
+            boundary, part = -1 - part, 0
         found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, part, back)
     return found
 

@@ -8,7 +8,7 @@ from ..problem import Problem
 from ..util.errors import BadInput
 from .base.handler import Handler
 from .base.part import Part, RankState
-from .base.program import Action, Program
+from .base.program import Action
 from .connecting import OwnWork
 
 
@@ -24,22 +24,19 @@ class WorkBeside(Part):
         self.work, self.rank, self.pieces, self.slices = work, rank, len(problem.rows("J")), problem.slices
 
     @classmethod
-    def of(cls, program: Program, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
+    def of(cls, rank: int, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
         """The part of a rank with passes J. Raises BadInput where nobody says what they do."""
-        pieces = sum(action.kind == "J" for action in program.actions)
-        if not pieces:
-            return None
-        if work is None:
+        pieces = len(problem.rows("J", rank=rank))
+        if pieces and work is None:
             raise BadInput(
-                f"work: rank {program.rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
+                f"work: rank {rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
                 "function work(rank, piece, pieces) beside the model's"
             )
-        return cls(work, program.rank, problem)
+        return cls(work, rank, problem) if pieces and work is not None else None
 
 
 def _run(state: RankState, action: Action, given: Any) -> Any:
-    part = state.part(WorkBeside)
-    taken = () if action.takes is None else (given,)
+    part, taken = state.part(WorkBeside), () if action.takes is None else (given,)
     made = part.work(part.rank, action.part // part.slices, part.pieces, *taken)
     return made if action.sends or action.hands else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, product
 from math import comb
@@ -59,6 +59,7 @@ def place_work(
     seconds: float = 10.0,
     effort: float | None = None,
     alone: Schedule | None = None,
+    stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Placed:
     """The step with these works, where ranks that are left open are searched for, too.
@@ -67,6 +68,7 @@ def place_work(
     seconds, effort: of all searches together.
     options: go to each of them (see `solve`).
     alone: a solved schedule of the step without work, where there is one.
+    stop: asked between two searches.
 
     The step without such work says what it takes at least, and where its gaps are, which the pieces go into first. Then
     other choices are tried: all where there are few, else pieces go to other ranks one by one, for as long as the step gets
@@ -76,7 +78,7 @@ def place_work(
     step = with_work(problem, *works)
     open_rows = np.repeat([work.chosen for work in works], [len(work.times) for work in works])
     rest = step.only(np.setdiff1d(np.arange(len(step.passes)), len(problem.passes) + np.flatnonzero(open_rows)))
-    search = _Search(problem, works, clock, options, alone)
+    search = _Search(problem, works, clock, options, alone, stop)
     if alone is None or len(rest.passes) > len(problem.passes):
         search.alone = search.solved(rest, ALONE_SHARE * clock.total if open_rows.any() else clock.left)
     assert search.alone is not None
@@ -95,6 +97,7 @@ class _Search:
     clock: Clock
     options: dict[str, Any]
     alone: Schedule | None
+    stop: Callable[[], bool]
     least: dict[Homes, int] = field(default_factory=dict)
     best: Schedule | None = None
     homes: Homes = ()
@@ -109,7 +112,7 @@ class _Search:
         self.least |= {homes: self._step(homes)[1] for homes in few if homes not in self.least}
         for homes in sorted(few, key=self.least.__getitem__):
             if not self._ends(floor) and homes not in first:
-                self._look(homes, self.clock.left / 2 if few else LOOK_SHARE * self.clock.total)
+                self._look(homes, self.clock.left / 2)
         while not few and self._moved(floor):
             pass
         for homes in sorted(self.least, key=self.least.__getitem__) if few else [self.homes]:
@@ -122,7 +125,7 @@ class _Search:
     def solved(self, step: Problem, share: float) -> Schedule:
         """The step, searched for so many seconds."""
         hint = None if self.alone is None else _filled(self.alone, step)
-        found = solve(step, **self.clock.limit(share), hint=hint, **self.options)
+        found = solve(step, **self.clock.limit(0.0 if self.stop() else share), hint=hint, **self.options)
         self.clock.spend(share)
         return found
 
@@ -131,7 +134,8 @@ class _Search:
         return round(self.best.timeline().value) if self.best is not None else 2**62
 
     def _ends(self, floor: int) -> bool:
-        return self._value <= floor or (self.best is not None and self.clock.left < LOOK_SHARE * self.clock.total)
+        over = self.clock.left < LOOK_SHARE * self.clock.total or self.stop()
+        return self._value <= floor or (self.best is not None and over)
 
     def _step(self, homes: Homes) -> tuple[Problem, int]:
         """The step of a choice, and what it takes at least in closed form."""
@@ -156,8 +160,7 @@ class _Search:
 
     def _moved(self, floor: int) -> bool:
         """Whether the step gets shorter where a piece goes to another rank; those that have least to do come first."""
-        busy = self.best.problem  # type: ignore[union-attr]
-        load = np.bincount(busy.passes.rank, np.where(busy.computing, busy.passes.duration, 0), busy.ranks)
+        load = _busy(self.best.problem)  # type: ignore[union-attr]
         tries = [
             (load[rank] + work.times[piece], number, piece, rank)
             for number, work in enumerate(self.works)
@@ -193,6 +196,11 @@ class _Search:
         return tuple(tuple(np.sort(row).tolist() if _alike(self.works, i) else row.tolist()) for i, row in enumerate(found))
 
 
+def _busy(problem: Problem) -> Ints:
+    """µs that each rank computes, shape (ranks,)."""
+    return np.bincount(problem.passes.rank, problem.passes.duration * problem.computing, problem.ranks).astype(np.int64)
+
+
 def _bound(schedule: Schedule) -> int:
     assert schedule.certificate is not None
     return schedule.certificate.bound
@@ -221,7 +229,7 @@ def _all_choices(problem: Problem, works: Sequence[Work]) -> list[Homes]:
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
     """µs that a step with these works takes at least, whatever ranks do what is open: a rank has no more time for it than
     its other passes leave, and takes whole pieces."""
-    busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
+    busy = _busy(problem)
     for work in works:
         if not work.chosen and work.stream == "compute":
             busy[work.ranks(problem)[0]] += sum(work.times)
@@ -254,9 +262,10 @@ def _gaps(schedule: Schedule) -> list[Ints]:
 def _filled(alone: Schedule, step: Problem) -> Schedule | None:
     """The step in the order of the one with less work, its further pieces in turn in the first gaps that have room for them;
     None where their moments forbid that."""
-    order, p, known = dict(alone.order), step.passes, alone.problem.index
+    order, p, e, known = dict(alone.order), step.passes, step.edges, alone.problem.index
     new = np.array([name not in known for name in step.names])
-    if (new[step.edges.before] != new[step.edges.after]).any() or not step.computing[new].all():
+    tied = (new[e.before] != new[e.after]) | (new[e.before] & (e.carries > 0))
+    if tied.any() or not step.computing[new].all():
         return None
     for rank, gaps in enumerate(_gaps(alone)):
         waiting, filled = list(np.flatnonzero(new & (p.rank == rank))), list[str]()
@@ -299,6 +308,7 @@ def work_room(
     *,
     together: bool = False,
     alone: Schedule | None = None,
+    stop: Callable[[], bool] = lambda: False,
     seconds: float = 10.0,
     effort: float | None = None,
     **options: Any,
@@ -307,6 +317,7 @@ def work_room(
     `together`, whichever does how many.
 
     alone: a solved schedule of the step, where there is one.
+    stop: asked between two searches.
     seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces.
     options: go to each of them (see `solve`).
     Raises BadInput, Infeasible, NotFound.
@@ -320,17 +331,17 @@ def work_room(
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None, **options}
     base = alone or solve(problem, **search)
     value = round(base.timeline().value)
-    busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
+    busy = _busy(problem)
     of_all = sum if together else min
     most = of_all(int(value - busy[rank]) // piece for rank in ranks)
     if most > MOST_PIECES:
         raise BadInput(f"work: {most} pieces of {piece} µs may fit, and {MOST_PIECES} are possible: take longer ones")
     pieces, above, schedule, gaps = 0, most, base, _gaps(base)
     least = of_all(int((gaps[rank] // piece).sum()) for rank in ranks)
-    while pieces < above:
+    while pieces < above and not stop():
         count = least if pieces < least <= above else above if above == most else (pieces + above + 1) // 2
         works = [Work(rank, count * piece, count) for rank in ((ranks,) if together else ranks)]
-        found, bound = place_work(problem, *works, **search, alone=base)
+        found, bound = place_work(problem, *works, **search, alone=base, stop=stop)
         if found.timeline().value <= value:
             pieces, schedule = count, found
             continue
