@@ -147,11 +147,12 @@ def test_a_piece_takes_what_another_rank_has_made() -> None:
 
 
 def test_ranks_are_chosen_and_the_bound_holds_for_every_choice() -> None:
-    """Four ranks with 240 of 270 µs to do each, and 12 pieces of 10: three each. Of 15 pieces one rank takes four, as 4 · 30
-    is less. Two ranks alone have room for 6, and do 8 by 280."""
+    """Four ranks with 240 of 270 µs to do each, and 12 pieces of 10: three each. Of 15 pieces some rank takes four, and has
+    280 to do. Two ranks alone have room for 6, and do 8 by 280. Of 8 pieces of 20 each takes two, as three make 300: that
+    leaves 10 of 290, for no rank but the first and the last begins or ends with the step."""
     plain = textbook()
-    for pieces, ranks, least in ((12, None, 270), (15, None, 280), (8, (0, 1), 280)):
-        found = place_work(plain, Work(ranks, 10 * pieces, pieces), effort=0.5)
+    for pieces, time, ranks, least in ((12, 10, None, 270), (15, 10, None, 280), (8, 10, (0, 1), 280), (8, 20, None, 290)):
+        found = place_work(plain, Work(ranks, time * pieces, pieces), effort=2)
         assert found.bound == found.schedule.timeline().value == least
         assert {one.rank for one in found.schedule.problem.passes if one.kind == "J"} <= set(ranks or range(4))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations_with_replacement, product
-from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +18,7 @@ from ..util.errors import BadInput, NotFound
 from .certify import QUICK_PASSES
 from .solver import solve
 
-FEW_CHOICES = 64  # so many are all looked at
+FEW_CHOICES, MOST_VISITS = 64, 5_000  # so many are all looked at; steps on the way to them
 SEARCHES = 5  # that finding how much fits takes, about
 ALONE_SHARE, FIRST_SHARE, LOOK_SHARE = 0.2, 0.2, 0.02  # of the time: the step alone; a first choice; every other one
 Homes = tuple[tuple[int, ...], ...]  # of each work the rank of each piece
@@ -71,12 +69,12 @@ def place_work(
     stop: asked between two searches.
 
     The step without such work says what it takes at least, and where its gaps are, which the pieces go into first. Then
-    other choices are tried: all where there are few, else pieces go to other ranks one by one, for as long as the step gets
-    shorter. Raises BadInput, Infeasible, NotFound.
+    other choices are tried: all that may be shorter where there are few, else pieces go to other ranks one by one, for as
+    long as the step gets shorter. Raises BadInput, Infeasible, NotFound.
     """
     clock, options = Clock(seconds, effort), {"prefer": None, **options}
     step = with_work(problem, *works)
-    open_rows = np.repeat([work.chosen for work in works], [len(work.times) for work in works])
+    open_rows = np.array([work.chosen for work in works for _ in work.times], bool)
     rest = step.only(np.setdiff1d(np.arange(len(step.passes)), len(problem.passes) + np.flatnonzero(open_rows)))
     search = _Search(problem, works, clock, options, alone, stop)
     if alone is None or len(rest.passes) > len(problem.passes):
@@ -104,23 +102,21 @@ class _Search:
 
     def placed(self, floor: int) -> Placed:
         """floor: µs that every choice takes at least."""
-        few = _all_choices(self.problem, self.works)
         first = [self._in_gaps(), tuple(tuple(homes.tolist()) for homes in homes_of(self.problem, self.works))]
         for homes in dict.fromkeys(first):
             if not self._ends(floor):
                 self._look(homes, FIRST_SHARE * self.clock.total)
-        self.least |= {homes: self._step(homes)[1] for homes in few if homes not in self.least}
-        for homes in sorted(few, key=self.least.__getitem__):
-            if not self._ends(floor) and homes not in first:
-                self._look(homes, self.clock.left / 2)
-        while not few and self._moved(floor):
+        while (few := self._choices(self._value)) is None and self._moved(floor):
             pass
-        for homes in sorted(self.least, key=self.least.__getitem__) if few else [self.homes]:
+        open_choices = [self.homes] if few is None else few
+        self.least |= {homes: self._step(homes)[1] for homes in open_choices if homes not in self.least}
+        for homes in 2 * sorted(open_choices, key=self.least.__getitem__):
             if not self._ends(floor):
                 self._look(homes, self.clock.left / 2)
         if self.best is None:
             raise NotFound("work: no schedule was found for any choice of ranks in this time")
-        return Placed(self.best, max(floor, min(min(self.least.values()), self._value)) if few else floor)
+        every = None if few is None else min((self.least[homes] for homes in few), default=self._value)
+        return Placed(self.best, max(floor, min(every or 0, self._value)))
 
     def solved(self, step: Problem, share: float) -> Schedule:
         """The step, searched for so many seconds."""
@@ -157,6 +153,32 @@ class _Search:
         if shorter := round(found.timeline().value) < self._value:
             self.best, self.homes = found, homes
         return shorter
+
+    def _choices(self, below: int) -> list[Homes] | None:
+        """All homes that differ and with which each rank computes for less than `below` µs; None where that are many."""
+        works, found = self.works, list[Homes]()
+        pieces = [
+            (work.ranks(self.problem) if work.chosen else (rank,), time if work.stream == "compute" else 0, at > 0 and alike)
+            for number, (work, homes) in enumerate(zip(works, homes_of(self.problem, works), strict=True))
+            for alike in (_alike(works, number),)
+            for at, (rank, time) in enumerate(zip(homes.tolist(), work.times, strict=True))
+        ]
+        rest = np.cumsum([0, *(time for _, time, _ in reversed(pieces))])[::-1].tolist()
+        ends, stack = np.cumsum([len(work.times) for work in works])[:-1], [(list[int](), _busy(self.problem).tolist())]
+        for _ in range(MOST_VISITS):
+            if not stack or len(found) > FEW_CHOICES:
+                return found if len(found) <= FEW_CHOICES else None
+            row, load = stack.pop()
+            if len(row) == len(pieces):
+                found.append(tuple(tuple(one.tolist()) for one in np.split(np.array(row), ends)))
+                continue
+            ranks, time, alike = pieces[len(row)]
+            for rank in ranks[::-1]:
+                more = [*load[:rank], load[rank] + time, *load[rank + 1 :]]
+                fits = not time or (more[rank] < below and rest[len(row) + 1] <= sum(below - 1 - one for one in more))
+                if fits and not (alike and rank < row[-1]):
+                    stack.append(([*row, rank], more))
+        return None
 
     def _moved(self, floor: int) -> bool:
         """Whether the step gets shorter where a piece goes to another rank; those that have least to do come first."""
@@ -211,19 +233,6 @@ def _alike(works: Sequence[Work], number: int) -> bool:
     on."""
     tied = works[number].takes is not None or any(work.takes == number for work in works)
     return works[number].chosen and not tied and len(set(works[number].times)) == 1
-
-
-def _all_choices(problem: Problem, works: Sequence[Work]) -> list[Homes]:
-    """All homes of pieces that differ; [] where that are many."""
-    each, count = [], 1
-    for number, work in enumerate(works):
-        ranks, pieces = work.ranks(problem) if work.chosen else work.ranks(problem)[:1], len(work.times)
-        alike = _alike(works, number)
-        count *= comb(pieces + len(ranks) - 1, pieces) if alike else len(ranks) ** pieces
-        each.append(combinations_with_replacement(ranks, pieces) if alike else product(ranks, repeat=pieces))
-        if count > FEW_CHOICES:
-            return []
-    return list(product(*each))
 
 
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
@@ -307,8 +316,6 @@ def work_room(
     ranks: Sequence[int],
     *,
     together: bool = False,
-    alone: Schedule | None = None,
-    stop: Callable[[], bool] = lambda: False,
     seconds: float = 10.0,
     effort: float | None = None,
     **options: Any,
@@ -316,10 +323,8 @@ def work_room(
     """How many pieces of `piece` µs each of the `ranks` can do within a step, at any moment, at no cost; or all of them
     `together`, whichever does how many.
 
-    alone: a solved schedule of the step, where there is one.
-    stop: asked between two searches.
     seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces.
-    options: go to each of them (see `solve`).
+    options: go to each of them (see `place_work`); `alone` and `stop` are for all.
     Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
@@ -328,8 +333,8 @@ def work_room(
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     ranks = tuple(dict.fromkeys(ranks))
     with_work(problem, *(Work(rank, piece) for rank in ranks))  # what cannot be raises before the search
-    search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None, **options}
-    base = alone or solve(problem, **search)
+    search: dict[str, Any] = {"seconds": seconds, "effort": effort, **options}
+    base, stop = search.pop("alone", None) or place_work(problem, **search).schedule, options.get("stop", lambda: False)
     value = round(base.timeline().value)
     busy = _busy(problem)
     of_all = sum if together else min
@@ -341,7 +346,7 @@ def work_room(
     while pieces < above and not stop():
         count = least if pieces < least <= above else above if above == most else (pieces + above + 1) // 2
         works = [Work(rank, count * piece, count) for rank in ((ranks,) if together else ranks)]
-        found, bound = place_work(problem, *works, **search, alone=base, stop=stop)
+        found, bound = place_work(problem, *works, **search, alone=base)
         if found.timeline().value <= value:
             pieces, schedule = count, found
             continue
