@@ -336,10 +336,15 @@ class Problem:
         return found
 
     @cached_property
+    def busy(self) -> Ints:
+        """The total duration of each rank's compute passes, µs, shape (ranks,)."""
+        durations = np.where(self.computing, self.passes.duration, 0)
+        return np.bincount(self.passes.rank, durations, self.ranks).astype(np.int64)
+
+    @property
     def work(self) -> int:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
-        durations = np.where(self.computing, self.passes.duration, 0)
-        return int(np.bincount(self.passes.rank, durations, self.ranks).max())
+        return int(self.busy.max())
 
     @cached_property
     def lanes(self) -> list[Ints]:

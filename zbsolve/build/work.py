@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..kinds import WORK, kinds_that
 from ..problem import Problem
@@ -115,8 +113,7 @@ def with_work(problem: Problem, *works: Work) -> Problem:
 def homes_of(problem: Problem, works: Sequence[Work]) -> list[Ints]:
     """Of each work the rank of each piece. A piece whose rank is to be chosen goes to the one that has least to do by then,
     the longest first; of equal pieces the first ones to the first ranks."""
-    passes, found = problem.passes, dict[int, Ints]()
-    busy = np.bincount(passes.rank, np.where(problem.computing, passes.duration, 0), problem.ranks)
+    busy, found = problem.busy.copy(), dict[int, Ints]()
     for number, work in sorted(enumerate(works), key=lambda one: one[1].chosen and not one[1].homes):
         ranks, times = np.array(work.ranks(problem)), np.array(work.times)
         homes = np.array(work.homes or (ranks[0],) * len(times))
@@ -127,7 +124,7 @@ def homes_of(problem: Problem, works: Sequence[Work]) -> list[Ints]:
     return [found[number] for number in range(len(works))]
 
 
-def _of_least(busy: NDArray[Any], ranks: Ints, times: Ints) -> Ints:
+def _of_least(busy: Ints, ranks: Ints, times: Ints) -> Ints:
     homes = np.zeros(len(times), np.int64)
     for piece in np.argsort(-times, kind="stable"):
         homes[piece] = ranks[busy[ranks].argmin()]

@@ -164,7 +164,7 @@ class _Search:
             for at, (rank, time) in enumerate(zip(homes.tolist(), work.times, strict=True))
         ]
         rest = np.cumsum([0, *(time for _, time, _ in reversed(pieces))])[::-1].tolist()
-        ends, stack = np.cumsum([len(work.times) for work in works])[:-1], [(list[int](), _busy(self.problem).tolist())]
+        ends, stack = np.cumsum([len(work.times) for work in works])[:-1], [(list[int](), self.problem.busy.tolist())]
         for _ in range(MOST_VISITS):
             if not stack or len(found) > FEW_CHOICES:
                 return found if len(found) <= FEW_CHOICES else None
@@ -182,7 +182,7 @@ class _Search:
 
     def _moved(self, floor: int) -> bool:
         """Whether the step gets shorter where a piece goes to another rank; those that have least to do come first."""
-        load = _busy(self.best.problem)  # type: ignore[union-attr]
+        load = self.best.problem.busy  # type: ignore[union-attr]
         tries = [
             (load[rank] + work.times[piece], number, piece, rank)
             for number, work in enumerate(self.works)
@@ -218,11 +218,6 @@ class _Search:
         return tuple(tuple(np.sort(row).tolist() if _alike(self.works, i) else row.tolist()) for i, row in enumerate(found))
 
 
-def _busy(problem: Problem) -> Ints:
-    """µs that each rank computes, shape (ranks,)."""
-    return np.bincount(problem.passes.rank, problem.passes.duration * problem.computing, problem.ranks).astype(np.int64)
-
-
 def _bound(schedule: Schedule) -> int:
     assert schedule.certificate is not None
     return schedule.certificate.bound
@@ -238,7 +233,7 @@ def _alike(works: Sequence[Work], number: int) -> bool:
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
     """µs that a step with these works takes at least, whatever ranks do what is open: a rank has no more time for it than
     its other passes leave, and takes whole pieces."""
-    busy = _busy(problem)
+    busy = problem.busy.copy()
     for work in works:
         if not work.chosen and work.stream == "compute":
             busy[work.ranks(problem)[0]] += sum(work.times)
@@ -336,7 +331,7 @@ def work_room(
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, **options}
     base, stop = search.pop("alone", None) or place_work(problem, **search).schedule, options.get("stop", lambda: False)
     value = round(base.timeline().value)
-    busy = _busy(problem)
+    busy = problem.busy
     of_all = sum if together else min
     most = of_all(int(value - busy[rank]) // piece for rank in ranks)
     if most > MOST_PIECES:

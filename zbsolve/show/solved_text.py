@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..handover import most_waiting
-from ..kinds import WORK
 from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
 from ..partition.by_name import moves_between
@@ -59,12 +58,10 @@ class WorkBeside:
         at least; and what is proven of every choice that was left open."""
         problem, alone = schedule.problem, self.alone.certificate
         assert alone is not None
-        time = np.where(problem.computing, problem.passes.duration, 0)
-        own = int(time[problem.passes.that(feature=WORK)].sum())
-        whole = problem.ranks * round(schedule.timeline().value)
+        rest = self.alone.problem.busy.sum()
         facts: dict[str, Any] = {
-            "share": own / whole,
-            "bubble": 1 - (int(time.sum()) - own) / (problem.ranks * alone.value),
+            "share": float(problem.busy.sum() - rest) / (problem.ranks * round(schedule.timeline().value)),
+            "bubble": float(1 - rest / (problem.ranks * alone.value)),
             "value_alone": alone.value,
             "bound_alone": alone.bound,
         }
