@@ -1,5 +1,5 @@
 """Predictions beside runs, on emulated devices (`run --emulate`) and on this machine's cores: plain steps, one long sequence
-in slices, a sharded vocabulary, and sharded parameters."""
+in slices, a sharded vocabulary, sharded parameters, and work in bubbles."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from profiler import estimate
 from tests.support.exec_ranks import on_ranks
-from zbsolve import Layer, Link, Problem, Profile, Schedule, Trace, pipeline, preset, solve
-from zbsolve.build import with_sharding
+from zbsolve import Layer, Link, Problem, Profile, Schedule, Step, Trace, pipeline, preset, solve, solve_auto
+from zbsolve.build import Work, with_sharding
 from zbsolve.exec import CrossEntropy, Pipeline
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import Block, Embed, Head
+from zbsolve.search.idle_room import place_work
 from zbsolve.systems.torch_gathers import torch_window
 from zbsolve.util.text import aligned, in_one_unit
 
@@ -293,3 +294,91 @@ def sharded_steps(rank: int, given: Results) -> dict[str, list[float]]:
             if step >= warmup:
                 found[name].append(float(took))
     return found
+
+
+# --- A tower's work in bubbles ---
+
+DECODER, TOWER_RANKS, IMAGES = 16, 4, 8  # layers; one image a microbatch
+TOWER_F, NOTHING = 20_000, {"held_until_B": 0, "held_until_W": 0, "output_bytes": 0}  # µs
+
+
+@table()
+def tower_run(steps: int = 6, seconds: float = 20.0, tower: int = 4) -> Results:
+    """A frozen vision tower before a decoder, on four emulated devices: as the first layers of the pipeline, in the best
+    split that the search finds for what passes really take, and as work beside the step, where the forwards of the next
+    batch run wherever ranks would wait (Optimus, ATC'25) and their results go to rank 0, which feeds them into the next
+    step. All train the same decoder on the same batches: `losses` says by how much theirs differ at most."""
+    layer = Layer("", TOWER_F, 24_000, 20_000, 44_000, parameter_bytes=256, **NOTHING)
+    frozen = Layer("", TOWER_F, 0, 0, 0, parameter_bytes=256, frozen_bytes=256, **NOTHING)
+    decoder = [replace(layer, name=f"decoder{i}") for i in range(DECODER)]
+    front = [replace(frozen, name=f"tower{i}") for i in range(tower)]
+    alone, whole = (
+        Profile("given: made up", "tower", tuple(one), Link(100, 1e6), 4.0, None, {}, {})
+        for one in (decoder, [*front, *decoder])
+    )
+    works = Work(None, IMAGES * tower * TOWER_F, IMAGES), Work(0, 100 * IMAGES, IMAGES, takes=0, comm=100)
+    placed = place_work(alone.problem(TOWER_RANKS, IMAGES), *works, seconds=seconds)
+    schedules = {
+        "tower first, 1F1B": preset("1f1b", whole.problem(TOWER_RANKS, IMAGES, fused=True)),
+        **{
+            f"tower first, solved, {place}": solve_auto(whole, Step(TOWER_RANKS, IMAGES, place, "auto"), seconds=seconds)[0]
+            for place in ("single", "loop")
+        },
+        "tower in bubbles, solved, single": placed.schedule,
+    }
+    given = {"forms": {name: one.to_json() for name, one in schedules.items()}, "steps": steps, "tower": tower}
+    found = on_ranks(TOWER_RANKS, "benchmarks.emulation:tower_steps", given, 600)[0]
+
+    def row(name: str, schedule: Schedule) -> Results:
+        certificate, (us, losses) = schedule.certificate, found[name]
+        first = found["tower first, 1F1B"]
+        return {
+            "predicted_us": int(schedule.timeline().makespan),
+            "bound_us": None if certificate is None else certificate.bound,
+            "emulated_us": median(us),
+            "gain": median(first[0]) / median(us),
+            "losses": max(abs(a / b - 1) for a, b in zip(losses, first[1], strict=True)),
+            "layers": list(schedule.problem.layers),
+            "bubble": float(1 - schedule.problem.passes.duration.sum() / (TOWER_RANKS * schedule.timeline().makespan)),
+            "samples_us": [round(one) for one in us],
+        }
+
+    rows = rows_of((name, row(name, one)) for name, one in schedules.items())
+    return {"load": os.getloadavg()[0], "bound_of_every_choice_us": placed.bound, **rows}
+
+
+def tower_steps(rank: int, given: Results) -> dict[str, list[list[float]]]:
+    """What every rank runs: each schedule in turn; µs of every step but the first, and the loss of each."""
+    return {
+        name: _tower_trained(Schedule.from_json(form), given["tower"], given["steps"], "bubbles" in name)
+        for name, form in given["forms"].items()
+    }
+
+
+def _tower_trained(schedule: Schedule, tower: int, steps: int, beside: bool) -> list[list[float]]:
+    torch.manual_seed(0)
+    front, decoder = ([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(n)] for n in (tower, DECODER))
+    frozen, now, arrived = nn.Sequential(*front).requires_grad_(False), 0, dict[int, Tensor]()
+    batches = [torch.randn(IMAGES, 4, 8) for _ in range(steps + 2)]
+
+    def work(rank: int, piece: int, pieces: int, features: Tensor | None = None) -> Tensor | None:
+        """Images of the next batch through the tower; or, on rank 0, what has come of them."""
+        if features is None:
+            return frozen(batches[now + 1][piece])  # type: ignore[no-any-return]
+        arrived[piece - IMAGES] = features
+        return None
+
+    layers, how = decoder if beside else [*front, *decoder], {"emulate": Times.of(schedule, "schedule"), "work": work}
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=60, **how)  # type: ignore[arg-type]
+    optimizer, took, losses = torch.optim.SGD(runner.parameters(), lr=0.1), list[float](), list[float]()
+    features = frozen(batches[0])
+    for now in range(steps + 1):
+        inputs = (features if beside else batches[now]).flatten(0, 1)
+        result = runner.step(inputs, torch.zeros_like(inputs))
+        optimizer.step()
+        optimizer.zero_grad()
+        took.append(float(result.timeline.makespan))
+        losses.append(result.loss)
+        if arrived:
+            features = torch.stack([arrived[i] for i in range(IMAGES)])
+    return [took[1:], losses]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule
     from .search.auto import solve_auto as solve_auto
+    from .search.idle_room import place_work as place_work
     from .search.idle_room import work_room as work_room
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve

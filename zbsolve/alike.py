@@ -14,7 +14,7 @@ def microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micro
     Then any schedule can have its lanes sorted: the k-th pass of a lane to start becomes that of the k-th microbatch, no
     pass waits longer, and ranks hold what they held. So some best schedule runs its lanes in order. Edges between
     microbatches, and those of passes that belong to none (updates, gathers), count for nothing here: builders write them
-    for that order.
+    for that order. But passes of free kinds (see `kinds.Kind`) go along with all of a lane, or with none.
     """
     lane, length = np.empty(len(passes), np.int64), np.array([len(rows) for rows in lanes])
     if length.max(initial=0) <= 1:
@@ -25,6 +25,11 @@ def microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micro
         if any((column[rows] != column[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
             return False
     a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
+    for free, other in ((a, b), (b, a)):
+        one = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
+        met, count = np.unique(free[one] * len(lanes) + lane[other[one]], return_counts=True)
+        if (count != length[met % len(lanes)]).any():
+            return False
     within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
     pair = lane[a[within]] * len(lanes) + lane[b[within]]
     order = np.lexsort((edges.pool[within], edges.bytes[within], edges.lag[within], number[within], pair))

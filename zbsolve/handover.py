@@ -41,7 +41,8 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
 @dataclass(frozen=True, eq=False)
 class Handover:
     """The messages of a schedule. orders: each rank's rows in order (see `rank_rows`); before, after: of each message the
-    rows of the passes that make and take it; boundary: after which stage; lag: µs on its way."""
+    rows of the passes that make and take it; boundary: after which stage, −1 where it is of no microbatch; lag: µs on its
+    way."""
 
     schedule: Schedule
     orders: tuple[Ints, ...]
@@ -56,7 +57,7 @@ class Handover:
         e, stage = schedule.problem.edges, schedule.problem.passes.stage
         rows = np.flatnonzero(e.carrying("activation", "gradient"))
         before = e.before[rows]
-        boundary = stage[before] - e.carrying("gradient")[rows]
+        boundary = np.where(schedule.problem.in_microbatch[before], stage[before] - e.carrying("gradient")[rows], -1)
         return cls(schedule, rank_rows(schedule, begin), before, e.after[rows], boundary, e.lag[rows])
 
     @cached_property

@@ -26,6 +26,7 @@ class Kind:
     begun: it only begins work, and its rank goes on at once.
     away: another rank than the stage's runs it, to help that one.
     together: it is part of a collective: all ranks run theirs of one microbatch together.
+    free: those of a stage run in whatever order their edges allow, and not by number.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Kind:
     begun: bool = False
     away: bool = False
     together: bool = False
+    free: bool = False
 
 
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
@@ -78,7 +80,7 @@ OURS = (
     Kind("BQ", "backward down to attention", "#0bc28b", "Y", B, ATTENTION),
     Kind("BA", "gradients of attention that stays", "#93e3c7", "J", B, ATTENTION),
     Kind("BH", "gradients of attention for another rank", "#c50c3c", "*", B, ATTENTION, away=True),
-    Kind("J", "work beside the step", "#a6cbf8", "j", "", WORK, per_step=True),
+    Kind("J", "work beside the step", "#a6cbf8", "j", "", WORK, per_step=True, free=True),
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
 TABLE: dict[str, Kind] = {one.label: one for one in OURS}

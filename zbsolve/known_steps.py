@@ -34,10 +34,8 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
         raise BadInput("its stages lie on submeshes, and it does not say of how many devices: solve it with the profile")
     if sharded := [kind for kind in kinds if TABLE[kind].feature == SHARDING]:
         raise BadInput(f"it has passes {' '.join(sharded)}, and does not say over how many ranks parameters are sharded")
-    works = problem.passes.that(feature=WORK)
-    if (problem.edges.bytes[works[problem.edges.before]] > 0).any() or (
-        works[problem.edges.before] != works[problem.edges.after]
-    ).any():
+    works, e = problem.passes.that(feature=WORK), problem.edges
+    if (works[e.before] & ((e.bytes > 0) | (e.carries > 0))).any() or (works[e.before] != works[e.after]).any():
         raise BadInput("it has work with a moment or bytes of its own (passes J): solve it anew with --work")
     if "C" in kinds and replicas is None:
         raise BadInput(

@@ -336,20 +336,28 @@ class Problem:
         return found
 
     @cached_property
+    def busy(self) -> Ints:
+        """The total duration of each rank's compute passes, µs, shape (ranks,)."""
+        durations = np.where(self.computing, self.passes.duration, 0)
+        return np.bincount(self.passes.rank, durations, self.ranks).astype(np.int64)
+
+    @property
     def work(self) -> int:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
-        durations = np.where(self.computing, self.passes.duration, 0)
-        return int(np.bincount(self.passes.rank, durations, self.ranks).max())
+        return int(self.busy.max())
 
     @cached_property
     def lanes(self) -> list[Ints]:
         """Passes of one (kind, stage, slice, rank), in table order: solvers keep them in this order. Where microbatches are
-        `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume."""
-        p = self.passes
+        `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free kinds (see `kinds.Kind`)
+        only those that edges put into a row."""
+        p, e = self.passes, self.edges
         key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
         rows = np.argsort(key, kind="stable")
-        cuts = np.flatnonzero(np.diff(key[rows])) + 1
-        return np.split(rows, cuts)
+        apart = np.diff(key[rows]) != 0
+        if (free := p.that(free=True)[rows[1:]]).any():
+            apart |= free & ~np.isin(rows[:-1] * len(p) + rows[1:], e.before * len(p) + e.after)
+        return np.split(rows, np.flatnonzero(apart) + 1)
 
     def head(self, microbatches: int) -> Problem:
         """The same step with only the first `microbatches` microbatches: same lanes, shorter."""

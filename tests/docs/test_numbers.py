@@ -67,6 +67,22 @@ def test_a_ranks_part_of_a_very_long_step() -> None:
     assert f"took {whole['CPU seconds']:.1f} s and {whole['memory'] / 1e6:.0f} MB" in text
 
 
+def test_a_tower_in_bubbles() -> None:
+    """The page's gains, each against the first row; and that the last one is proven whatever ranks do the tower's work."""
+    found = kept("tower_run")
+    rows = {name: row for name, row in found.items() if "tower" in name}
+    lines = shown("docs/work.md", "tower_run")[1:]
+    for words, (name, row) in zip(lines, rows.items(), strict=True):
+        predicted, emulated = (row[f"{what}_us"] for what in ("predicted", "emulated"))
+        times = [f"{predicted / 1e3:.1f}", "ms", f"{emulated / 1e3:.1f}", "ms"]
+        gain = rows["tower first, 1F1B"]["emulated_us"] / emulated
+        assert words == [*name.split(), *times, f"{gain:.2f}", f"{row['bubble']:.1%}"]
+        assert row["losses"] < 1e-7
+        assert abs(emulated / predicted - 1) < 1.05e-3
+        assert row["bound_us"] in (None, predicted)
+    assert found["bound_of_every_choice_us"] == found["tower in bubbles, solved, single"]["predicted_us"]
+
+
 def test_emulated_devices() -> None:
     rows = kept("emulate")["rows"]
     lines = shown("docs/notes/emulation.md", "emulate")[1:]

@@ -11,111 +11,181 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..kinds import WORK
+from ..kinds import WORK, kinds_that
 from ..problem import Problem
 from ..tables import Edges, Ints
-from ..util.errors import BadInput
+from ..timeline import Precedence, longest_path
+from ..util.errors import BadInput, Deadlock, Infeasible
+from ..util.text import exact_bytes
 from .numbers import check_before
 
 MOST_PIECES = 10_000
+STREAMS = ("compute", "d2h", "h2d")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work on one rank.
+    """Work of one rank, or of ranks to choose from.
 
-    rank: that does it; None: its pieces go one by one to the rank that has least to compute.
-    time: µs of all its pieces together.
-    pieces: passes that it is cut into, which run in turn; 1: it is not cut.
+    rank: that does it; several: each of its pieces goes to one of them; None: to any.
+    time: µs of all its pieces together, or of each.
+    pieces: passes that it is cut into; those on one rank run in turn. 1: it is not cut. None: as many of `time` as fit (see
+        `work_room`).
     before: a stage of the rank whose first F waits for it.
     after: a stage of the rank whose last gradients it waits for; without either it runs whenever the rank is free.
+    microbatches: of each piece the microbatch that it is for: its F waits for the piece alone, which waits for its gradients
+        alone; (): it is for all.
+    takes: number of an earlier work with as many pieces; each piece takes what the one of its number has made there.
+    comm: µs until that has come from another rank.
     held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
+    stream: what it occupies of its rank: "compute", or a copy engine, "d2h" or "h2d".
+    homes: of each piece the rank that does it, one of several; (): the one with least to compute.
     """
 
-    rank: int | None
-    time: int
-    pieces: int = 1
+    rank: int | tuple[int, ...] | None
+    time: int | tuple[int, ...]
+    pieces: int | None = 1
     before: int | None = None
     after: int | None = None
+    microbatches: tuple[int, ...] = ()
+    takes: int | None = None
+    comm: int = 0
     held: int = 0
+    stream: str = "compute"
+    homes: tuple[int, ...] = ()
+
+    @property
+    def times(self) -> tuple[int, ...]:
+        """µs of each piece."""
+        if not isinstance(self.time, int):
+            return self.time
+        count = self.pieces or 1
+        return tuple(self.time // count + (i < self.time % count) for i in range(count))
+
+    @property
+    def chosen(self) -> bool:
+        """Whether its rank is to be chosen."""
+        return not isinstance(self.rank, int)
+
+    def ranks(self, problem: Problem) -> tuple[int, ...]:
+        """That may do it."""
+        return (self.rank,) if isinstance(self.rank, int) else self.rank or tuple(range(problem.ranks))
 
 
 def with_work(problem: Problem, *works: Work) -> Problem:
-    """A step with passes `<first stage of the rank>J<number>` of these `works` on `compute:<rank>`, numbered on each rank.
+    """A step with passes `<first stage of the rank>J<number>` of these `works` on `<stream>:<rank>`, numbered as they are
+    given, all pieces of a work in a row. Works of one rank run in any order that their moments allow.
 
-    Works of one rank run in turn, as they are given, but first those that an F waits for, and last those that wait for
-    gradients. Put it in last: passes of other features do not know it. Raises BadInput for numbers that make no sense, and
-    where the latest moment of a work lies before its earliest.
+    Put it in last: passes of other features do not know it. Raises BadInput for numbers that make no sense, and where the
+    latest moment of a work lies before its earliest; Infeasible where a rank has no room for what one holds.
     """
     check_before(problem, WORK)
-    passes, edges, placed = problem.passes, problem.edges, np.zeros(problem.ranks, np.int64)
+    passes, edges, made = problem.passes, problem.edges, list[Ints]()
     first = {rank: stage for stage in reversed(range(problem.stages)) for rank in problem.stage_ranks[stage]}
-    for number, work in enumerate(works):
-        _check(problem, work, f"work {number}")
-    for rank, work in sorted(_on_ranks(problem, works), key=lambda placed: _turn(placed[1])):
-        rows = len(passes) + np.arange(work.pieces)
+    for number in range(len(works)):
+        _check(problem, works, number)
+    for work, homes in zip(works, homes_of(problem, works), strict=True):
+        rows = len(passes) + np.arange(len(homes))
         passes = passes.more(
             "J",
-            "compute",
-            stage=np.full(work.pieces, first[rank]),
-            microbatch=placed[rank] + np.arange(work.pieces),
-            rank=np.full(work.pieces, rank),
-            duration=work.time // work.pieces + (np.arange(work.pieces) < work.time % work.pieces),
+            work.stream,
+            stage=np.array([first[rank] for rank in homes.tolist()]),
+            microbatch=rows - len(problem.passes),
+            rank=homes,
+            duration=np.array(work.times),
         )
-        placed[rank] += work.pieces
-        edges += _edges(problem, work, rank, rows)
-    return replace(problem, passes=passes, edges=edges)
-
-
-def _on_ranks(problem: Problem, works: Sequence[Work]) -> list[tuple[int, Work]]:
-    """Each work with its rank; of work without one, what each rank does of it."""
-    passes, found = problem.passes, [(work.rank, work) for work in works if work.rank is not None]
-    busy = np.bincount(passes.rank, np.where(problem.computing, passes.duration, 0), problem.ranks).astype(np.float64)
-    for rank, work in found:
-        busy[rank] += work.time
-    for work in (one for one in works if one.rank is None):
-        piece, taken = work.time / work.pieces, np.zeros(problem.ranks, np.int64)
-        for _ in range(work.pieces):
-            taken[(busy + taken * piece).argmin()] += 1
-        busy += taken * piece
-        until = np.concatenate([[0], np.cumsum(taken)]) * work.time // work.pieces
-        for rank in np.flatnonzero(taken).tolist():
-            part = replace(work, pieces=int(taken[rank]), time=int(until[rank + 1] - until[rank]))
-            found.append((rank, part))
+        made.append(rows)
+        edges += _edges(problem, work, homes, rows)
+        if work.takes is not None:
+            giver = made[work.takes]
+            lag = np.where(passes.rank[giver] == homes, 0, work.comm)
+            edges += Edges.of(giver, rows, lag=lag, carries="activation")
+    found = replace(problem, passes=passes, edges=edges)
+    if any(work.takes is not None for work in works):
+        try:
+            longest_path(found, Precedence(edges.before, edges.after, edges.lag))
+        except Deadlock as error:
+            circle = " → ".join((*error.cycle, error.cycle[0]))
+            raise BadInput(f"work: its latest moment lies before its earliest: {circle}") from None
     return found
 
 
-def _turn(work: Work) -> tuple[int, int]:
-    """Which work of a rank comes first: an F of a low stage needs its own early, gradients of a low stage are there late."""
-    if work.before is not None:
-        return 0, work.before
-    return (1, 0) if work.after is None else (2, -work.after)
+def homes_of(problem: Problem, works: Sequence[Work]) -> list[Ints]:
+    """Of each work the rank of each piece. A piece whose rank is to be chosen goes to the one that has least to do by then,
+    the longest first; of equal pieces the first ones to the first ranks."""
+    busy, found = problem.busy.copy(), dict[int, Ints]()
+    for number, work in sorted(enumerate(works), key=lambda one: one[1].chosen and not one[1].homes):
+        ranks, times = np.array(work.ranks(problem)), np.array(work.times)
+        homes = np.array(work.homes or (ranks[0],) * len(times))
+        if work.chosen and not work.homes:
+            homes = _of_least(busy.copy(), ranks, times)
+        np.add.at(busy, homes, times if work.stream == "compute" else 0)
+        found[number] = homes
+    return [found[number] for number in range(len(works))]
 
 
-def _edges(problem: Problem, work: Work, rank: int, rows: Ints) -> Edges:
-    """The pieces of a work in turn, behind and before what it says; with the bytes that it holds."""
-    found, last = Edges.of(rows[:-1], rows[1:]), rows[-1:]
+def _of_least(busy: Ints, ranks: Ints, times: Ints) -> Ints:
+    homes = np.zeros(len(times), np.int64)
+    for piece in np.argsort(-times, kind="stable"):
+        homes[piece] = ranks[busy[ranks].argmin()]
+        busy[homes[piece]] += times[piece]
+    return np.sort(homes) if np.ptp(times) < 2 else homes
+
+
+def _edges(problem: Problem, work: Work, homes: Ints, rows: Ints) -> Edges:
+    """The pieces of a work in turn on each rank, behind and before what it says; with the bytes that it holds."""
+    turn = rows[np.argsort(homes, kind="stable")]
+    same = np.diff(np.sort(homes)) == 0
+    found, last = Edges.of(turn[:-1][same], turn[1:][same]), rows[-1:]
+    number, here = problem.passes.microbatch, int(homes[0])
     if work.after is not None:
-        gradients = np.flatnonzero(problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after))
-        gradients = gradients[problem.passes.rank[gradients] == rank]
-        found += Edges.of(gradients, np.repeat(rows[:1], len(gradients)))
+        gradients = problem.rows(*kinds_that(adds_gradients=True), stage=work.after, rank=here)
+        found += Edges.of(*_pairs(work, gradients, number[gradients], rows[:1], rows))
     if work.before is not None:
-        forwards = problem.rows("F", stage=work.before)
-        forwards = forwards[problem.passes.rank[forwards] == rank]
-        last = forwards[:1]
-        found += Edges.of(np.repeat(rows[-1:], len(forwards)), forwards)
+        forwards = problem.rows("F", stage=work.before, rank=here)
+        after, before = _pairs(work, forwards, number[forwards], rows[-1:], rows)
+        found, last = found + Edges.of(before, after), after[-1:] if work.microbatches else forwards[:1]
     return found + Edges.of(rows[:1], last, bytes=work.held) if work.held else found
 
 
-def _check(problem: Problem, work: Work, where: str) -> None:
-    if work.rank is None and (work.before, work.after, work.held) != (None, None, 0):
-        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which")
-    if work.rank is not None and not 0 <= work.rank < problem.ranks:
-        raise BadInput(f"{where}: there is no rank {work.rank} (they are 0 to {problem.ranks - 1})")
-    if not 1 <= work.pieces <= MOST_PIECES:
-        raise BadInput(f"{where}: {work.pieces} pieces: 1 to {MOST_PIECES} are possible")
-    if work.time < 1 or work.held < 0:
+def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Passes of the step, and the piece that each of them has to do with: that for its microbatch, or the one at an end."""
+    if not work.microbatches:
+        return others, np.repeat(end, len(others))
+    mine = [np.flatnonzero(numbers == one) for one in work.microbatches]
+    return others[np.concatenate(mine)], np.repeat(rows, [len(one) for one in mine])
+
+
+def _check(problem: Problem, works: Sequence[Work], number: int) -> None:
+    work, where = works[number], f"work {number}"
+    if work.pieces is None:
+        raise BadInput(f"{where}: how many pieces fit is open: zbsolve solve and work_room say it")
+    pieces, timed = work.pieces, not isinstance(work.time, int)
+    if work.chosen and (work.before, work.after, work.held) != (None, None, 0):
+        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which, or let such work take what this makes")
+    for rank in {*work.ranks(problem), *work.homes}:
+        if not 0 <= rank < problem.ranks:
+            raise BadInput(f"{where}: there is no rank {rank} (they are 0 to {problem.ranks - 1})")
+    if not 1 <= pieces <= MOST_PIECES or (timed and pieces not in (1, len(work.times))):
+        raise BadInput(f"{where}: {pieces} pieces: 1 to {MOST_PIECES} are possible, and as many as there are times")
+    for what, said in (("homes", work.homes), ("microbatches", work.microbatches)):
+        if said and len(said) != len(work.times):
+            raise BadInput(f"{where}: {what}: {len(said)}, not one for each of {len(work.times)} pieces")
+    if min(work.times) < (1 if timed else 0) or sum(work.times) < 1 or min(work.held, work.comm) < 0:
         raise BadInput(f"{where}: time and bytes are whole numbers, the time at least 1 µs")
+    if work.stream not in STREAMS:
+        raise BadInput(f"{where}: stream '{work.stream}': one of {', '.join(STREAMS)}")
+    if not set(work.homes) <= set(work.ranks(problem)):
+        raise BadInput(f"{where}: homes: rank {min(set(work.homes) - set(work.ranks(problem)))} is none of its ranks")
+    if work.takes is not None and not 0 <= work.takes < number:
+        raise BadInput(f"{where}: takes: there is no work {work.takes} before it")
+    if work.takes is not None and len(works[work.takes].times) != len(work.times):
+        have = len(works[work.takes].times)
+        raise BadInput(f"{where}: takes: work {work.takes} has {have} pieces, and this one {len(work.times)}")
+    _check_moments(problem, work, where)
+
+
+def _check_moments(problem: Problem, work: Work, where: str) -> None:
     if work.before is not None and work.after is not None:
         raise BadInput(
             f"{where}: its latest moment, before stage {work.before}, lies before its earliest, after {work.after}"
@@ -123,10 +193,26 @@ def _check(problem: Problem, work: Work, where: str) -> None:
     for stage in (work.before, work.after):
         if stage is not None and not (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage]):
             raise BadInput(f"{where}: stage {stage} does not lie on rank {work.rank}")
-    if (
-        work.after is not None
-        and not (problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)).any()
-    ):
+    trained = problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)
+    if work.after is not None and not trained.any():
         raise BadInput(f"{where}: stage {work.after} makes no gradients that it could wait for")
-    if work.held and work.pieces == 1 and work.before is None:
+    if work.microbatches and work.before is None and work.after is None:
+        raise BadInput(f"{where}: microbatches are of a moment: say 'before' or 'after'")
+    for one in work.microbatches:
+        if not 0 <= one < problem.microbatches:
+            raise BadInput(f"{where}: there is no microbatch {one} (they are 0 to {problem.microbatches - 1})")
+    if not work.held:
+        return
+    if len(work.times) == 1 and work.before is None:
         raise BadInput(f"{where}: bytes are held from a first piece to a last one, and it has one: say 'before', or cut it")
+    if problem.capacity is None:
+        return
+    assert isinstance(work.rank, int)
+    forwards = problem.rows("F", stage=work.before, rank=work.rank)
+    beside = problem.taken[forwards[:1]].sum() if work.before is not None else 0
+    needs, room = work.held + int(beside), problem.capacity[work.rank]
+    if needs > room:
+        what = "" if work.before is None else " with the F that waits for it"
+        raise Infeasible(
+            f"{where}: it holds {exact_bytes(needs)}{what}, and rank {work.rank} has {exact_bytes(room)}: no schedule exists"
+        )

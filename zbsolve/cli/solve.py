@@ -24,6 +24,7 @@ from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
 
 if TYPE_CHECKING:
+    from ..build.work import Work
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
@@ -74,8 +75,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Find a schedule, write it, say how good it is."""
     from ..search.auto import solve_auto, splits_differ
+    from ..search.idle_room import is_open, with_open_work
     from ..show.solved_step import solved
-    from ..show.solved_text import solved_as_text
+    from ..show.solved_text import WorkBeside, solved_as_text
+    from ..systems.table import is_named
 
     if options.frontier is not None:
         return solve_frontier(options)
@@ -86,10 +89,15 @@ def command(options: argparse.Namespace) -> int:
         print(f"zbsolve solve: {joined}", file=sys.stderr)
     if not isinstance(given, Problem) and (one := repeated_step(options, *given)) is not None:
         return solve_repeated(options, one, given[1].microbatches)
+    works: tuple[Work, ...] = ()
+    if isinstance(given, tuple) and is_open(given[1].work) and not is_named(options.method):
+        given, works = (given[0], replace(given[1], work=())), given[1].work
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak] = []
     with tools.searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
+        half: dict[str, Any] = {name: arguments[name] / 2 for name in ("seconds", "effort") if works and name in arguments}
+        arguments |= half
         if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
             with tools.workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
@@ -99,7 +107,13 @@ def command(options: argparse.Namespace) -> int:
 
             problem = given if isinstance(given, Problem) else given[1].problem(given[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
-    found = solved(given, schedule, tried, peaks[-1] if peaks else None, options.effort is None)
+        alone, work = schedule, None
+        if works:
+            how = {name: arguments[name] for name in ("method", "solver", "seed")}
+            work = with_open_work(alone, works, stop=pressed, **half, **how)
+            schedule = work.schedule
+    beside = None if work is None else WorkBeside(alone, work)
+    found = solved(given, schedule, tried, peaks[-1] if peaks and not works else None, options.effort is None, beside)
     saves = [partial(tools.save_found, schedule, path) for path in options.output]
     tools.tell(options, found.to_json, lambda: solved_as_text(found), *saves)
     for note in found.notes:

@@ -23,7 +23,7 @@ from .transport.wires import Wires
 
 Made = TypeVar("Made")
 Update = Callable[[list[nn.Parameter]], Any]
-OwnWork = Callable[[int, int, int], Any]  # (rank, piece, pieces): see `work.WorkBeside`
+OwnWork = Callable[..., Any]  # (rank, piece, pieces), or with what the piece takes: see `work.WorkBeside`
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Sharding.of,
     Shared.of,
     Replicas.of,
-    lambda c: work.WorkBeside.of(c.own.program, c.given.work),
+    lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
 
 

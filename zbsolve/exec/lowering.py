@@ -291,11 +291,12 @@ def _messages(problem: Problem) -> dict[str, Message]:
     """Pass → the message that it takes, of this rank or another."""
     names, p, e = problem.names, problem.passes, problem.edges
     rows = np.flatnonzero(e.carrying(*CARRIED))
-    gradient = e.carrying("gradient")[rows]
+    gradient, beside = e.carrying("gradient")[rows], ~problem.in_microbatch
     found: dict[str, Message] = {}
     for a, b, back in zip(e.before[rows].tolist(), e.after[rows].tolist(), gradient.tolist(), strict=True):
-        boundary = int(p.stage[a]) - back
-        part = int(problem.parts[a])
+        boundary, part = int(p.stage[a]) - back, int(problem.parts[a])
+        if beside[a]:  # what belongs to no microbatch has a channel of its own
+            boundary, part = -1 - part, 0
         found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, part, back)
     return found
 

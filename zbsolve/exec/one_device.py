@@ -123,7 +123,7 @@ class OneDevice:
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
             slices = Slices.of(problem, program.rank, stages, hook.compare)
-            features = (slices, WorkBeside.of(program, model.work))
+            features = (slices, WorkBeside.of(program.rank, problem, model.work))
             state = RankState(stages, tuple(part for part in features if part is not None))
             self.parts.append(mine)
             self.interpreters.append(Interpreter(program, state, self.copies, hook))

@@ -84,7 +84,7 @@ class Pipeline:
     data: the dimensions along which the batch is divided; None: those called dp, dp_replicate, dp_shard. Gradients are
         averaged over them as over replicas, unless FSDP has sharded the parameter over them.
     capture: on a GPU, each rank's step is one CUDA graph from the second of its shape on (see `captured`, docs/gpu.md).
-    work: for a schedule with passes J: work(rank, piece, pieces) is called for each, and does what is to be done there.
+    work: for a schedule with passes J: work(rank, piece, pieces) is called for each (see `work.WorkBeside`).
 
     The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random layers
     (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts the steps;

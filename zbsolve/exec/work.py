@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any
 
+from ..problem import Problem
 from ..util.errors import BadInput
 from .base.handler import Handler
-from .base.part import Part
-from .base.program import Program
+from .base.part import Part, RankState
+from .base.program import Action
 from .connecting import OwnWork
 
 
 class WorkBeside(Part):
-    """What a rank does beside the step. work(rank, piece, pieces): is called for each piece, in their order; what it makes
-    stays with the caller. pieces: of this rank in a step."""
+    """What a rank does beside the step. work(rank, piece, pieces) is called for each piece, with what it takes behind that
+    where it takes something; what it returns goes to the piece that takes it. pieces: of all ranks in a step."""
 
     name = "work"
     no_capture = "work beside the step is a function of the caller's, which runs anew in every step"
     no_ahead = "work beside the step would be done twice where a step begins again"
 
-    def __init__(self, work: OwnWork, rank: int, pieces: int) -> None:
-        self.work, self.rank, self.pieces = work, rank, pieces
+    def __init__(self, work: OwnWork, rank: int, problem: Problem) -> None:
+        self.work, self.rank, self.pieces, self.slices = work, rank, len(problem.rows("J")), problem.slices
 
     @classmethod
-    def of(cls, program: Program, work: OwnWork | None) -> WorkBeside | None:
+    def of(cls, rank: int, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
         """The part of a rank with passes J. Raises BadInput where nobody says what they do."""
-        pieces = Counter(action.kind for action in program.actions)["J"]
-        if not pieces:
-            return None
-        if work is None:
+        pieces = len(problem.rows("J", rank=rank))
+        if pieces and work is None:
             raise BadInput(
-                f"work: rank {program.rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
+                f"work: rank {rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
                 "function work(rank, piece, pieces) beside the model's"
             )
-        return cls(work, program.rank, pieces)
-
-    def run(self, piece: int) -> None:
-        """The pass of a piece."""
-        self.work(self.rank, piece, self.pieces)
+        return cls(work, rank, problem) if pieces and work is not None else None
 
 
-HANDLERS = {"J": Handler(lambda state, action, _: state.part(WorkBeside).run(action.part))}
+def _run(state: RankState, action: Action, given: Any) -> Any:
+    part, taken = state.part(WorkBeside), () if action.takes is None else (given,)
+    made = part.work(part.rank, action.part // part.slices, part.pieces, *taken)
+    return made if action.sends or action.hands else None
+
+
+HANDLERS = {"J": Handler(_run, makes="what it hands on", sliced=True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ..build.work import Work, with_work
@@ -13,28 +14,45 @@ from ..util.text import numbers_in, parse_bytes, parse_time
 from .feature import Feature, Field
 
 Works = tuple[Work, ...]
-FORM = re.compile(r"(?P<ranks>any|[\d,-]+):(?P<time>[^/:]+)(?:/(?P<pieces>\d+))?(?P<rest>(?::\w+=[^:]+)*)")
+FORM = re.compile(r"(?P<ranks>any)?(?P<these>[\d,-]*):(?P<time>[^/:]+)(?:/(?P<pieces>\d+|most))?(?P<rest>(?::\w+=[^:]+)*)")
+NUMBER, SEVERAL, TIME = "a number", "numbers such as 0,2-3", "a time such as 2ms"
+KEYS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # word → field of Work, what it is, how it is read
+    "before": ("before", NUMBER, int),
+    "after": ("after", NUMBER, int),
+    "takes": ("takes", NUMBER, int),
+    "microbatches": ("microbatches", SEVERAL, lambda said: _numbers(said)),
+    "comm": ("comm", TIME, lambda said: round(parse_time(said, "work"))),
+    "held": ("held", "bytes such as 1GiB", parse_bytes),
+    "on": ("stream", "a stream such as d2h", str),
+}
+
+
+def _numbers(said: str) -> tuple[int, ...]:
+    return tuple(number for part in said.split(",") for number in numbers_in(part))
 
 
 def _read(said: str) -> Works:
     """Works from words such as "0-3:40ms/8" and "any:1s/100:held=2GiB". Raises BadInput."""
     found: list[Work] = []
     for word in said.split():
-        known = FORM.fullmatch(word)
-        if known is None:
-            raise BadInput(
-                f"work '{word[:40]}': RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB"
-            )
-        rest = dict(one.split("=") for one in known["rest"].split(":")[1:])
-        if unknown := set(rest) - {"before", "after", "held"}:
-            raise BadInput(f"work '{word[:40]}': '{min(unknown)}': before, after and held can be said")
-        where = {name: int(rest[name]) for name in ("before", "after") if rest.get(name, "").isdecimal()}
-        if any(name in rest and name not in where for name in ("before", "after")):
-            raise BadInput(f"work '{word[:40]}': before and after are numbers of stages")
-        held = parse_bytes(rest["held"]) if "held" in rest else 0
-        ranks = (None,) if known["ranks"] == "any" else numbers_in(known["ranks"])
-        time = round(parse_time(known["time"], "work"))
-        found += [Work(rank, time, int(known["pieces"] or 1), held=held, **where) for rank in ranks]
+        where, known = f"work '{word[:40]}'", FORM.fullmatch(word)
+        if known is None or not (known["ranks"] or known["these"]):
+            raise BadInput(f"{where}: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB")
+        rest = dict(one.split("=", 1) for one in known["rest"].split(":")[1:])
+        if unknown := set(rest) - set(KEYS):
+            raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} can be said")
+        fields, ranks = dict[str, Any](), known["these"]
+        for key, text in (*rest.items(), *[("ranks", ranks)] * bool(ranks)):
+            field, what, read = KEYS.get(key, ("rank", SEVERAL, _numbers))
+            try:
+                fields[field] = read(text)
+            except (ValueError, BadInput):
+                raise BadInput(f"{where}: {key}: '{text[:20]}' is not {what}") from None
+        these = fields.pop("rank", None)
+        times = tuple(round(parse_time(one, "work")) for one in known["time"].split("+"))
+        pieces = None if known["pieces"] == "most" else int(known["pieces"] or len(times))
+        for rank in (these,) if known["ranks"] else these:
+            found.append(Work(rank, times if len(times) > 1 else times[0], pieces, **fields))
     return tuple(found)
 
 
@@ -46,7 +64,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
 def _told(problem: Problem) -> Works | None:
     """None where there is none. Its times alone: what waits for what, and bytes, only its edges say."""
     p, rows = problem.passes, problem.rows("J")
-    return tuple(Work(int(p.rank[i]), int(p.duration[i])) for i in rows) or None
+    streams = [p.stream_sets[p.streams[i]][0].split(":")[0] for i in rows]
+    return tuple(Work(int(p.rank[i]), int(p.duration[i]), stream=on) for i, on in zip(rows, streams, strict=True)) or None
 
 
 WORK = Feature(
@@ -55,8 +74,9 @@ WORK = Feature(
         Field(
             "work",
             (),
-            "work of your own beside the step, where ranks would wait: RANKS:TIME/PIECES, such as 0-3:40ms/8 or any:1s/100, "
-            "with :before=STAGE, :after=STAGE, :held=BYTES (default: none)",
+            "work of your own beside the step, where ranks would wait: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or "
+            "any:5ms/most, with :before=STAGE, :after=STAGE, :microbatches=, :takes=WORK, :comm=TIME, :held=BYTES, "
+            ":on=STREAM (default: none)",
             "WORK",
             read=_read,
             told=_told,

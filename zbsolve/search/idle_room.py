@@ -1,20 +1,288 @@
-"""How much work of a user's own fits into a step for nothing, and that no order of the step does more."""
+"""Work of a user's own: which ranks do it, how much of it fits into a step for nothing, and that no order does more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build.work import MOST_PIECES, Work, with_work
-from ..kinds import WORK
+from ..build.work import MOST_PIECES, Work, homes_of, with_work
+from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
 from ..schedule import Schedule
-from ..util.errors import BadInput
+from ..tables import Ints
+from ..util.clock import Clock
+from ..util.errors import BadInput, NotFound
+from .certify import QUICK_PASSES
 from .solver import solve
+
+FEW_CHOICES, MOST_VISITS = 64, 5_000  # so many are all looked at; steps on the way to them
+SEARCHES = 5  # that finding how much fits takes, about
+ALONE_SHARE, FIRST_SHARE, LOOK_SHARE = 0.2, 0.2, 0.02  # of the time: the step alone; a first choice; every other one
+Homes = tuple[tuple[int, ...], ...]  # of each work the rank of each piece
+
+
+class Placed(NamedTuple):
+    """schedule: of the best choice of ranks. bound: µs that the step takes at least whatever the choice, proven."""
+
+    schedule: Schedule
+    bound: int
+
+
+def is_open(works: Sequence[Work]) -> bool:
+    """Whether it is left open which ranks do some of it, or how much."""
+    return any(work.chosen or work.pieces is None for work in works)
+
+
+def with_open_work(
+    alone: Schedule, works: Sequence[Work], *, seconds: float = 10.0, effort: float | None = None, **options: Any
+) -> Placed | Room:
+    """A solved step with work of which something is open. seconds, effort: of all searches together; further options go to
+    each. Raises BadInput, Infeasible, NotFound."""
+    first, problem = works[0], alone.problem
+    if all(work.pieces is not None for work in works):
+        return place_work(problem, *works, seconds=seconds, effort=effort, alone=alone, **options)
+    if any(work != Work(work.rank, first.time, None) for work in works) or (first.chosen and len(works) > 1):
+        raise BadInput("work: how much fits ('most') is asked of one work alone, whose pieces are alike and at any moment")
+    ranks = [rank for work in works for rank in work.ranks(problem)]
+    options |= {"together": first.chosen, "alone": alone, "seconds": seconds / SEARCHES}
+    return work_room(problem, first.times[0], ranks, effort=None if effort is None else effort / SEARCHES, **options)
+
+
+def place_work(
+    problem: Problem,
+    *works: Work,
+    seconds: float = 10.0,
+    effort: float | None = None,
+    alone: Schedule | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> Placed:
+    """The step with these works, where ranks that are left open are searched for, too.
+
+    works: see `Work`.
+    seconds, effort: of all searches together.
+    options: go to each of them (see `solve`).
+    alone: a solved schedule of the step without work, where there is one.
+    stop: asked between two searches.
+
+    The step without such work says what it takes at least, and where its gaps are, which the pieces go into first. Then
+    other choices are tried: all that may be shorter where there are few, else pieces go to other ranks one by one, for as
+    long as the step gets shorter. Raises BadInput, Infeasible, NotFound.
+    """
+    clock, options = Clock(seconds, effort), {"prefer": None, **options}
+    step = with_work(problem, *works)
+    open_rows = np.array([work.chosen for work in works for _ in work.times], bool)
+    rest = step.only(np.setdiff1d(np.arange(len(step.passes)), len(problem.passes) + np.flatnonzero(open_rows)))
+    search = _Search(problem, works, clock, options, alone, stop)
+    if alone is None or len(rest.passes) > len(problem.passes):
+        search.alone = search.solved(rest, ALONE_SHARE * clock.total if open_rows.any() else clock.left)
+    assert search.alone is not None
+    if not open_rows.any():
+        return Placed(search.alone, _bound(search.alone))
+    return search.placed(max(_bound(search.alone), _least_value(problem, works)))
+
+
+@dataclass
+class _Search:
+    """What is known while ranks are searched for. alone: the best schedule without open work; least: homes of pieces → what
+    the step takes with them at least, µs; best: the shortest schedule, of `homes`."""
+
+    problem: Problem
+    works: Sequence[Work]
+    clock: Clock
+    options: dict[str, Any]
+    alone: Schedule | None
+    stop: Callable[[], bool]
+    least: dict[Homes, int] = field(default_factory=dict)
+    best: Schedule | None = None
+    homes: Homes = ()
+
+    def placed(self, floor: int) -> Placed:
+        """floor: µs that every choice takes at least."""
+        first = [self._in_gaps(), tuple(tuple(homes.tolist()) for homes in homes_of(self.problem, self.works))]
+        for homes in dict.fromkeys(first):
+            if not self._ends(floor):
+                self._look(homes, FIRST_SHARE * self.clock.total)
+        while (few := self._choices(self._value)) is None and self._moved(floor):
+            pass
+        open_choices = [self.homes] if few is None else few
+        self.least |= {homes: self._step(homes)[1] for homes in open_choices if homes not in self.least}
+        for homes in 2 * sorted(open_choices, key=self.least.__getitem__):
+            if not self._ends(floor):
+                self._look(homes, self.clock.left / 2)
+        if self.best is None:
+            raise NotFound("work: no schedule was found for any choice of ranks in this time")
+        every = None if few is None else min((self.least[homes] for homes in few), default=self._value)
+        return Placed(self.best, max(floor, min(every or 0, self._value)))
+
+    def solved(self, step: Problem, share: float) -> Schedule:
+        """The step, searched for so many seconds."""
+        hint = None if self.alone is None else _filled(self.alone, step)
+        found = solve(step, **self.clock.limit(0.0 if self.stop() else share), hint=hint, **self.options)
+        self.clock.spend(share)
+        return found
+
+    @property
+    def _value(self) -> int:
+        return round(self.best.timeline().value) if self.best is not None else 2**62
+
+    def _ends(self, floor: int) -> bool:
+        over = self.clock.left < LOOK_SHARE * self.clock.total or self.stop()
+        return self._value <= floor or (self.best is not None and over)
+
+    def _step(self, homes: Homes) -> tuple[Problem, int]:
+        """The step of a choice, and what it takes at least in closed form."""
+        step = with_work(self.problem, *(replace(work, homes=one) for work, one in zip(self.works, homes, strict=True)))
+        small = len(step.passes) <= QUICK_PASSES
+        return step, max(step.work, closed_form(step).value if small else 0)
+
+    def _look(self, homes: Homes, share: float) -> bool:
+        """Search a choice that may be shorter than the best; whether it is."""
+        step, least = self._step(homes)
+        self.least[homes] = least = max(least, self.least.get(homes, 0))
+        if least >= self._value:
+            return False
+        try:
+            found = self.solved(step, share)
+        except NotFound:
+            return False
+        self.least[homes] = max(least, _bound(found))
+        if shorter := round(found.timeline().value) < self._value:
+            self.best, self.homes = found, homes
+        return shorter
+
+    def _choices(self, below: int) -> list[Homes] | None:
+        """All homes that differ and with which each rank computes for less than `below` µs; None where that are many."""
+        works, found = self.works, list[Homes]()
+        pieces = [
+            (work.ranks(self.problem) if work.chosen else (rank,), time if work.stream == "compute" else 0, at > 0 and alike)
+            for number, (work, homes) in enumerate(zip(works, homes_of(self.problem, works), strict=True))
+            for alike in (_alike(works, number),)
+            for at, (rank, time) in enumerate(zip(homes.tolist(), work.times, strict=True))
+        ]
+        rest = np.cumsum([0, *(time for _, time, _ in reversed(pieces))])[::-1].tolist()
+        ends, stack = np.cumsum([len(work.times) for work in works])[:-1], [(list[int](), self.problem.busy.tolist())]
+        for _ in range(MOST_VISITS):
+            if not stack or len(found) > FEW_CHOICES:
+                return found if len(found) <= FEW_CHOICES else None
+            row, load = stack.pop()
+            if len(row) == len(pieces):
+                found.append(tuple(tuple(one.tolist()) for one in np.split(np.array(row), ends)))
+                continue
+            ranks, time, alike = pieces[len(row)]
+            for rank in ranks[::-1]:
+                more = [*load[:rank], load[rank] + time, *load[rank + 1 :]]
+                fits = not time or (more[rank] < below and rest[len(row) + 1] <= sum(below - 1 - one for one in more))
+                if fits and not (alike and rank < row[-1]):
+                    stack.append(([*row, rank], more))
+        return None
+
+    def _moved(self, floor: int) -> bool:
+        """Whether the step gets shorter where a piece goes to another rank; those that have least to do come first."""
+        load = self.best.problem.busy  # type: ignore[union-attr]
+        tries = [
+            (load[rank] + work.times[piece], number, piece, rank)
+            for number, work in enumerate(self.works)
+            for piece, home in enumerate(self.homes[number])
+            for rank in (work.ranks(self.problem) if work.chosen else ())
+            if rank != home and (piece + 1 == len(work.times) or self.homes[number][piece + 1] != home)
+        ]
+        for _, number, piece, rank in sorted(tries):
+            row = list(self.homes[number])
+            row[piece] = rank
+            kept = tuple(sorted(row)) if _alike(self.works, number) else tuple(row)
+            homes = (*self.homes[:number], kept, *self.homes[number + 1 :])
+            if self._ends(floor):
+                return False
+            if homes not in self.least and self._look(homes, LOOK_SHARE * self.clock.total):
+                return True
+        return False
+
+    def _in_gaps(self) -> Homes:
+        """Homes where open pieces lie in the gaps of the step alone, the longest first; where none is left, as `homes_of`
+        has them."""
+        assert self.alone is not None
+        free = _gaps(self.alone)
+        rank = np.repeat(np.arange(self.problem.ranks), [len(row) for row in free])
+        left, found = np.concatenate(free), [homes.copy() for homes in homes_of(self.problem, self.works)]
+        pieces = [(-time, i, at) for i, work in enumerate(self.works) if work.chosen for at, time in enumerate(work.times)]
+        for time, number, piece in sorted(pieces):
+            able = np.flatnonzero((left >= -time) & np.isin(rank, self.works[number].ranks(self.problem)))
+            if len(able):
+                gap = able[left[able].argmin()]
+                left[gap] += time
+                found[number][piece] = rank[gap]
+        return tuple(tuple(np.sort(row).tolist() if _alike(self.works, i) else row.tolist()) for i, row in enumerate(found))
+
+
+def _bound(schedule: Schedule) -> int:
+    assert schedule.certificate is not None
+    return schedule.certificate.bound
+
+
+def _alike(works: Sequence[Work], number: int) -> bool:
+    """Whether it does not matter which of a work's pieces are where, but how many: they take equally long, and hand nothing
+    on."""
+    tied = works[number].takes is not None or any(work.takes == number for work in works)
+    return works[number].chosen and not tied and len(set(works[number].times)) == 1
+
+
+def _least_value(problem: Problem, works: Sequence[Work]) -> int:
+    """µs that a step with these works takes at least, whatever ranks do what is open: a rank has no more time for it than
+    its other passes leave, and takes whole pieces."""
+    busy = problem.busy.copy()
+    for work in works:
+        if not work.chosen and work.stream == "compute":
+            busy[work.ranks(problem)[0]] += sum(work.times)
+    wanted = [work for work in works if work.chosen and work.stream == "compute"]
+
+    def fit(value: int) -> bool:
+        room = {rank: max(0, int(value - busy[rank])) for work in wanted for rank in work.ranks(problem)}
+        pieces = (sum(room[rank] // max(1, min(work.times)) for rank in work.ranks(problem)) for work in wanted)
+        return sum(room.values()) >= sum(sum(work.times) for work in wanted) and all(
+            have >= len(work.times) for have, work in zip(pieces, wanted, strict=True)
+        )
+
+    low, high = 0, int(busy.max()) + sum(sum(work.times) for work in wanted) + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fit(middle) else (middle + 1, high)
+    return low
+
+
+def _gaps(schedule: Schedule) -> list[Ints]:
+    """Of each rank the µs before each of its passes, and behind its last one."""
+    found, timeline, value = [], schedule.timeline(), round(schedule.timeline().makespan)
+    for rank in range(schedule.problem.ranks):
+        times = [timeline[name] for name in schedule.order[f"compute:{rank}"]]
+        free = zip([0, *(end for _, end in times)], [*(start for start, _ in times), value], strict=True)
+        found.append(np.array([int(start - end) for end, start in free], np.int64))
+    return found
+
+
+def _filled(alone: Schedule, step: Problem) -> Schedule | None:
+    """The step in the order of the one with less work, its further pieces in turn in the first gaps that have room for them;
+    None where their moments forbid that."""
+    order, p, e, known = dict(alone.order), step.passes, step.edges, alone.problem.index
+    new = np.array([name not in known for name in step.names])
+    tied = (new[e.before] != new[e.after]) | (new[e.before] & (e.carries > 0))
+    if tied.any() or not step.computing[new].all():
+        return None
+    for rank, gaps in enumerate(_gaps(alone)):
+        waiting, filled = list(np.flatnonzero(new & (p.rank == rank))), list[str]()
+        for gap, name in zip(gaps.tolist(), (*alone.order[f"compute:{rank}"], ""), strict=True):
+            while waiting and (gap >= p.duration[waiting[0]] or not name):
+                gap -= int(p.duration[waiting[0]])
+                filled.append(step.names[waiting.pop(0)])
+            filled.append(name)
+        order[f"compute:{rank}"] = tuple(filled[:-1])
+    return Schedule(step, order, alone.syncs)
+
+
+# --- How much fits ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +290,7 @@ class Room:
     """Equal pieces of work beside a step that does not get longer by them.
 
     value: µs of the step, with the work and without.
-    pieces: on each of the ranks, as many as `schedule` does.
+    pieces: on each of the ranks, or on all together, as many as `schedule` does.
     most: no order of the step does more of them without being longer, proven; `pieces` where nothing is left open. Where
         microbatches differ, no order that runs each stage's microbatches by number.
     share: of all ranks' time in the step, what the pieces take.
@@ -38,11 +306,20 @@ class Room:
 
 
 def work_room(
-    problem: Problem, piece: int, ranks: Sequence[int], *, seconds: float = 10.0, effort: float | None = None
+    problem: Problem,
+    piece: int,
+    ranks: Sequence[int],
+    *,
+    together: bool = False,
+    seconds: float = 10.0,
+    effort: float | None = None,
+    **options: Any,
 ) -> Room:
-    """How many pieces of `piece` µs each of the `ranks` can do within a step, at any moment, at no cost.
+    """How many pieces of `piece` µs each of the `ranks` can do within a step, at any moment, at no cost; or all of them
+    `together`, whichever does how many.
 
-    seconds, effort: of each of the searches, about ten: one of the step alone, then one a number of pieces (see `solve`).
+    seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces.
+    options: go to each of them (see `place_work`); `alone` and `stop` are for all.
     Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
@@ -51,47 +328,25 @@ def work_room(
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     ranks = tuple(dict.fromkeys(ranks))
     with_work(problem, *(Work(rank, piece) for rank in ranks))  # what cannot be raises before the search
-    search: dict[str, Any] = {"seconds": seconds, "effort": effort, "prefer": None}
-    base = solve(problem, **search)
+    search: dict[str, Any] = {"seconds": seconds, "effort": effort, **options}
+    base, stop = search.pop("alone", None) or place_work(problem, **search).schedule, options.get("stop", lambda: False)
     value = round(base.timeline().value)
-    busy = np.bincount(problem.passes.rank, np.where(problem.computing, problem.passes.duration, 0), problem.ranks)
-    most = min(int(value - busy[rank]) // piece for rank in ranks)
+    busy = problem.busy
+    of_all = sum if together else min
+    most = of_all(int(value - busy[rank]) // piece for rank in ranks)
     if most > MOST_PIECES:
         raise BadInput(f"work: {most} pieces of {piece} µs may fit, and {MOST_PIECES} are possible: take longer ones")
-    pieces, above, schedule = 0, most, base
-    gaps = _gaps(base, piece, ranks, value)
-    least = min(map(sum, gaps.values()))
-    while pieces < above:
+    pieces, above, schedule, gaps = 0, most, base, _gaps(base)
+    least = of_all(int((gaps[rank] // piece).sum()) for rank in ranks)
+    while pieces < above and not stop():
         count = least if pieces < least <= above else above if above == most else (pieces + above + 1) // 2
-        step = with_work(problem, *(Work(rank, count * piece, count) for rank in ranks))
-        found = solve(step, **search, hint=_in_gaps(base, step, gaps) if count == least else None)
-        assert found.certificate is not None
-        if found.certificate.value <= value:
+        works = [Work(rank, count * piece, count) for rank in ((ranks,) if together else ranks)]
+        found, bound = place_work(problem, *works, **search, alone=base)
+        if found.timeline().value <= value:
             pieces, schedule = count, found
             continue
         above = count - 1
-        if found.certificate.bound > value:
+        if bound > value:
             most = above
-    whole = value * problem.ranks
-    return Room(value, pieces, most, pieces * piece * len(ranks) / whole, float(1 - busy.sum() / whole), schedule)
-
-
-def _gaps(base: Schedule, piece: int, ranks: Sequence[int], value: int) -> dict[int, list[int]]:
-    """Rank → how many pieces fit before each of its passes, and behind its last one."""
-    found, timeline = {}, base.timeline()
-    for rank in ranks:
-        times = [timeline[name] for name in base.order[f"compute:{rank}"]]
-        free = zip([0, *(end for _, end in times)], [*(start for start, _ in times), value], strict=True)
-        found[rank] = [int((start - end) // piece) for end, start in free]
-    return found
-
-
-def _in_gaps(base: Schedule, step: Problem, gaps: dict[int, list[int]]) -> Schedule:
-    """The step with work in the order of the one without it, its pieces in the first gaps that have room for them."""
-    order, works = dict(base.order), np.flatnonzero(step.passes.that(feature=WORK))
-    for rank, counts in gaps.items():
-        pieces = iter(step.names[i] for i in works[step.passes.rank[works] == rank])
-        names = base.order[f"compute:{rank}"]
-        filled = [(*islice(pieces, count), name) for count, name in zip(counts, names, strict=False)]
-        order[f"compute:{rank}"] = (*(name for part in filled for name in part), *pieces)
-    return Schedule(step, order, base.syncs)
+    whole, times = value * problem.ranks, 1 if together else len(ranks)
+    return Room(value, pieces, most, pieces * piece * times / whole, float(1 - busy.sum() / whole), schedule)

@@ -26,6 +26,7 @@ from ..greedy.syncs import with_syncs
 from ..handover import lacking, most_waiting
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
+from ..kinds import WORK
 from ..problem import OBJECTIVES, Ints, Pool, Problem
 from ..schedule import Schedule
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
@@ -320,8 +321,20 @@ def _nothing(state: State, method: str) -> ZbsolveError:
             what = f"{problem.pool_name(pool)} has {exact_bytes(room)}, but one pass needs {exact_bytes(need)}"
             return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
-        return Infeasible("capacity: cp-sat proved that no order fits the memory of all ranks: no schedule exists")
-    return NotFound("no schedule was found in this time, and it is not proven that there is none")
+        why = f"capacity: cp-sat proved that no order fits the memory of all ranks{_held_by_work(problem)}"
+        return Infeasible(f"{why}: no schedule exists")
+    return NotFound(f"no schedule was found in this time{_held_by_work(problem)}, and it is not proven that there is none")
+
+
+def _held_by_work(problem: Problem) -> str:
+    """In brackets, what work beside the step holds on the rank where that is most; or ""."""
+    held = np.where(problem.passes.that(feature=WORK), problem.taken, 0)
+    row = int(held.argmax())
+    if problem.capacity is None or not held[row]:
+        return ""
+    rank = int(problem.passes.rank[row])
+    told = exact_bytes(held[row]), exact_bytes(problem.capacity[rank])
+    return f" (work beside the step, pass {problem.names[row]}, holds {told[0]} of rank {rank}'s {told[1]})"
 
 
 def _lacks(named: Schedule) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..build.attention_costs import attending
 from ..build.vocabulary import model_routes
 from ..features.attention_exchange import clipping_note
@@ -13,6 +15,7 @@ from ..features.feature import AUTO
 from ..features.offload import NO_OFFLOAD, is_none
 from ..features.sharded_vocabulary import vocabulary_of
 from ..ilp.bounds.any_choice import bound_over_orders
+from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
 from ..problem import Problem
@@ -20,6 +23,7 @@ from ..profile.doubtful import rounding_note, stage_errors_note
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
+from ..search.certify import certified
 from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
@@ -27,23 +31,42 @@ from ..step import Step
 from ..systems.problems import usual_schedule
 from ..systems.table import preset
 from ..util.errors import BadInput, Infeasible
-from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, AttentionGain, Solved
+from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, AttentionGain, Solved, WorkBeside
 
 Given = tuple[Profile, Step] | Problem
 SLIMPIPE = "slimpipe"  # whose order is held against itself without an exchange of attention
 
 
 def solved(
-    given: Given, schedule: Schedule, tried: Sequence[Tried] = (), peak: LeastPeak | None = None, timed: bool = True
+    given: Given,
+    schedule: Schedule,
+    tried: Sequence[Tried] = (),
+    peak: LeastPeak | None = None,
+    timed: bool = True,
+    work: WorkBeside | None = None,
 ) -> Solved:
     """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that
-    were left open. peak: what the search for less memory came to. timed: whether seconds say how long it took."""
-    gain = _attention_gain(given, schedule.problem)
+    were left open. peak: what the search for less memory came to. timed: whether seconds say how long it took. work: what
+    became of work beside the step of which something was left open."""
+    gain, work = _attention_gain(given, schedule.problem), work or _work_beside(schedule)
     if isinstance(given, Problem):
-        return Solved(schedule, None, peak, timed, attention=gain)
-    usual, saves = usual_schedule(*given, schedule.problem.layers), _fused_saves(given[0], schedule)
+        return Solved(schedule, None, peak, timed, attention=gain, work=work)
+    usual = None if work else usual_schedule(*given, schedule.problem.layers)
+    saves, copies = _fused_saves(given[0], schedule), _copy_ratio(*given, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
-    return Solved(schedule, usual, peak, timed, _copy_ratio(*given, schedule), saves, gain, tuple(tried), bounds, notes)
+    return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work)
+
+
+def _work_beside(schedule: Schedule) -> WorkBeside | None:
+    """The work of a schedule, and its order without that; None where it has none."""
+    problem, works = schedule.problem, schedule.problem.passes.that(feature=WORK)
+    if not works.any():
+        return None
+    names = {problem.names[row] for row in np.flatnonzero(works)}
+    order = {stream: tuple(name for name in rows if name not in names) for stream, rows in schedule.order.items()}
+    syncs = tuple(pair for pair in schedule.syncs if names.isdisjoint(pair))
+    alone = Schedule(problem.only(np.flatnonzero(~works)), {stream: row for stream, row in order.items() if row}, syncs)
+    return WorkBeside(certified(alone, "the order with work"))
 
 
 def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
 from ..partition.by_name import moves_between
 from ..schedule import Schedule, relative_gap
+from ..search.idle_room import Placed, Room
 from ..util.text import (
     aligned,
     counted,
@@ -64,6 +65,34 @@ class AttentionGain(NamedTuple):
 
 
 @dataclass(frozen=True)
+class WorkBeside:
+    """Work beside a step. alone: the step without it, with its certificate. found: what became of what was left open of
+    it."""
+
+    alone: Schedule
+    found: Placed | Room | None = None
+
+    def facts(self, schedule: Schedule) -> dict[str, Any]:
+        """Of all ranks' time in a step, what the work takes, and what the step alone leaves idle; what that takes, µs, and
+        at least; and what is proven of every choice that was left open."""
+        problem, alone = schedule.problem, self.alone.certificate
+        assert alone is not None
+        rest = self.alone.problem.busy.sum()
+        facts: dict[str, Any] = {
+            "share": float(problem.busy.sum() - rest) / (problem.ranks * round(schedule.timeline().value)),
+            "bubble": float(1 - rest / (problem.ranks * alone.value)),
+            "value_alone": alone.value,
+            "bound_alone": alone.bound,
+        }
+        match self.found:
+            case Placed(_, bound):
+                facts["bound_of_every_choice"] = bound
+            case Room(pieces=pieces, most=most):
+                facts |= {"pieces": pieces, "most": most}
+        return facts
+
+
+@dataclass(frozen=True)
 class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
     less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
@@ -71,7 +100,7 @@ class Solved:
     W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
     other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES,
     ORDER) → placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on
-    a step is longer. notes: what is to be known of the profile's numbers."""
+    a step is longer. notes: what is to be known of the profile's numbers. work: beside the step."""
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -83,6 +112,7 @@ class Solved:
     tried: tuple[Tried, ...] = ()
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    work: WorkBeside | None = None
 
     @property
     def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
@@ -132,6 +162,8 @@ class Solved:
                 "floor": float(self.peak.floor),
                 "before": {"value": int(before.value), "peaks": list(before.peak_bytes)},
             }
+        if self.work is not None:
+            body["work"] = self.work.facts(self.schedule)
         if self.usual is not None:
             usual = self.usual.timeline()
             time, memory = changes(self.schedule, self.usual)
@@ -168,6 +200,7 @@ def solved_as_text(solved: Solved) -> str:
         placement_line(schedule.problem),
     ]
     lines += _slices_in_words(schedule.problem)
+    lines += [] if solved.work is None else [_work_in_words(schedule, solved.work)]
     if solved.moved is not None:
         lines.append(_moved_in_words(schedule, *solved.moved))
     if any(timeline.peak_bytes):
@@ -182,6 +215,26 @@ def solved_as_text(solved: Solved) -> str:
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
     return "\n".join([*lines, *_bound_lines(solved.bounds)]) + "\n"
+
+
+def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
+    """What work beside the step costs, and what is proven of it."""
+    facts, value = work.facts(schedule), round(schedule.timeline().value)
+    alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
+    pieces = "" if most is None else f" ({facts['pieces']} pieces)"
+    said = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
+    if value > least and work.found is None:
+        return f"work: {said}; proven: without it the step takes at least {exact_time(least)}"
+    said = f"work: without it {facts['bubble']:.1%} of all ranks' time is idle; {said}"
+    if most is not None:
+        return f"{said}; proven: no order does more{'' if most == facts['pieces'] else f' than {most}'} without being longer"
+    if value <= least:
+        return f"{said}; proven: no order is shorter without it"
+    longer = f"{exact_time(value - alone)} longer" if value > alone else "not longer"
+    return (
+        f"{said}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
+        f"{exact_time(facts['bound_of_every_choice'])}"
+    )
 
 
 def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:

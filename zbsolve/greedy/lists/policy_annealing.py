@@ -84,15 +84,8 @@ def _candidates(problem: Problem) -> Iterator[Policy]:
 def _with_slack(problem: Problem, policy: Policy) -> Policy:
     """The policy with as much idle time on every rank as its own value leaves: work + slack = value − 1."""
     a = arrays_of(problem)
-    work = _work(problem)
-    slack = np.maximum(0, policy_value(problem, policy) - 1 - work[a.rank[a.first_pass]])
+    slack = np.maximum(0, policy_value(problem, policy) - 1 - problem.busy[a.rank[a.first_pass]])
     return policy._replace(slack=slack, patience=np.ones(len(slack)))
-
-
-def _work(problem: Problem) -> Ints:
-    """µs of compute a rank."""
-    durations = np.where(problem.computing, problem.passes.duration, 0)
-    return np.bincount(problem.passes.rank, durations, problem.ranks).astype(np.int64)
 
 
 def policy_value(problem: Problem, policy: Policy) -> int:
@@ -173,7 +166,7 @@ def _traits(problem: Problem) -> _Traits:
                 step[partner] = step[lane] + 1
     at = np.unique(np.stack([rank, stage]), axis=1)  # a rank's stages in order
     chunk = np.array([int(np.sum((at[0] == r) & (at[1] < s))) for s, r in zip(stage, rank, strict=True)])
-    return _Traits(rank, step, chunk.astype(np.int64), _work(problem)[rank])
+    return _Traits(rank, step, chunk.astype(np.int64), problem.busy[rank])
 
 
 @kernel
