@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -94,6 +95,9 @@ class Layer:
         return self.F + (self.B + self.W or self.BW)
 
 
+RANK, PAIR = "rank", "pair"
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link between two ranks: µs = latency + bytes / bytes_per_us.
@@ -101,11 +105,22 @@ class Link:
     latency: µs.
     bytes_per_us: bytes a µs.
     blocking: whether a message occupies its sender's compute stream meanwhile (see `pipeline`).
+    shared: what messages share, so that their bytes go one after the other, each way: "rank", a rank's card; "pair", the
+        link between two ranks; such as "4+4", that between sites of so many ranks; "": nothing (see `build.with_links`).
+
+    Raises BadInput for another word, and where messages are to occupy their sender too.
     """
 
     latency: float
     bytes_per_us: float
     blocking: bool = False
+    shared: str = ""
+
+    def __post_init__(self) -> None:
+        if self.shared and self.blocking:
+            raise BadInput(f"link: messages occupy their sender (blocking) or what they share ('{self.shared}'), not both")
+        if self.shared not in ("", RANK, PAIR):
+            sites_in(self.shared)
 
     def time(self, size: float) -> float:
         """µs for one message of `size` bytes."""
@@ -114,6 +129,13 @@ class Link:
     def message(self, layer: Layer) -> float:
         """µs for the message of a layer's output."""
         return layer.message or self.time(layer.output_bytes)
+
+
+def sites_in(shared: str) -> tuple[int, ...]:
+    """How many ranks each site has, from words such as "4+4". Raises BadInput."""
+    if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
+        raise BadInput(f"link: shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
+    return tuple(map(int, shared.split("+")))
 
 
 NO_LINK = Link(0.0, 1e12)  # messages take no time but what layers say
