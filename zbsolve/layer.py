@@ -108,7 +108,7 @@ class Link:
     shared: what messages share, so that their bytes go one after the other, each way: "rank", a rank's card; "pair", the
         link between two ranks; such as "4+4", that between sites of so many ranks; "": nothing (see `build.with_links`).
 
-    Raises BadInput for another word, and where messages are to occupy their sender too.
+    Raises BadInput for another word.
     """
 
     latency: float
@@ -117,8 +117,6 @@ class Link:
     shared: str = ""
 
     def __post_init__(self) -> None:
-        if self.shared and self.blocking:
-            raise BadInput(f"link: messages occupy their sender (blocking) or what they share ('{self.shared}'), not both")
         if self.shared not in ("", RANK, PAIR):
             sites_in(self.shared)
 

@@ -377,8 +377,8 @@ class Problem:
 
         factors: shape (microbatches,), how many times as large each is: its passes and messages take so much longer, and it
             holds so much more. What belongs to no microbatch (updates, gathered parameters) stays.
-        latency: µs of each message and collective that stay as they are (infinite: all of them). Of messages on links that
-            they share what comes behind the link stays, whatever it is.
+        latency: µs of each message and collective that stay as they are (infinite: all of them). Where a link is a pass,
+            all of it is bytes and the lag behind it stays.
 
         Raises BadInput for factors that are not one a microbatch, or no numbers from 0 up.
         """
@@ -404,8 +404,8 @@ class Problem:
         )
         longer = np.rint((p.duration - self.sending) * factor).astype(np.int64)
         longer += np.bincount(e.before, sent, len(p)).astype(np.int64)
-        passes = replace(p, duration=np.where(self.computing, longer, moved(p.duration, factor)))
-        passes = replace(passes, duration=np.where(sends, np.rint(p.duration * factor), passes.duration).astype(np.int64))
+        other = np.where(sends & np.isfinite(latency), np.rint(p.duration * factor), moved(p.duration, factor))
+        passes = replace(p, duration=np.where(self.computing, longer, other).astype(np.int64))
         edges = replace(e, lag=lag, sent=sent, bytes=size)
         room = None if self.messages is None else self.messages.larger(max(1.0, each.max()))
         return replace(self, passes=passes, edges=edges, messages=room)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .attention_exchange import with_attention_exchange as with_attention_exchange
     from .joined import with_fused_backward as with_fused_backward
     from .joined import with_joined as with_joined
+    from .links import with_cards as with_cards
     from .links import with_links as with_links
     from .links import without_links as without_links
     from .mixing import mixed as mixed
@@ -42,7 +43,7 @@ __getattr__, __dir__ = handing_on(
         "attention_balance": "Handing",
         "attention_costs": "AttentionExchange",
         "attention_exchange": "with_attention_exchange",
-        "links": "with_links without_links",
+        "links": "with_cards with_links without_links",
         "mixing": "mixed",
         "offload": "Host with_offload",
         "joined": "with_fused_backward with_joined",

@@ -23,25 +23,22 @@ from ..util.errors import BadInput
 Streams = list[tuple[str, ...]]  # of a pass each
 
 
-def with_links(problem: Problem, shared: str, latency: int = 0, *, collectives: bool = False) -> Problem:
+def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     """`problem` with its messages between ranks as passes on the links that they share.
 
     shared: "rank": each rank has a card, which sends one message at a time and receives one (`out:<rank>`, `in:<rank>`).
         "pair": a link each way between each two ranks (`link:<from>-<to>`). Sites such as "4+4", of the first 4 ranks and
         the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
     latency: µs of each message that occupy no link. One that takes no longer stays a lag.
-    collectives: whether what a rank has on `comm:<rank>`, but for parts of collectives of a vocabulary and all-to-alls,
-        occupies its card too, both ways: sums of gradients, gathers and reductions.
 
-    Put it in last, but for work beside the step. Raises BadInput where messages occupy their sender, and for a message that
-    hands nothing from pass to pass, as those of attention that ranks make for each other.
+    Put it in behind slices. Raises BadInput where messages occupy their sender, and for a message that hands nothing from
+    pass to pass, as those of attention that ranks make for each other.
     """
     p, e = problem.passes, problem.edges
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
     apart = (site[p.rank[e.before]] != site[p.rank[e.after]]) & ~p.that(feature=LINKS)[e.before]
     rows = np.flatnonzero(apart & (e.lag > latency))
     _check(problem, rows)
-    p = _on_cards(p) if collectives else p
     maker, taker, cargo = e.before[rows], e.after[rows], np.array(CARGO)[e.carries[rows]]
     ends = zip(site[p.rank[maker]].tolist(), site[p.rank[taker]].tolist(), strict=True)
     name = "link" if shared == PAIR else "site"
@@ -89,8 +86,10 @@ def _with_messages(p: Passes, maker: Ints, kind: Any, duration: Ints, streams: S
     )
 
 
-def _on_cards(p: Passes) -> Passes:
-    """The table where sums, gathers and reductions occupy their rank's card beside `comm:<rank>`, both ways."""
+def with_cards(problem: Problem) -> Problem:
+    """`problem` where sums of gradients, gathers and reductions occupy their rank's card too, both ways. Put it in behind
+    these."""
+    p = problem.passes
     rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
     sets, streams = list(p.stream_sets), p.streams.copy()
     for number, one in enumerate(p.stream_sets):
@@ -99,7 +98,7 @@ def _on_cards(p: Passes) -> Passes:
             rank = one[0].removeprefix("comm:")
             sets.append((*one, f"out:{rank}", f"in:{rank}"))
             streams[mine] = len(sets) - 1
-    return replace(p, streams=streams, stream_sets=tuple(sets))
+    return replace(problem, passes=replace(p, streams=streams, stream_sets=tuple(sets)))
 
 
 def without_links(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..build.links import with_links
+from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
 from ..layer import RANK
 from ..problem import Problem
@@ -12,17 +12,17 @@ from .feature import Feature
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Messages between sites on their links, and others on cards or between pairs, as the profile's links say.
-
-    Sums of gradients, gathers and reductions occupy their rank's card where the link of the group is the pipeline's, or says
-    that it is shared too.
-    """
+    """Messages between sites on their links, and others on cards or between pairs, as the profile's links say."""
     link, sites = staged.profile.link, staged.profile.site_link
     if sites is not None:
         problem = with_links(problem, sites.shared, round(sites.latency))
-    if not link.shared:
-        return problem
-    return with_links(problem, link.shared, round(link.latency), collectives=link.shared == RANK == staged.group.shared)
+    return with_links(problem, link.shared, round(link.latency)) if link.shared else problem
+
+
+def _build_cards(problem: Problem, staged: Any) -> Problem:
+    """Where the link of the data-parallel group is the pipeline's, or says that it is shared too."""
+    return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
 
 
 LINKS = Feature(NAME, build=_build)
+CARDS = Feature("cards", build=_build_cards)
