@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from .placement import PAIR, RANK, sites_in
 from .util.errors import BadInput
 
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
@@ -95,9 +95,6 @@ class Layer:
         return self.F + (self.B + self.W or self.BW)
 
 
-RANK, PAIR = "rank", "pair"
-
-
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link between two ranks: µs = latency + bytes / bytes_per_us.
@@ -127,13 +124,6 @@ class Link:
     def message(self, layer: Layer) -> float:
         """µs for the message of a layer's output."""
         return layer.message or self.time(layer.output_bytes)
-
-
-def sites_in(shared: str) -> tuple[int, ...]:
-    """How many ranks each site has, from words such as "4+4". Raises BadInput."""
-    if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
-        raise BadInput(f"link: shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
-    return tuple(map(int, shared.split("+")))
 
 
 NO_LINK = Link(0.0, 1e12)  # messages take no time but what layers say

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..kinds import ALL_TO_ALL, LINKS
-from ..layer import PAIR, RANK, sites_in
+from ..placement import PAIR, RANK, sites_in
 from ..problem import Problem
 from ..tables import CARGO, Edges, Ints, Passes
 from ..util.errors import BadInput

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
-from ..layer import RANK
+from ..placement import RANK
 from ..problem import Problem
 from .feature import Feature
 
