@@ -109,13 +109,16 @@ class Handover:
     def waiting(self, rank: int, sizes: Ints) -> Ints:
         """Bytes of messages on a rank while each pass of its order runs, and right behind it. sizes: bytes of each message,
         shape (messages,)."""
-        home, change = self.schedule.problem.passes.rank, np.zeros(len(self.orders[rank]) + 1, np.int64)
+        passes, change = self.schedule.problem.passes, np.zeros(len(self.orders[rank]) + 1, np.int64)
+        home, begun = passes.rank, passes.that(begun=True)  # a message that is a pass leaves until that ends
         there, left = home[self.after] == rank, (home[self.before] == rank) & (home[self.after] != rank)
         sent = self.place[self.before[left]]
+        ends = self.schedule.timeline().end[self.before[left]]
+        over = np.where(begun[self.before[left]], np.maximum(sent, self.running(rank, ends - 1)), sent) + 1
         np.add.at(change, self.posted[there], sizes[there])
         np.subtract.at(change, self.place[self.after[there]], sizes[there])
         np.add.at(change, sent, sizes[left])
-        np.subtract.at(change, sent + 1, sizes[left])
+        np.subtract.at(change, over, sizes[left])
         return np.cumsum(change[:-1])
 
 

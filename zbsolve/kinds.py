@@ -45,7 +45,7 @@ class Kind:
 
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
 SHARDING, VOCABULARY, ATTENTION, OVERLAP = "sharding", "vocabulary", "attention exchange", "overlap"
-WORK = "work"
+WORK, LINKS = "work", "links"
 F, B = "forward", "backward"
 
 # Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the
@@ -57,7 +57,7 @@ OURS = (
     Kind("B", "gradient of the input", "#f3b04b", "B", B),
     Kind("W", "gradient of the weights", "#2fa583", "W", B, adds_gradients=True),
     Kind("BW", "both gradients, fused", "#d2623a", "BD", B, adds_gradients=True),
-    Kind("X", "recompute", "#f2e57c", "X", B, RECOMPUTE),
+    Kind("X", "recompute", "#f9e67b", "X", B, RECOMPUTE),
     Kind("O", "offload to the host", "#6fb7ee", "O", "", OFFLOAD, begun=True),
     Kind("R", "reload from the host", "#e08cb0", "R", "", OFFLOAD, begun=True),
     Kind("S", "vocabulary, forward", "#9c58b4", "S", F, VOCABULARY),
@@ -69,7 +69,7 @@ OURS = (
     Kind("AG", "all-gather of parameters", "#0f00f0", "G", "", SHARDING, per_step=True, begun=True),
     Kind("AGB", "all-gather for the backward", "#8475fe", "H", "", SHARDING, per_step=True, begun=True),
     Kind("RS", "reduce-scatter of gradients", "#7c6b4f", "E", "", SHARDING, per_step=True, begun=True),
-    Kind("VB", "vocabulary: hidden states", "#b05d9b", "V", F, VOCABULARY, begun=True, together=True),
+    Kind("VB", "vocabulary: hidden states", "#b35a94", "V", F, VOCABULARY, begun=True, together=True),
     Kind("VR", "vocabulary: barrier", "#a43c0f", "N", F, VOCABULARY, begun=True, together=True),
     Kind("VG", "vocabulary: input gradient", "#7e15bd", "I", B, VOCABULARY, begun=True, together=True),
     Kind("VE", "embedding", "#b8bb67", "K", F, VOCABULARY, begun=True, together=True),
@@ -81,6 +81,8 @@ OURS = (
     Kind("BA", "gradients of attention that stays", "#93e3c7", "J", B, ATTENTION),
     Kind("BH", "gradients of attention for another rank", "#c50c3c", "*", B, ATTENTION, away=True),
     Kind("J", "work beside the step", "#a6cbf8", "j", "", WORK, per_step=True, free=True),
+    Kind("MF", "message of the forward", "#ccea90", ">", F, LINKS, begun=True),
+    Kind("MB", "message of the backward", "#876cd8", "<", B, LINKS, begun=True),
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
 TABLE: dict[str, Kind] = {one.label: one for one in OURS}

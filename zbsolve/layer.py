@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from .placement import PAIR, RANK, sites_in
 from .util.errors import BadInput
 
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
@@ -101,11 +102,20 @@ class Link:
     latency: µs.
     bytes_per_us: bytes a µs.
     blocking: whether a message occupies its sender's compute stream meanwhile (see `pipeline`).
+    shared: what messages share, so that their bytes go one after the other, each way: "rank", a rank's card; "pair", the
+        link between two ranks; such as "4+4", that between sites of so many ranks; "": nothing (see `build.with_links`).
+
+    Raises BadInput for another word.
     """
 
     latency: float
     bytes_per_us: float
     blocking: bool = False
+    shared: str = ""
+
+    def __post_init__(self) -> None:
+        if self.shared not in ("", RANK, PAIR):
+            sites_in(self.shared)
 
     def time(self, size: float) -> float:
         """µs for one message of `size` bytes."""

@@ -16,7 +16,15 @@ from .util.errors import BadInput
 
 Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")
+RANK, PAIR = "rank", "pair"  # what messages may share, beside a link between sites
 MAX_STAGES = 100_000  # stages, over all routes
+
+
+def sites_in(shared: str) -> tuple[int, ...]:
+    """How many ranks each site has that a link is shared between, from words such as "4+4". Raises BadInput."""
+    if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
+        raise BadInput(f"link: shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
+    return tuple(map(int, shared.split("+")))
 
 
 def single(ranks: int) -> tuple[int, ...]:

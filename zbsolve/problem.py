@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .alike import microbatches_alike
-from .kinds import KINDS
+from .kinds import KINDS, LINKS
 from .problem_check import (
     check_capacity,
     check_edges,
@@ -385,7 +385,8 @@ class Problem:
 
         factors: shape (microbatches,), how many times as large each is: its passes and messages take so much longer, and it
             holds so much more. What belongs to no microbatch (updates, gathered parameters) stays.
-        latency: µs of each message and collective that stay as they are (infinite: all of them).
+        latency: µs of each message and collective that stay as they are (infinite: all of them). Where a link is a pass,
+            all of it is bytes and the lag behind it stays.
 
         Raises BadInput for factors that are not one a microbatch, or no numbers from 0 up.
         """
@@ -403,10 +404,16 @@ class Problem:
             fixed = np.minimum(time, latency)
             return np.asarray(np.rint(fixed + (time - fixed) * factors), np.int64)
 
-        lag, sent, size = moved(e.lag, larger), moved(e.sent, larger), np.rint(e.bytes * larger).astype(np.int64)
+        sends = p.that(feature=LINKS)
+        lag, sent, size = (
+            np.where(sends[e.before], e.lag, moved(e.lag, larger)),
+            moved(e.sent, larger),
+            np.rint(e.bytes * larger).astype(np.int64),
+        )
         longer = np.rint((p.duration - self.sending) * factor).astype(np.int64)
         longer += np.bincount(e.before, sent, len(p)).astype(np.int64)
-        passes = replace(p, duration=np.where(self.computing, longer, moved(p.duration, factor)))
+        other = np.where(sends & np.isfinite(latency), np.rint(p.duration * factor), moved(p.duration, factor))
+        passes = replace(p, duration=np.where(self.computing, longer, other).astype(np.int64))
         edges = replace(e, lag=lag, sent=sent, bytes=size)
         room = None if self.messages is None else self.messages.larger(max(1.0, each.max()))
         return replace(self, passes=passes, edges=edges, messages=room)

@@ -135,7 +135,7 @@ def test_placements_are_measured_before_they_are_made():
         (lambda body: body["layers"][3].update(all_too_all=3.0), "layers[3]: field 'all_too_all' is unknown"),
         (
             lambda body: body["link"].update(latenzy=3.0),
-            "link: field 'latenzy' is unknown (one of latency, bytes_per_us, blocking)",
+            "link: field 'latenzy' is unknown (one of latency, bytes_per_us, blocking, shared)",
         ),
         (lambda body: body.update(rank_factor=[1, 2]), "field 'rank_factor' is unknown (one of source, model, layers,"),
     ],

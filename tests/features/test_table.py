@@ -50,6 +50,8 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a single rank": ({"ranks": 1}, {}),
     "messages that occupy their sender": ({"blocking": True}, {}),
     "unlike ranks or microbatches": ({}, {"rank_factors": (1.0, 1.5)}),
+    "links that messages share": ({}, {"link": replace(PROFILE.link, shared="rank")}),
+    "a link between sites": ({}, {"site_link": Link(50.0, 1.0, shared="1+1")}),
 }
 PAGE = ROOT / "docs/features.md"
 ROWS = {frozenset((row.one, row.other)): row for row in APART}

@@ -28,7 +28,7 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         passes, edges = problem.passes, problem.edges
         self.duration, self.rank = passes.duration.tolist(), passes.rank.tolist()
-        self.stream = [problem.streams.index(one.streams[0]) for one in passes]
+        self.occupied = [tuple(map(problem.streams.index, one.streams)) for one in passes]
         self.streams = len(problem.streams)
         self.lanes = [rows.tolist() for rows in problem.lanes]
         self.inputs: list[list[tuple[int, int]]] = [[] for _ in self.duration]
@@ -72,13 +72,15 @@ class _Search:
         after = self._kept(done | {i})
         for now, times in states:
             end = dict(zip(kept, times[self.streams :], strict=True))
-            start = max([now, times[self.stream[i]], *(end[a] + lag for a, lag in self.inputs[i])])
+            start = max([now, *(times[n] for n in self.occupied[i]), *(end[a] + lag for a, lag in self.inputs[i])])
             moments = [self._moment(pool, here, start, end) for pool, here in held.items()]
             if None in moments:
                 continue
             start = max([start, *(moment for moment in moments if moment is not None)])
             free = list(times[: self.streams])
-            free[self.stream[i]] = end[i] = start + self.duration[i]
+            end[i] = start + self.duration[i]
+            for n in self.occupied[i]:
+                free[n] = end[i]
             _keep(known, (start, (*free, *(end[a] for a in after))))
 
     def _moment(self, pool: int, here: int, start: int, end: dict[int, int]) -> int | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zbsolve import Problem
+from zbsolve.build import with_links
 from zbsolve.exec import Pipeline
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import HANDLERS, Data, Handler
@@ -62,9 +63,9 @@ def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
 def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
     """A step with each toy kind on two ranks: the worst difference from the unsplit model, and how often the kind ran."""
     found: dict[str, Any] = {}
-    for kind, build in (("T", with_pause), ("S", with_stop)):
+    for kind, build in (("T", with_pause), ("S", with_stop), ("MB", lambda problem: with_links(problem, "rank", 1))):
         RAN.clear()
-        own, HANDLERS[kind] = HANDLERS[kind], TOYS[kind]
+        own, HANDLERS[kind] = HANDLERS[kind], TOYS.get(kind, HANDLERS[kind])
         problem = build(a_problem((0, 1, 1, 0), 4, layers=4))
         runner = Pipeline(toy, random_schedule(problem, seed), loss=nn.functional.mse_loss, timeout=20)
         x = torch.linspace(-1, 1, 32).reshape(8, 4)

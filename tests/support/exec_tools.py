@@ -42,7 +42,8 @@ def random_schedule(problem: Problem, seed: int = 0, in_order: bool = False) -> 
     while ready:
         i = ready.pop(rng.randrange(len(ready)))
         for part in parts[i]:
-            order[problem.passes[part].streams[0]].append(part)
+            for stream in problem.passes[part].streams:
+                order[stream].append(part)
         for b in after[i]:
             waiting[b] -= 1
             if not waiting[b]:

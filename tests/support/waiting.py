@@ -8,7 +8,16 @@ from itertools import product
 from typing import Any
 
 from zbsolve import Problem, Schedule, ZbsolveError, pipeline, preset, updates
-from zbsolve.build import Host, Vocabulary, with_exchange, with_offload, with_sharding, with_slices, with_vocabulary
+from zbsolve.build import (
+    Host,
+    Vocabulary,
+    with_exchange,
+    with_links,
+    with_offload,
+    with_sharding,
+    with_slices,
+    with_vocabulary,
+)
 from zbsolve.placement import mirror
 from zbsolve.systems import problem_for
 from zbsolve.systems.table import SYSTEMS
@@ -71,6 +80,7 @@ KINDS: dict[str, Callable[[random.Random], Problem]] = {
     "recompute": lambda rng: step(rng, recompute="all"),
     "updates": lambda rng: updates(step(rng, microbatches=4), 1, every=2, delay=rng.choice((1, 2))),
     "all-to-all": lambda rng: step(rng, AF=rng.randint(0, 9), AB=rng.randint(0, 9)),
+    "links": lambda rng: with_links(step(rng), rng.choice(("rank", "pair")), rng.randint(0, 9)),
     "offload": offloaded,
     "sharding": lambda rng: with_sharding(
         step(rng), gather=rng.randint(0, 9), reduce=rng.randint(0, 9), parameter_bytes=3, gradient_bytes=2, gathers=1

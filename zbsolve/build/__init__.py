@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .attention_exchange import with_attention_exchange as with_attention_exchange
     from .joined import with_fused_backward as with_fused_backward
     from .joined import with_joined as with_joined
+    from .links import with_cards as with_cards
+    from .links import with_links as with_links
+    from .links import without_links as without_links
     from .mixing import mixed as mixed
     from .offload import Host as Host
     from .offload import with_offload as with_offload

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kinds import ALL_TO_ALL
 from ..known_steps import timed_by
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -103,9 +104,9 @@ class Times:
         if more is not None:
             raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
         told = any(layer.all_to_all for layer in profile.layers)  # then a stage without one has none
-        only_time = passes_where(problem, "only_time")
+        around = problem.passes.that(feature=ALL_TO_ALL)
         for name in streams:
-            other_passes.setdefault(name, 0 if told and only_time[problem.index[name]] else passes[name])
+            other_passes.setdefault(name, 0 if told and around[problem.index[name]] else passes[name])
         for a, b in links:
             if a in streams and a in waits:
                 other_links.setdefault((a, b), other_links.get((waits[a][0][0], b), links[a, b]))

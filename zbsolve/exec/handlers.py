@@ -5,12 +5,15 @@ in which they are made and asked. Sums over ranks come last: they take in what e
 
 All-to-alls of expert parallelism are here: AF behind F, AB behind the backward. All experts of this model are on the rank
 that needs them. So there is nothing to send around, and an all-to-all hands on what it is given; only its time is emulated.
+A message on a link (MF, MB) does the same: what it hands on is sent when its rank comes to it, on whatever link is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from ..problem import Problem
 from ..tables import Bools, Ints
@@ -53,11 +56,22 @@ def _check_behind(*kinds: str) -> Check:
     return check
 
 
+def _check_message(graph: Graph, rows: Ints) -> None:
+    """A message hands on what an edge brings it from its own rank."""
+    e, rank = graph.problem.edges, graph.problem.passes.rank
+    brought = e.after[e.carrying("activation", "gradient") & (rank[e.before] == rank[e.after])]
+    for row in np.setdiff1d(rows, brought)[:1].tolist():
+        raise BadInput(f"pass {graph.one(row).name}: no edge on its rank brings what it sends")
+
+
 HANDLERS: dict[str, Handler] = {
     **backward.HANDLERS,
     **offload.HANDLERS,
     "AF": Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, sliced=True),
     "AB": Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, sliced=True),
+    **dict.fromkeys(
+        ("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, only_time=True, sliced=True)
+    ),
     **exchange.HANDLERS,
     **sharding.HANDLERS,
     **updates.HANDLERS,

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from ..build.links import sites_of
 from ..build.plain import pipeline
 from ..build.recompute import recomputed_layers
 from ..layer import Layer, Link, layer_cuts, layer_ranges
@@ -137,7 +140,10 @@ def plain_step(staged: Staged) -> Problem:
         total("F"),
         placement=costs.routes,
         microbatches=costs.microbatches,
-        comm=[_messages(stage[-1], profile.link, cuts, costs.microbatches) for stage in stages[:-1]],
+        comm=[
+            _messages(stage[-1], link, cuts, costs.microbatches)
+            for stage, link in zip(stages[:-1], _links(profile, costs.routes[0]), strict=True)
+        ],
         blocking=profile.link.blocking,
         **_held(profile, costs, cuts, counts, again),
         AF=[round(sum(one.all_to_all for one in part)) for part in parts],
@@ -153,6 +159,13 @@ def plain_step(staged: Staged) -> Problem:
         BW=total("BW") if costs.fused else None,
         untrained=sum(end <= costs.untrained for end in layer_cuts(counts)[1:]),
     )
+
+
+def _links(profile: Any, route: Sequence[int]) -> list[Link]:
+    """The link of each boundary between stages: the pipeline's, or between two sites theirs. Raises BadInput."""
+    between, ranks = profile.site_link, max(route) + 1
+    site = np.zeros(ranks) if between is None else sites_of(between.shared, ranks)
+    return [profile.link if between is None or site[a] == site[b] else between for a, b in pairwise(route)]
 
 
 def _row(stage: Sequence[Layer], kind: str, cuts: Cuts, microbatches: int) -> Any:

@@ -11,6 +11,7 @@ from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
 from .feature import Feature, Field, is_auto
 from .lengths import LENGTHS, UNEVEN
+from .links import CARDS, LINKS
 from .offload import OFFLOAD, is_none
 from .recompute import RECOMPUTE, in_part
 from .replicas import REPLICAS
@@ -25,11 +26,13 @@ FEATURES: tuple[Feature, ...] = (
     VOCABULARY,
     OFFLOAD,
     SLICES,
+    LINKS,
     UNEVEN,
     LENGTHS,
     ATTENTION_EXCHANGE,
     SHARDING,
     REPLICAS,
+    CARDS,
     WORK,
 )
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
@@ -60,6 +63,8 @@ CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "submeshes": lambda seen: isinstance(seen.step.partition, Partition) and max(seen.step.partition.devices) > 1,
     "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
     "messages that occupy their sender": lambda seen: seen.profile is not None and seen.profile.link.blocking,
+    "links that messages share": lambda seen: seen.profile is not None and bool(seen.profile.link.shared),
+    "a link between sites": lambda seen: seen.profile is not None and seen.profile.site_link is not None,
     "unlike ranks or microbatches": lambda seen: (
         seen.profile is not None
         and any(len(set(row)) > 1 for row in (seen.profile.rank_factors, seen.profile.microbatch_factors))
@@ -102,6 +107,11 @@ APART = (
         "messages of this link occupy their sender, and the exchange's are not counted so",
     ),
     Apart("attention exchange", "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
+    Apart("attention exchange", "links that messages share", "its messages are not counted on links that messages share"),
+    Apart("attention exchange", "a link between sites", "its messages are not counted on links that messages share"),
+    Apart("a link between sites", "messages that occupy their sender", "messages occupy their links or their sender"),
+    Apart("a link between sites", "several routes", "microbatches take several routes, of which not all cross it alike"),
+    Apart("links that messages share", "messages that occupy their sender", "messages occupy their links or their sender"),
 )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..build.links import without_links
 from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING
 from ..placement import describe
@@ -138,10 +139,11 @@ def group_passes(problem: Problem) -> Ints:
 
 
 def without_group_passes(schedule: Schedule) -> Schedule:
-    """The schedule without these. The schedule itself where there are none."""
-    problem = schedule.problem
+    """The schedule without these, and with messages as lags, which engines send by themselves too. The schedule itself where
+    there are none."""
+    problem = without_links(schedule.problem)
     alone = group_passes(problem)
-    if not len(alone):
+    if not len(alone) and problem is schedule.problem:
         return schedule
     rest = problem.only(np.setdiff1d(np.arange(len(problem.passes)), alone))
     streams = rest.passes.stream_sets[: int(rest.passes.streams.max()) + 1]  # as before the builder put sums in

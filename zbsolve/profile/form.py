@@ -61,6 +61,7 @@ class LinkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     latency: TIME = NO_LINK.latency
     bytes_per_us: TIME = NO_LINK.bytes_per_us
     blocking: bool = False
+    shared: str = ""
 
 
 class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -130,6 +131,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rank_factors: list[Factor] = []
     tied: list[tuple[SIZE, list[COUNT]]] = []
     shard_link: LinkForm | None = None
+    site_link: LinkForm | None = None
     host: HostForm | None = None
     microbatch_factors: list[Factor] = []
     vocabulary: VocabularyForm | None = None
@@ -192,7 +194,10 @@ def link_from(form: LinkForm, where: str) -> Link:
     rate = parse_rate(rate, f"{where}: link: field 'bytes_per_us'") if isinstance(rate, str) else rate
     if rate < MIN_BANDWIDTH:
         raise BadInput(f"{where}: link: field 'bytes_per_us' is {rate:g}")
-    return Link(latency, rate, form.blocking)
+    try:
+        return Link(latency, rate, form.blocking, form.shared)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def host_from(form: HostForm | None, where: str) -> HostLink | None:

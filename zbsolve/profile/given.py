@@ -61,6 +61,11 @@ RANK = {
     "latency": "of a message, where message-bytes and bandwidth say its time",
     "bandwidth": "of the link between two ranks, such as 50GB/s or 400Gbit/s; without a unit: bytes a µs",
     "blocking": "yes: a rank computes nothing while it sends a message (default: no)",
+    "shared": "rank: a rank's messages go one after the other through its card, each way; pair: those from one rank to "
+    "another (default: as many at once as there are)",
+    "sites": "of so many ranks, such as 4+4: between two sites messages go one after the other, each way",
+    "site-latency": "of a message between sites",
+    "site-bandwidth": "of the link between two sites",
     "rank-factors": "how much longer each rank takes than its stages say: 1,1,1.3,…",
     "shard-latency": "of a gather in a data-parallel group over which parameters are sharded",
     "shard-bandwidth": "of its link (default: the pipeline's link)",
@@ -165,11 +170,26 @@ def given_profile(words: Words) -> Profile:
     _check_enough(words, states)
     layers = _layers({name: text for name, text in words.items() if name not in RANK}, ranks * chunks)
     link = replace(_link(rank, "", "comm" in words), blocking=_yes(rank.get("blocking", "no")))
+    link, sites = replace(link, shared=rank.get("shared", "")), _sites(rank, "comm" in words)
     shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
     capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
     factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
     facts, model = {"ranks": ranks, "chunks": chunks}, rank.get("model", "numbers")
-    return Profile("given", model, layers, link, states or 0.0, capacity, facts, {}, factors, (), shard_link, _host(rank))
+    return Profile(
+        "given",
+        model,
+        layers,
+        link,
+        states or 0.0,
+        capacity,
+        facts,
+        {},
+        factors,
+        (),
+        shard_link,
+        _host(rank),
+        site_link=sites,
+    )
 
 
 def _layers(said: Words, stages: int) -> tuple[Layer, ...]:
@@ -231,12 +251,21 @@ def _factors(text: str, ranks: int) -> tuple[float, ...]:
 def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
     """The link that latency and bandwidth make; none where messages are given as times. of: what words begin with."""
     latency, bandwidth = f"{of}latency", f"{of}bandwidth"
-    if timed and {latency, bandwidth} & rank.keys():
+    whole = {bandwidth} if "shared" in rank else {latency, bandwidth}  # a link takes a message's time but for its latency
+    if timed and whole & rank.keys():
         raise BadInput("comm says how long messages take: leave out latency and bandwidth")
     return Link(
         parse_time(rank[latency], latency) if latency in rank else NO_LINK.latency,
         parse_rate(rank[bandwidth], bandwidth) if bandwidth in rank else NO_LINK.bytes_per_us,
     )
+
+
+def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
+    """The link between sites, where something is said of it. timed: messages are given as times. Raises BadInput."""
+    said = {"sites", "site-latency", "site-bandwidth"} & rank.keys()
+    if said and (timed or len(said) < 3):
+        raise BadInput("sites: message-bytes, site-latency and site-bandwidth say how long messages take, not comm")
+    return replace(_link(rank, "site-", False), shared=rank["sites"]) if said else None
 
 
 def _host(rank: Mapping[str, str]) -> HostLink | None:

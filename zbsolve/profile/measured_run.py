@@ -10,6 +10,7 @@ import numpy as np
 
 from ..build.vocabulary import barriers_of, model_stages
 from ..features.lengths import MESSAGES_ALIKE
+from ..kinds import LINKS as SHARED
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..timeline import Floats
@@ -92,7 +93,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         _source(trace, base),
         (model_said_by(problem.source) or "trace") if base is None else base.model,
         new,
-        Link(link.latency * scale, link.bytes_per_us / scale, _blocking(trace, base)),
+        replace(link, latency=link.latency * scale, bytes_per_us=link.bytes_per_us / scale, blocking=_blocking(trace, base)),
         0.0 if base is None else base.states,
         None if base is None else base.capacity,
         facts,
@@ -103,6 +104,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         None if base is None else base.host,
         lasting,
         None if base is None else base.vocabulary,
+        site_link=None if base is None else base.site_link,
     )
 
 
@@ -234,7 +236,7 @@ def _link_scale(trace: Trace) -> tuple[float, int]:
     """How much longer messages took than predicted, over those whose rank stood idle from before they were sent (others may
     have lain there unseen); 1 where there were none, and where the predicted ones are the run's own. With their number."""
     problem, measured, predicted, heard = trace.problem, 0.0, 0.0, 0
-    if trace.facts.get(LINKS) == FROM_STEPS:
+    if trace.facts.get(LINKS) == FROM_STEPS or problem.passes.that(feature=SHARED).any():  # those wait for each other
         return 1.0, 0
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))

@@ -89,6 +89,7 @@ class Profile:
         so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
         themselves, and stay (fact `messages_alike`).
     vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
+    site_link: between sites, which are as its `shared` says; None: all ranks are at one, or as far apart.
     gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
         where 16 bits are summed in 32.
     """
@@ -108,6 +109,14 @@ class Profile:
     microbatch_factors: tuple[float, ...] = ()
     vocabulary: VocabularyCosts | None = None
     gradients: float = 1.0
+    site_link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.site_link is not None and not self.site_link.shared[:1].isdigit():
+            raise BadInput("profile: field 'site_link': its 'shared' says of how many ranks sites are, such as 4+4")
+        for name in ("link", "shard_link"):
+            if (link := getattr(self, name)) is not None and link.shared[:1].isdigit():
+                raise BadInput(f"profile: field '{name}': sites are of 'site_link'")
 
     @property
     def fused_only(self) -> bool:
@@ -153,12 +162,14 @@ class Profile:
             for name in NEWER:
                 if not layer[name]:
                     del layer[name]
-        if not self.link.blocking:
-            del body["link"]["blocking"]
+        for name in ("link", "shard_link", "site_link"):
+            for field in ("blocking", "shared"):
+                if body[name] and not body[name][field]:
+                    del body[name][field]
         for shard in costs.get("shards", ()):
             if not shard["frozen_bytes"]:
                 del shard["frozen_bytes"]
-        for name in ("shard_link", "host", "microbatch_factors", "vocabulary"):
+        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary"):
             if not body[name]:
                 del body[name]
         if self.gradients == 1:
@@ -192,6 +203,7 @@ class Profile:
             tuple(form.microbatch_factors),
             vocabulary_from(form.vocabulary, len(layers), where),
             form.gradients,
+            None if form.site_link is None else link_from(form.site_link, where),
         )
 
 

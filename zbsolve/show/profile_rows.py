@@ -191,13 +191,23 @@ def link_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     return rows
 
 
+SHARED = {
+    "": "",
+    "rank": "; those of a rank go one after the other, each way",
+    "pair": "; those from one rank to another one after the other",
+}
+
+
 def ratio_line(profile: Profile) -> str:
     """(B + W) / BW, and the link as a line."""
     fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
     ratio = f"(B + W) / BW {split / fused:.3f}; " if fused and split else ""
-    link, free = profile.link, replace(profile.link, blocking=False)
-    blocking = "; the sender computes nothing meanwhile" if link.blocking else ""
-    if free == NO_LINK:
+    link, sites = profile.link, profile.site_link
+    blocking = "; the sender computes nothing meanwhile" if link.blocking else SHARED[link.shared]
+    if sites is not None:
+        speed = f"{sites.latency:.0f} µs and its bytes at {sites.bytes_per_us / 1e3:.2f} GB/s"
+        blocking += f"; between sites of {sites.shared} ranks it takes {speed}, one after the other each way"
+    if link.bytes_per_us == NO_LINK.bytes_per_us:
         return f"{ratio}messages take the times of the layers and nothing for their bytes{blocking}"
     return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s{blocking}"
 

@@ -38,8 +38,10 @@ class Track:
 
 
 def tracks_of(problem: Problem) -> list[Track]:
-    """A track for every stream, ordered by rank, compute streams first."""
-    found = [(int(problem.passes.rank[rows].min()), stream, rows) for stream, rows in problem.members.items() if len(rows)]
+    """A track for every stream, ordered by rank, compute streams first; what a card receives is its own rank's."""
+    lowest = {stream: int(problem.passes.rank[rows].min()) for stream, rows in problem.members.items() if len(rows)}
+    lowest |= {stream: int(stream.removeprefix("in:")) for stream in lowest if stream.startswith("in:")}
+    found = [(rank, stream, problem.members[stream]) for stream, rank in lowest.items()]
     found.sort(key=lambda one: (one[0], not one[1].startswith("compute:"), one[1]))
     return [Track(stream, rank, rows, i == 0 or found[i - 1][0] != rank) for i, (rank, stream, rows) in enumerate(found)]
 

@@ -1,0 +1,118 @@
+"""Links that messages share: each is a pass on the link's stream, so that one goes after the other (CrossPipe, ATC'25,
+section 4.1, on the link between two sites).
+
+A message was a lag, as many at once as one likes. Here `<stage>MF<microbatch>` is the message of a forward and
+`<stage>MB<microbatch>` that of a backward, on the rank that sends it: it occupies its link for its bytes, and its latency is
+the lag behind it. To everybody else they are two more kinds of passes, and in which order a link sends is the schedule's
+matter. How many bytes wait, before a link is free and until they are taken, `handover` counts as of any message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..kinds import ALL_TO_ALL, LINKS
+from ..placement import PAIR, RANK, sites_in
+from ..problem import Problem
+from ..tables import CARGO, Edges, Ints, Passes
+from ..util.errors import BadInput
+
+Streams = list[tuple[str, ...]]  # of a pass each
+
+
+def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
+    """`problem` with its messages between ranks as passes on the links that they share.
+
+    shared: "rank": each rank has a card, which sends one message at a time and receives one (`out:<rank>`, `in:<rank>`).
+        "pair": a link each way between each two ranks (`link:<from>-<to>`). Sites such as "4+4", of the first 4 ranks and
+        the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
+    latency: µs of each message that occupy no link. One that takes no longer stays a lag.
+
+    Put it in behind slices. Raises BadInput where messages occupy their sender, and for a message that hands nothing from
+    pass to pass, as those of attention that ranks make for each other.
+    """
+    p, e = problem.passes, problem.edges
+    site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
+    apart = (site[p.rank[e.before]] != site[p.rank[e.after]]) & ~p.that(feature=LINKS)[e.before]
+    rows = np.flatnonzero(apart & (e.lag > latency))
+    _check(problem, rows)
+    maker, taker, cargo = e.before[rows], e.after[rows], np.array(CARGO)[e.carries[rows]]
+    ends = zip(site[p.rank[maker]].tolist(), site[p.rank[taker]].tolist(), strict=True)
+    name = "link" if shared == PAIR else "site"
+    streams: Streams = [(f"out:{a}", f"in:{b}") if shared == RANK else (f"{name}:{a}-{b}",) for a, b in ends]
+    own = len(p) + np.arange(len(rows))
+    passes = _with_messages(p, maker, np.where(cargo == CARGO[1], "MF", "MB"), e.lag[rows] - latency, streams)
+    edges = e.only(np.setdiff1d(np.arange(len(e)), rows))
+    edges += Edges.of(maker, own, carries=cargo) + Edges.of(own, taker, lag=latency, carries=cargo)
+    return replace(problem, passes=passes, edges=edges)
+
+
+def sites_of(shared: str, ranks: int) -> Ints:
+    """The site of each rank, shape (ranks,), where sites have so many ranks as "4+4" says. Raises BadInput."""
+    sizes = sites_in(shared)
+    if sum(sizes) != ranks:
+        raise BadInput(f"sites '{shared}': of {sum(sizes)} ranks, and there are {ranks}")
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _check(problem: Problem, rows: Ints) -> None:
+    """Raise BadInput where messages occupy their sender, or one of these edges hands on nothing."""
+    e = problem.edges
+    if e.sent.any():
+        raise BadInput("links: messages of this step occupy their sender, so they wait for no link")
+    silent = rows[e.carries[rows] == 0]
+    if len(silent):
+        names = f"{problem.names[e.before[silent[0]]]} → {problem.names[e.after[silent[0]]]}"
+        raise BadInput(f"links: edge {names} takes a message's time, but hands on no activation or gradient")
+
+
+def _with_messages(p: Passes, maker: Ints, kind: Any, duration: Ints, streams: Streams) -> Passes:
+    """The table with a pass for the message of each of the passes `maker`, on `streams`; shape (messages,) each."""
+    if not len(maker):
+        return p
+    sets = list(dict.fromkeys((*p.stream_sets, *streams)))
+    found = p.more(
+        kind, "compute", stage=p.stage[maker], microbatch=p.microbatch[maker], rank=p.rank[maker], duration=duration
+    )
+    numbers = {one: number for number, one in enumerate(sets)}
+    return replace(
+        found,
+        slice=np.concatenate([p.slice, p.slice[maker]]),
+        streams=np.concatenate([p.streams, [numbers[one] for one in streams]]),
+        stream_sets=tuple(sets),
+    )
+
+
+def with_cards(problem: Problem) -> Problem:
+    """`problem` where sums of gradients, gathers and reductions occupy their rank's card too, both ways. Put it in behind
+    these."""
+    p = problem.passes
+    rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
+    sets, streams = list(p.stream_sets), p.streams.copy()
+    for number, one in enumerate(p.stream_sets):
+        mine = rows[p.streams[rows] == number]
+        if len(mine) and len(one) == 1 and one[0].startswith("comm:"):
+            rank = one[0].removeprefix("comm:")
+            sets.append((*one, f"out:{rank}", f"in:{rank}"))
+            streams[mine] = len(sets) - 1
+    return replace(problem, passes=replace(p, streams=streams, stream_sets=tuple(sets)))
+
+
+def without_links(problem: Problem) -> Problem:
+    """The step where messages are lags as before `with_links`, and nothing occupies a card. The problem itself where it has
+    no such passes."""
+    sends = problem.passes.that(feature=LINKS)
+    if not sends.any():
+        return problem
+    p, e = problem.passes, problem.edges
+    maker, out = np.arange(len(p)), np.flatnonzero(sends[e.before])
+    maker[e.after[sends[e.after]]] = e.before[sends[e.after]]
+    lag = e.lag.copy()
+    lag[out] += p.duration[e.before[out]]
+    edges = replace(e, before=maker[e.before], lag=lag).only(np.flatnonzero(~sends[e.after]))
+    sets = tuple(one[:1] if one[0].startswith("comm:") else one for one in p.stream_sets)
+    bare = replace(problem, passes=replace(p, stream_sets=sets), edges=edges)
+    return bare.only(np.flatnonzero(~sends))

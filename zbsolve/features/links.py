@@ -1,0 +1,28 @@
+"""Links that messages share: what a profile says of them, as passes of its step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..build.links import with_cards, with_links
+from ..kinds import LINKS as NAME
+from ..placement import RANK
+from ..problem import Problem
+from .feature import Feature
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """Messages between sites on their links, and others on cards or between pairs, as the profile's links say."""
+    link, sites = staged.profile.link, staged.profile.site_link
+    if sites is not None:
+        problem = with_links(problem, sites.shared, round(sites.latency))
+    return with_links(problem, link.shared, round(link.latency)) if link.shared else problem
+
+
+def _build_cards(problem: Problem, staged: Any) -> Problem:
+    """Where the link of the data-parallel group is the pipeline's, or says that it is shared too."""
+    return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
+
+
+LINKS = Feature(NAME, build=_build)
+CARDS = Feature("cards", build=_build_cards)
