@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
+    from .noise import Aim as Aim
     from .noise import Noise as Noise
     from .noise import under_noise as under_noise
     from .planner.planning import plan as plan
@@ -61,7 +62,7 @@ _HOMES = {
     "build.updates": "with_updates=updates",
     "ilp.bounds.any_choice": "bound_over_choices bound_over_orders",
     "layer": "HostLink Layer Link",
-    "noise": "Noise under_noise",
+    "noise": "Aim Noise under_noise",
     "planner": "",
     "planner.planning": "plan",
     "problem": "Edge Pass Problem",

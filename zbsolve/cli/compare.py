@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
-from .tools import print_json, profile_from, run_of, tell_other_model
+from .tools import noise_of, print_json, profile_from, run_of, tell_other_model
 
 if TYPE_CHECKING:
-    from ..noise import Noise
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..trace import Trace
@@ -122,7 +121,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
     if options.noise:
         from ..noise import under_noise
 
-        result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, _noise(options.noise)))
+        result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, noise_of(options.noise)))
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
     if options.json:
@@ -130,17 +129,6 @@ def _side_by_side(options: argparse.Namespace) -> int:
     else:
         print(schedules_as_text(result), end="")
     return 0
-
-
-def _noise(said: str) -> Noise:
-    """How times vary, in words, or as in the run of a trace's file."""
-    from ..interchange.traces.reading import others_trace
-    from ..noise import Noise
-    from ..trace import Trace
-
-    if not Path(said).exists():
-        return Noise.read(said)
-    return Noise.of(others_trace(said) or Trace.load(said), said)
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:

@@ -20,6 +20,7 @@ from .tools import (
     add_search_limits,
     add_workers,
     method_of,
+    noise_of,
     print_json,
     profile_from,
     save_found,
@@ -30,18 +31,21 @@ from .tools import (
 )
 
 if TYPE_CHECKING:
+    from ..noise import Aim
     from ..problem import Problem
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
+    from ..search.noisy import LeastUnderNoise
     from ..step import Step
 
     Given = tuple[Profile, Step] | Problem
 
 POINTS = 12  # memory limits; the peaks of named schedules are added
 NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+PREFERENCES = ("time", "memory")
 CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
 
 
@@ -59,10 +63,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     add_workers(parser)
     parser.add_argument(
         "--prefer",
-        choices=("time", "memory"),
         default="time",
+        metavar="WHAT",
         help="time: the least value, and of equal values the least peak of activations; memory: the least peak within 1 %% "
-        "of that value",
+        "of that value; p95:NOISE (or mean, p50, p99): what is best where times vary; NOISE as compare --noise takes it",
     )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
     parser.add_argument(
@@ -88,9 +92,12 @@ def command(options: argparse.Namespace) -> int:
     from ..show.solved_step import solved
     from ..show.solved_text import solved_as_text
 
+    methods = options.method.split(",")
+    if ":" in options.prefer and (options.frontier is not None or len(methods) > 1):
+        raise BadInput(f"--prefer {options.prefer}: is for one schedule by one method; compare --noise takes several")
     if options.frontier is not None:
         return solve_frontier(options)
-    if len(methods := options.method.split(",")) > 1:
+    if len(methods) > 1:
         return race(options, methods)
     given = _given(options)
     if joined := _joined(options, given):
@@ -98,7 +105,7 @@ def command(options: argparse.Namespace) -> int:
     if not isinstance(given, Problem) and (one := repeated_step(options, *given)) is not None:
         return solve_repeated(options, one, given[1].microbatches)
     tried: tuple[Tried, ...] = ()
-    peaks: list[LeastPeak] = []
+    peaks: list[LeastPeak | LeastUnderNoise] = []
     with searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
         if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
@@ -163,12 +170,21 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
     method, solver = method_of(options.method)
-    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **search_limits(options)}
+    arguments = {"method": method, "solver": solver, "prefer": _preferred(options.prefer), **search_limits(options)}
     if options.hint:
         from ..schedule import Schedule
 
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
+
+
+def _preferred(said: str) -> str | Aim:
+    """What is preferred. Raises BadInput."""
+    if said in PREFERENCES:
+        return said
+    from ..noise import Aim
+
+    return Aim.read(said, noise_of)
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:

@@ -21,6 +21,7 @@ from ..search.auto import Tried
 from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
+from ..search.noisy import LeastUnderNoise
 from ..step import Step
 from ..systems.exchange_gain import AttentionGain, attention_gain, attention_gain_of
 from ..systems.steps import usual_schedule
@@ -31,16 +32,24 @@ Given = tuple[Profile, Step] | Problem
 
 
 def solved(
-    given: Given, schedule: Schedule, tried: Sequence[Tried] = (), peak: LeastPeak | None = None, timed: bool = True
+    given: Given,
+    schedule: Schedule,
+    tried: Sequence[Tried] = (),
+    second: LeastPeak | LeastUnderNoise | None = None,
+    timed: bool = True,
 ) -> Solved:
-    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that
-    were left open. peak: what the search for less memory came to. timed: whether seconds say how long it took."""
+    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that were left
+    open. second: what the search for less memory, or for times that vary, came to. timed: whether seconds say how long it
+    took."""
     gain = _attention_gain(given, schedule.problem)
+    noise = second if isinstance(second, LeastUnderNoise) else None
+    peak = second if isinstance(second, LeastPeak) else None
     if isinstance(given, Problem):
-        return Solved(schedule, None, peak, timed, attention=gain)
+        return Solved(schedule, None, peak, timed, attention=gain, noise=noise)
     usual, saves = usual_schedule(*given, schedule.problem.layers), _fused_saves(given[0], schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
-    return Solved(schedule, usual, peak, timed, _copy_ratio(*given, schedule), saves, gain, tuple(tried), bounds, notes)
+    copies = _copy_ratio(*given, schedule)
+    return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, noise)
 
 
 def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:
