@@ -39,7 +39,7 @@ SEEDS = 1 << 40  # apart: of the sample, of what is compared, and of what is tol
 LONGER, STARTS = 0.1, 24  # by the given times than the shortest, at most; so many orders are looked at
 SEARCHES, FIRST_SHARE = 4, 0.5  # orders that searches begin with; of the time for all of them, the rest is for the best
 HOT, COLD = 2e-4, 1e-5  # of the aim: what is taken as a worse order, at first and in the end
-TURN_SECONDS, SECONDS_PER_DRAWN_PASS, MIN_TURNS = 0.2, 3e-10, 20  # of one round; what a turn takes
+TURN_SECONDS, SECONDS_PER_DRAWN_PASS, MIN_TURNS = 0.2, 4e-10, 20  # of one round; what a turn takes
 REACH, FARTHER = 16, 0.6  # places that a pass moves at most; how often it goes one farther
 
 # --- Compiled ---
