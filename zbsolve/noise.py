@@ -47,7 +47,8 @@ class Noise:
     measured: logarithms of factors of single passes, drawn in place of `single` and stalls; (): none.
     measured_steps: the same of whole steps, in place of `step`.
 
-    Raises BadInput for deviations above 2, chances above 1, and stalls that are shorter.
+    Factors are above 0, so no time gets negative. Raises BadInput for deviations below 0 or above 2, chances above 1, and
+    stalls that are shorter.
     """
 
     step: float = 0.0
@@ -77,15 +78,17 @@ class Noise:
         return cls(**found)
 
     def __post_init__(self) -> None:
-        if max(self.step, self.rank, self.microbatch, self.single) > 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
-            raise BadInput("noise: deviations are 200% at most, a chance 100%, and a stall is 1 to 1,000,000 times as long")
+        shares = (self.step, self.rank, self.microbatch, self.single, self.stall)
+        if not 0 <= min(shares) <= max(shares) <= 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
+            raise BadInput("noise: deviations are 0 to 200%, a chance is 0 to 100%, a stall 1 to 1,000,000 times as long")
 
     @classmethod
     def of(cls, trace: Trace, where: str = "trace") -> Noise:
         """As it was in a run: of each pass's time beside the median of its lane, what a step's passes have in common, then a
         microbatch's, then a rank's, and the rest as it is. Raises BadInput for fewer than three steps."""
         if len(trace.steps) < 3:
-            raise BadInput(f"{where}: {len(trace.steps)} steps do not say how times vary: at least 3 are needed")
+            count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
+            raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
         problem, took, lengths = trace.problem, trace.computed(), lengths_of(trace)
         p, usual = problem.passes, lengths.usual
         rows = np.flatnonzero(problem.computing & problem.in_microbatch & (usual > 0) & (took > 0).all(axis=0))
