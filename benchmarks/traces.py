@@ -164,8 +164,8 @@ DRAWS, SEARCHES = (1, 2), (1, 2)  # seeds of further draws, and of further searc
 def noise(effort: float = 6.0) -> Results:
     """Whether the best order for medians stays the best where times vary as they did. For each sample: the mean, p50 and p95
     of measured steps; and those of 10,000 drawn steps in today's order (1F1B), in named orders, in the best order of the
-    same passes, of a loop and of a vee (each stage cut in two alike ones) in today's memory, and in the best for p95; with
-    the backward as traced and split (estimated: B and W half of it each). less: by which share p95 is less than that of the
+    same passes, of a loop (also in interleaved's memory) and of a vee (each stage cut in two alike ones) in today's memory,
+    and in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: by which share p95 is less than that of the
     best order for medians, in draws and of searches of other seeds. µs, shares, microbatches in flight."""
     compiled()
     found = {}
@@ -192,8 +192,10 @@ def _orders(problem: Problem, room: tuple[int, ...], aim: Aim, effort: float) ->
     found = {"interleaved": preset("interleaved", looped)}
     found |= {f"{title}, split": preset(name, fine) for title, name in (("ZB-V", "zb-v"), ("V-Half", "v-half"))}
     less = {}
-    for what, step in (("same passes", problem), ("loop", looped), ("vee", folded), ("vee, split", fine)):
-        one = replace(step, capacity=room)
+    more = (max(found["interleaved"].timeline().peak_bytes),) * ranks
+    steps = (("same passes", problem, room), ("loop", looped, room), ("loop, interleaved's memory", looped, more))
+    for what, step, limit in (*steps, ("vee", folded, room), ("vee, split", fine, room)):
+        one = replace(step, capacity=limit)
         found[what] = best = solve(one, effort=effort, prefer=None)
         better = [solve(one, effort=effort, prefer=aim, seed=seed) for seed in (0, *SEARCHES)]
         found[f"{what}, for p95"] = better[0]

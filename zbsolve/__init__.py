@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers; at run time the table below says where n
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
+    from .features.lengths import pack as pack
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
     from .layer import HostLink as HostLink
@@ -60,6 +61,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "build.plain": "pipeline",
     "build.updates": "with_updates=updates",
+    "features.lengths": "pack",
     "ilp.bounds.any_choice": "bound_over_choices bound_over_orders",
     "layer": "HostLink Layer Link",
     "noise": "Aim Noise under_noise",

@@ -144,7 +144,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Aim:
-    """What an order is to be best at where times vary: `mean`, `p50`, `p95` or `p99` of its steps under `noise`."""
+    """What an order is to be best at where times vary: `what` (mean, p50, p95 or p99) of its steps under `noise`."""
 
     what: str
     noise: Noise
@@ -156,9 +156,6 @@ class Aim:
         if what not in AIMS or not said:
             raise BadInput(f"prefer '{text}': time, memory, or {', '.join(AIMS)} of a noise: p95:rank=1%,microbatch=20%")
         return cls(what, noise(said))
-
-    def __str__(self) -> str:
-        return f"{self.what} where times vary: {self.noise}"
 
     def of(self, values: Floats) -> float:
         """µs: the mean of steps, or what such a share of them does not exceed."""
