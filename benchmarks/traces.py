@@ -165,8 +165,9 @@ def noise(effort: float = 6.0) -> Results:
     """Whether the best order for medians stays the best where times vary as they did. For each sample: the mean, p50 and p95
     of measured steps; and those of 10,000 drawn steps in today's order (1F1B), in named orders, in the best order of the
     same passes, of a loop (also in interleaved's memory) and of a vee (each stage cut in two alike ones) in today's memory,
-    and in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: by which share p95 is less than that of the
-    best order for medians, in draws and of searches of other seeds. µs, shares, microbatches in flight."""
+    and in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: by which share
+    p95 is less than that of the best order for medians, in draws and of searches of other seeds. µs, shares, microbatches in
+    flight."""
     compiled()
     found = {}
     for name, file in NAMES.items():
