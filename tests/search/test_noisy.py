@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zbsolve import Aim, Noise, Problem, Schedule, pipeline, problem_for, solve, under_noise, verify
+from zbsolve import Aim, Noise, Problem, pipeline, problem_for, solve, under_noise, verify
 from zbsolve.cli import main
 from zbsolve.noise import AIMS
 from zbsolve.problem import Ints
@@ -147,7 +147,8 @@ def test_the_commands_choose_and_say_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["under_noise"]["less"][0] >= 0
     mean, least = (found["under_noise"]["schedules"]["this order"][one][0] for one in ("mean", "bound"))
     assert mean >= least
-    assert Schedule.load(made).certificate is not None
+    assert main(["check", made, "--bound"]) == 0
+    capsys.readouterr()
     for words, why in (
         (["--prefer", "p90:rank=1%"], "prefer 'p90:rank=1%': time, memory, or mean, p50, p95, p99 of a noise"),
         (["--prefer", "p95:rank"], "noise: rank '': a share"),

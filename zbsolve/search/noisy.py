@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,9 +31,9 @@ from .certify import certified_as
 
 NOISE_SOLVER = "search where times vary"
 FOUND, SHORTEST = "this order", "the shortest by the given times"  # what numbers are told of
-# Steps of the sample that moves are made by: so many, fewer of a long step, but some. Of those that orders are compared by.
-SAMPLE, SAMPLED_PASSES, LEAST_SAMPLE, COMPARED = 1024, 2**21, 64, 4000
-TOLD_PASSES, LEAST_TOLD, TOLD = 20_000_000, 500, 10_000  # passes of steps that numbers are told of, and steps
+# Steps of the sample that moves are made by, fewer of a long step, but some; steps that orders are compared by.
+SAMPLE, SAMPLED_PASSES, LEAST_SAMPLE = 1024, 2**21, 64
+FIRST, COMPARED, TOLD, MOST_PASSES = 500, 4_000, 10_000, 20_000_000  # at first and in the end; that are told; of all passes
 SEEDS = 1 << 40  # apart: of the sample, of what is compared, and of what is told
 LONGER, STARTS = 0.1, 24  # by the given times than the shortest, at most; so many orders are looked at
 SEARCHES, FIRST_SHARE = 4, 0.5  # orders that searches begin with; of the time for all of them, the rest is for the best
@@ -268,8 +267,9 @@ def best_under_noise(
     KeyboardInterrupt ends it early.
     """
     assert shortest.certificate is not None
-    seed, starts = shortest.certificate.seed, [shortest, *_near(shortest, others)]
-    ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, LEAST_TOLD)]
+    seed, starts = shortest.certificate.seed, _near(shortest, others)
+    known = {one.problem.digest: one.certificate for one in reversed(starts) if one.certificate is not None}
+    ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]
     searches = [NoiseSearch(one, aim, seed) for one in ranked[:SEARCHES] if decided_by_orders(one.problem)]
     try:
         for _ in _searched(searches, aim, clock):
@@ -279,19 +279,20 @@ def best_under_noise(
             raise
     found = [shortest, *(one.best for one in searches), *ranked[:1]]
     best = found[_ranked(found, aim, seed + 2 * SEEDS, COMPARED)[0]]
-    most = max(len(one.problem.passes) for one in (shortest, best))
-    draws = int(np.clip(TOLD_PASSES // most, LEAST_TOLD, TOLD))
+    draws = _draws((shortest, best), TOLD)
     told(LeastUnderNoise(aim, under_noise({FOUND: best, SHORTEST: shortest}, aim.noise, draws=draws, seed=seed + 3 * SEEDS)))
-    return best if best is shortest else certified_as(best, best.certificate or shortest.certificate, NOISE_SOLVER)
+    return best if best is shortest else certified_as(best, known[best.problem.digest], NOISE_SOLVER)
 
 
 def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
-    """Those that hold and are not much longer, each of another value, the shortest first."""
-    value, room = shortest.timeline().value, (1 + LONGER) * shortest.timeline().value
-    known = {one.timeline().value: one for one in others if value <= one.timeline().value <= room}
-    known.pop(value, None)
-    found = (known[each] for each in sorted(known))
-    return list(islice((with_syncs(one) for one in found if _holds(one)), STARTS))
+    """Those that hold and are not much longer, each once, the shortest first; `shortest` before them."""
+    found, room = [shortest], (1 + LONGER) * shortest.timeline().value
+    known = (one for one in others if one.timeline().value <= room)
+    for one in sorted(known, key=lambda one: one.timeline().value):
+        again = any(one.problem is other.problem and one.order == other.order for other in found)
+        if not again and len(found) <= STARTS and _holds(one):
+            found.append(with_syncs(one))
+    return found
 
 
 def _searched(searches: list[NoiseSearch], aim: Aim, clock: Clock) -> Iterator[None]:
@@ -302,10 +303,15 @@ def _searched(searches: list[NoiseSearch], aim: Aim, clock: Clock) -> Iterator[N
         yield from min(searches, key=lambda one: one.drawn.aims[0]).go_on(clock, clock.left)
 
 
+def _draws(schedules: Sequence[Schedule], most: int) -> int:
+    """So many steps of each, fewer of long ones."""
+    return int(np.clip(MOST_PASSES // sum(len(one.problem.passes) for one in schedules), LEAST_SAMPLE, most))
+
+
 def _ranked(schedules: Sequence[Schedule], aim: Aim, seed: int, draws: int) -> list[int]:
     """Their numbers, the best by a sample first; of equal ones the first."""
     named = {str(number): one for number, one in enumerate(schedules)}
-    spreads = under_noise(named, aim.noise, draws=draws, seed=seed).spreads
+    spreads = under_noise(named, aim.noise, draws=_draws(schedules, draws), seed=seed).spreads
     values = [aim.of(spreads[name].values) for name in named]
     return sorted(range(len(values)), key=values.__getitem__)
 
