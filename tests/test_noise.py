@@ -13,12 +13,13 @@ import pytest
 from zbsolve import BadInput, Problem, Schedule, Timeline, Trace, pipeline, preset, solve, under_noise
 from zbsolve.cli import main
 from zbsolve.interchange.traces import read_trace
-from zbsolve.noise import Noise
+from zbsolve.noise import AIMS, Aim, Noise
 from zbsolve.timeline import Floats
 
 from .support.exhaustive import optimum
 from .support.profiles import equal_layers
 from .support.recorded import SAMPLES
+from .support.runs import trace_of
 
 NOISE = Noise(rank=0.02, microbatch=0.2, single=0.05, stall=0.02, times=8)
 
@@ -140,13 +141,48 @@ def test_words_say_it() -> None:
         ("rank=-1%", "noise: rank '-1%': a share"),
         ("stall=1%", "a chance, and how many times as long"),
         ("stall=1%x8.8.8", "a chance, and how many times as long"),
-        ("stall=1%x0.5", "a stall is 1 to 1,000,000 times as long"),
-        ("rank=300%", "deviations are 200% at most"),
+        ("stall=1%x0.5", "a stall 1 to 1,000,000 times as long"),
+        ("rank=300%", "deviations are 0 to 200%"),
     ):
         with pytest.raises(BadInput, match=why):
             Noise.read(text)
     with pytest.raises(BadInput, match="span: schedules whose objective is the makespan"):
         under_noise({"span": preset("1f1b", replace(step(), objective="span"))}, NOISE)
+
+
+def test_no_time_gets_negative() -> None:
+    """By the largest noise that there is; a deviation below 0 is refused."""
+    problem = step()
+    for took in Noise(2.0, 2.0, 2.0, 2.0, stall=1.0, times=1e6).steps(problem, 300):
+        assert (took > problem.sending).all()
+    for wrong in (Noise, lambda rank: replace(NOISE, rank=rank)):
+        with pytest.raises(BadInput, match="noise: deviations are 0 to 200%"):
+            wrong(rank=-0.1)
+
+
+def test_what_is_critical_by_hand() -> None:
+    """Two ranks, one microbatch: all passes follow each other, so each is on every path, for its share of the time. With a
+    second microbatch the longer rank's passes are, and of the other its first F and its last B."""
+    schedule = preset("1f1b", pipeline([1, 3], BW=[2, 4], microbatches=1))
+    found = under_noise({"one": schedule}, Noise(), draws=2).spreads["one"]
+    assert found.often.tolist() == [1] * 4
+    assert found.parts == pytest.approx({"1BW": 0.4, "1F": 0.3, "0BW": 0.2, "0F": 0.1})
+    assert found.critical == pytest.approx([0.3, 0.7])
+    schedule = preset("1f1b", pipeline([1, 3], BW=[2, 4], microbatches=2))
+    found = under_noise({"one": schedule}, Noise(step=0.1), draws=50).spreads["one"]
+    often = dict(zip(schedule.problem.names, found.often.tolist(), strict=True))
+    assert {name for name, share in often.items() if share} == {"0F0", "1F0", "1BW0", "1F1", "1BW1", "0BW1"}
+    assert found.parts == pytest.approx({"1BW": 8 / 17, "1F": 6 / 17, "0BW": 2 / 17, "0F": 1 / 17})
+    assert found.to_json()["critical_often"]["1F1"] == 1
+
+
+def test_less_is_of_the_same_steps() -> None:
+    """A schedule whose every step takes 10 % less, at all that it may be best at; none is better than itself."""
+    found = under_noise({"one": preset("1f1b", step())}, NOISE, draws=1000).spreads["one"]
+    less = replace(found, values=0.9 * found.values)
+    for what in AIMS:
+        assert less.less(found, Aim(what, NOISE)) == pytest.approx((0.1, 0.1, 0.1))
+        assert found.less(found, Aim(what, NOISE)) == (0, 0, 0)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,5 +201,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     equal_layers(4).save(tmp_path / "p.json")
     assert main(["compare", *[str(tmp_path / "p.json")] * 2, "--noise", "rank=1%"]) == 2
     assert "--noise is for schedules" in capsys.readouterr().err
+    schedule, ran = Schedule.load(paths[0]), str(tmp_path / "run.json")
+    trace_of(schedule, (schedule.timeline(), schedule.timeline().start)).save(ran)
+    assert main(["compare", *paths, "--noise", ran]) == 2
+    assert "run.json: one step does not say how times vary: at least 3 are needed" in capsys.readouterr().err
     assert main(["compare", *paths, "--noise", "nothing"]) == 2
     assert "noise 'nothing': rank=1%" in capsys.readouterr().err

@@ -19,11 +19,13 @@ if TYPE_CHECKING:  # for type checkers
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
+    from .features.lengths import pack as pack
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
+    from .noise import Aim as Aim
     from .noise import Noise as Noise
     from .noise import under_noise as under_noise
     from .planner.planning import plan as plan

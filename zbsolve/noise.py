@@ -2,12 +2,14 @@
 
 An order is found for medians. Real steps differ: a microbatch is longer or shorter on all stages, a rank is slower, a pass
 stalls. Here many steps of the same order are drawn and run, each as the longest path. All schedules see the same draws.
+(`search.noisy` looks for the order that is best so.)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,6 +30,8 @@ BLOCK = 2**22  # times of passes that are drawn at once, so that memory stays sm
 MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # of all draws of a schedule together, some ten seconds; but so many draws
 SURE = 1.96  # deviations of a normal number that leave 5 % outside
 SHARES = (0.5, 0.95, 0.99)
+AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  # what an order may be best at → its share
+RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
 MEASURED = 20_000  # factors of single passes that are kept of a trace
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
@@ -43,7 +47,8 @@ class Noise:
     measured: logarithms of factors of single passes, drawn in place of `single` and stalls; (): none.
     measured_steps: the same of whole steps, in place of `step`.
 
-    Raises BadInput for deviations above 2, chances above 1, and stalls that are shorter.
+    Factors are above 0, so no time gets negative. Raises BadInput for deviations below 0 or above 2, chances above 1, and
+    stalls that are shorter.
     """
 
     step: float = 0.0
@@ -73,15 +78,17 @@ class Noise:
         return cls(**found)
 
     def __post_init__(self) -> None:
-        if max(self.step, self.rank, self.microbatch, self.single) > 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
-            raise BadInput("noise: deviations are 200% at most, a chance 100%, and a stall is 1 to 1,000,000 times as long")
+        shares = (self.step, self.rank, self.microbatch, self.single, self.stall)
+        if not 0 <= min(shares) <= max(shares) <= 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
+            raise BadInput("noise: deviations are 0 to 200%, a chance is 0 to 100%, a stall 1 to 1,000,000 times as long")
 
     @classmethod
     def of(cls, trace: Trace, where: str = "trace") -> Noise:
         """As it was in a run: of each pass's time beside the median of its lane, what a step's passes have in common, then a
         microbatch's, then a rank's, and the rest as it is. Raises BadInput for fewer than three steps."""
         if len(trace.steps) < 3:
-            raise BadInput(f"{where}: {len(trace.steps)} steps do not say how times vary: at least 3 are needed")
+            count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
+            raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
         problem, took, lengths = trace.problem, trace.computed(), lengths_of(trace)
         p, usual = problem.passes, lengths.usual
         rows = np.flatnonzero(problem.computing & problem.in_microbatch & (usual > 0) & (took > 0).all(axis=0))
@@ -135,16 +142,52 @@ class Noise:
         return alone + np.log(self.times) * (draw.random(shape) < self.stall) if self.stall else alone
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What an order is to be best at where times vary: `what` (mean, p50, p95 or p99) of its steps under `noise`."""
+
+    what: str
+    noise: Noise
+
+    @classmethod
+    def read(cls, text: str, noise: Callable[[str], Noise] = Noise.read) -> Aim:
+        """From words such as `p95:rank=1%,microbatch=20%`; noise: reads what is behind the colon. Raises BadInput."""
+        what, _, said = text.partition(":")
+        if what not in AIMS or not said:
+            raise BadInput(f"prefer '{text}': time, memory, or {', '.join(AIMS)} of a noise: p95:rank=1%,microbatch=20%")
+        return cls(what, noise(said))
+
+    def of(self, values: Floats) -> float:
+        """µs: the mean of steps, or what such a share of them does not exceed."""
+        share = AIMS[self.what]
+        return float(np.quantile(values, share)) if share else float(values.mean())
+
+
 @dataclass(frozen=True, eq=False)
 class Spread:
     """What a schedule's steps take under noise. given: µs by the problem's own times. values: µs of each drawn step, shape
-    (draws,). bounds: µs that no order of the problem's passes takes less than in that step, shape (draws,). critical: each
-    rank's share of the time of critical paths, shape (ranks,)."""
+    (draws,). bounds: µs that no order of the problem's passes takes less than in that step, shape (draws,). often: in which
+    share of steps each pass is on the critical path; took: its share of the time of critical paths; shape (passes,)."""
 
+    problem: Problem
     given: float
     values: Floats
     bounds: Floats
-    critical: Floats
+    often: Floats
+    took: Floats
+
+    @property
+    def critical(self) -> Floats:
+        """Each rank's share of the time of critical paths, shape (ranks,)."""
+        return np.asarray(np.bincount(self.problem.passes.rank, self.took, self.problem.ranks), np.float64)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The same of the passes of a kind and stage, such as `3B`, the largest first."""
+        p, found = self.problem.passes, Counter[str]()
+        for kind, stage, share in zip(p.kind_names, p.stage.tolist(), self.took.tolist(), strict=True):
+            found[f"{stage}{kind}"] += share
+        return dict(sorted(found.items(), key=lambda part: -part[1]))
 
     @property
     def mean(self) -> tuple[float, float]:
@@ -169,14 +212,24 @@ class Spread:
         """In which share of the draws it is shorter than the other."""
         return float((self.values < other.values).mean())
 
+    def less(self, other: Spread, aim: Aim) -> tuple[float, float, float]:
+        """By which share it is below the other, of the same draws, and between what that truly is (95 %: both are drawn
+        again from their draws, a step of one with that of the other)."""
+        again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, len(self.values)))
+        found = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
+        low, high = np.quantile(found, (0.025, 0.975)).tolist()
+        return 1 - aim.of(self.values) / aim.of(other.values), low, high
+
     def to_json(self) -> dict[str, Any]:
-        """Numbers for programs, µs."""
+        """Numbers for programs, µs and shares."""
         return {
             "given": self.given,
             "mean": self.mean,
             "bound": self.bound,
             **{f"p{round(100 * share)}": self.at(share) for share in SHARES},
             "critical": self.critical.tolist(),
+            "critical_parts": {name: share for name, share in self.parts.items() if share > 0},
+            "critical_often": {n: o for n, o in zip(self.problem.names, self.often.tolist(), strict=True) if o},
         }
 
 
@@ -220,12 +273,13 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     ordered = _arcs(problem, schedule.precedence())
     free = _arcs(problem, Precedence(edges.before, edges.after, edges.lag))
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
-    critical, values, bounds = np.zeros(problem.ranks), list[Floats](), list[Floats]()
+    often, critical = np.zeros(len(rank)), np.zeros(len(rank))
+    values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        values.append(_walked(ordered, took, rank, critical))
+        values.append(_walked(ordered, took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
-    share = critical / max(critical.sum(), 1.0)
-    return Spread(float(schedule.timeline().value), np.concatenate(values), np.concatenate(bounds), share)
+    shares = often / draws, critical / max(critical.sum(), 1.0)
+    return Spread(problem, float(schedule.timeline().value), np.concatenate(values), np.concatenate(bounds), *shares)
 
 
 def _apart(factors: Floats) -> float:
@@ -248,8 +302,9 @@ def _mean(values: Floats) -> tuple[float, float]:
 
 
 @kernel
-def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, critical: Floats) -> Floats:
-    """µs of each step, shape (steps,): the longest path. critical: its time on each rank is added to it."""
+def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, critical: Floats) -> Floats:
+    """µs of each step, shape (steps,): the longest path. One for each pass on it is added to `often`, its time to
+    `critical`."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
     found = np.zeros(steps)
     end, source = np.zeros(count), np.zeros(count, np.int64)
@@ -265,7 +320,8 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, criti
                 last = i
         found[d] = end[last]
         while last >= 0:
-            critical[rank[last]] += took[d, last]
+            often[last] += 1
+            critical[last] += took[d, last]
             last = source[last]
     return found
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pipeline, solve, solve_auto, verify
+from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pack, pipeline, solve, solve_auto, verify
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.features.lengths import LENGTHS, Multiples, choices, moves
@@ -218,3 +219,41 @@ def test_a_schedule_of_unlike_lengths_is_exact() -> None:
     schedule = solve(problem, effort=0.1)
     assert schedule.certificate is not None
     assert schedule.certificate.value == schedule.certificate.bound == optimum(problem)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_packing_against_every_assignment(seed: int) -> None:
+    """Eight sequences in three microbatches, 3^8 ways: the bound is below the best of them, and so near is what is found."""
+    random = np.random.default_rng(seed)
+    lengths, attention = random.integers(1, 4000, 8).tolist(), float(random.choice([0.0, 1e-3]))
+    found = pack(lengths, 3, attention)
+    work = np.array([length * (1 + attention * length) for length in lengths])
+    every = np.array(list(product(range(3), repeat=8)))
+    fullest = np.max([(work * (every == number)).sum(axis=1) for number in range(3)], axis=0).min()
+    assert found.bound <= fullest + 1e-6
+    assert fullest - 1e-6 <= found.works[0] <= 1.06 * fullest
+    assert sorted(i for one in found.microbatches for i in one) == list(range(8))
+    assert found.works == pytest.approx([work[list(one)].sum() for one in found.microbatches])
+    assert list(found.works) == sorted(found.works, reverse=True)
+
+
+def test_packing_by_hand() -> None:
+    """5 4 3 3 3 in two: longest first makes 5 3 3 and 4 3; an exchange 5 4 and 3 3 3. The longest alone is a bound, and of
+    equal sequences so are those that must lie together: 3 of 5 in two."""
+    found = pack([5, 4, 3, 3, 3], 2)
+    assert found.microbatches in (((0, 1), (2, 3, 4)), ((2, 3, 4), (0, 1)))
+    assert (found.works, found.bound, found.gap) == ((9, 9), 9, 0)
+    assert pack([10, 1, 1], 2, 0.1).bound == pack([10, 1, 1], 2, 0.1).works[0] == 20
+    assert pack([1] * 5, 2).bound == pack([1] * 5, 2).works[0] == 3
+
+
+def test_a_large_batch_is_packed_within_a_thousandth() -> None:
+    lengths = np.random.default_rng(0).lognormal(7, 1, 1000).clip(16, 32768)
+    assert pack(lengths.tolist(), 32, 1e-4).gap < 1e-3
+
+
+def test_what_cannot_be_packed_says_why() -> None:
+    several = (([3, 0], 1, "length 1 is 0"), ([1, 2], 3, "2 sequences in 3"), ([1], 0, "1 sequences in 0"))
+    for lengths, microbatches, why in several:
+        with pytest.raises(BadInput, match=why):
+            pack(lengths, microbatches)

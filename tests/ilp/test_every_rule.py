@@ -162,7 +162,7 @@ RULES: dict[str, list[Example]] = {
     ],
 }
 # They hand on what another place made, or prove it again.
-FORWARDED = {"proof_check._recheck", "certify.proven_again", "solver.less_memory", "task_runner._shown"}
+FORWARDED = {"proof_check._recheck", "certify.proven_again", "certify.certified_as", "task_runner._shown"}
 KINDS = {PATH, WORK, IDLE, AREA, BOTH_ENDS, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
 EXAMPLES = [(place, i) for place, examples in RULES.items() for i in range(len(examples))]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..profile.changes import drift
 from ..profile.doubtful import doubts
@@ -17,10 +16,7 @@ from ..trace import Trace
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
-from .tools import profile_from, run_of, tell, tell_other_model
-
-if TYPE_CHECKING:
-    from ..noise import Noise
+from .tools import noise_of, profile_from, run_of, tell, tell_other_model
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -117,21 +113,11 @@ def _side_by_side(options: argparse.Namespace) -> int:
     if options.noise:
         from ..noise import under_noise
 
-        result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, _noise(options.noise)))
+        result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, noise_of(options.noise)))
     if options.output:
         save_comparison(result, options.output, [] if profile is None else doubts(profile))
     tell(options, result.to_json, lambda: schedules_as_text(result))
     return 0
-
-
-def _noise(said: str) -> Noise:
-    """How times vary, in words, or as in the run of a trace's file."""
-    from ..interchange.traces.reading import others_trace
-    from ..noise import Noise
-
-    if not Path(said).exists():
-        return Noise.read(said)
-    return Noise.of(others_trace(said) or Trace.load(said), said)
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:

@@ -25,14 +25,17 @@ from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from
 
 if TYPE_CHECKING:
     from ..build.work import Work
+    from ..noise import Aim
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
+    from ..search.noisy import LeastUnderNoise
 
     Given = tuple[Profile, Step] | Problem
 
 POINTS = 12  # memory limits; the peaks of named schedules are added
 NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+PREFERENCES = ("time", "memory")
 CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
 
 
@@ -50,10 +53,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     tools.add_workers(parser)
     parser.add_argument(
         "--prefer",
-        choices=("time", "memory"),
         default="time",
+        metavar="WHAT",
         help="time: the least value, and of equal values the least peak of activations; memory: the least peak within 1 %% "
-        "of that value",
+        "of that value; p95:NOISE (or mean, p50, p99): what is best where times vary; NOISE as compare --noise takes it",
     )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
     parser.add_argument(
@@ -80,9 +83,12 @@ def command(options: argparse.Namespace) -> int:
     from ..show.solved_text import WorkBeside, solved_as_text
     from ..systems.table import is_named
 
+    methods = options.method.split(",")
+    if ":" in options.prefer and (options.frontier is not None or len(methods) > 1):
+        raise BadInput(f"--prefer {options.prefer}: is for one schedule by one method; compare --noise takes several")
     if options.frontier is not None:
         return solve_frontier(options)
-    if len(methods := options.method.split(",")) > 1:
+    if len(methods) > 1:
         return race(options, methods)
     given = _given(options)
     if joined := _joined(options, given):
@@ -93,7 +99,7 @@ def command(options: argparse.Namespace) -> int:
     if isinstance(given, tuple) and is_open(given[1].work) and not is_named(options.method):
         given, works = (given[0], replace(given[1], work=())), given[1].work
     tried: tuple[Tried, ...] = ()
-    peaks: list[LeastPeak] = []
+    peaks: list[LeastPeak | LeastUnderNoise] = []
     with tools.searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
         half: dict[str, Any] = {name: arguments[name] / 2 for name in ("seconds", "effort") if works and name in arguments}
@@ -162,10 +168,20 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
     method, solver = tools.method_of(options.method)
-    arguments = {"method": method, "solver": solver, "prefer": options.prefer, **tools.search_limits(options)}
+    prefer = _preferred(options.prefer)
+    arguments = {"method": method, "solver": solver, "prefer": prefer, **tools.search_limits(options)}
     if options.hint:
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
+
+
+def _preferred(said: str) -> str | Aim:
+    """What is preferred. Raises BadInput."""
+    if said in PREFERENCES:
+        return said
+    from ..noise import Aim
+
+    return Aim.read(said, tools.noise_of)
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:

@@ -28,7 +28,8 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
     `search.many.worth_repeating`) and nothing else was asked for; else None."""
     from ..search.many import MIN_PASSES, worth_repeating
 
-    if options.method != "auto" or options.hint or step.auto or step.microbatches * len(step.routes[0]) * 3 < MIN_PASSES:
+    asked = options.method != "auto" or options.hint or step.auto or ":" in options.prefer
+    if asked or step.microbatches * len(step.routes[0]) * 3 < MIN_PASSES:
         return None
     one = _one_microbatch(profile, step)
     return one if one is not None and worth_repeating(one, step.microbatches) else None

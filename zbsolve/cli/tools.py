@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ..util.errors import BadInput, ZbsolveError
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
+    from ..noise import Noise
     from ..profile.profile import Profile
     from ..schedule import Schedule
     from ..search.state import State
@@ -168,6 +170,17 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
 
     if line := other_model(schedule.problem.source, profile.model):
         print(f"zbsolve {command}: {line}", file=sys.stderr)
+
+
+def noise_of(said: str) -> Noise:
+    """How times vary, in words, or as in the run of a trace's file."""
+    from ..interchange.traces.reading import others_trace
+    from ..noise import Noise
+    from ..trace import Trace
+
+    if not Path(said).exists():
+        return Noise.read(said)
+    return Noise.of(others_trace(said) or Trace.load(said), said)
 
 
 def need_torch() -> None:

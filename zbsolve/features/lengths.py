@@ -2,13 +2,15 @@
 
 A microbatch of l times a profile's sequence takes l times as long at all but causal attention, whose part takes l² times as
 long; it keeps and sends l times the bytes. Which microbatch comes first is a decision: lanes run in the order of numbers, so
-another order is another numbering. Ranks and microbatches that are unlike by a profile's factors are here, too.
+another order is another numbering. Ranks and microbatches that are unlike by a profile's factors are here, too, and `pack`,
+which makes microbatches of even work from sequences of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from heapq import heapreplace
 from math import inf
 from typing import Any
 
@@ -16,7 +18,8 @@ import numpy as np
 
 from ..build.mixing import checked_room
 from ..layer import layer_ranges
-from ..problem import Problem
+from ..problem import Ints, Problem
+from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
@@ -149,6 +152,90 @@ def in_order(step: Any, numbers: Sequence[int]) -> Any:
     """The step whose microbatch i is number `numbers[i]` of this one's."""
     kind = Multiples if isinstance(step.lengths, Multiples) else tuple
     return replace(step, lengths=kind(step.lengths[i] for i in numbers), order=GIVEN)
+
+
+# --- Packing ---
+
+
+SWAPS, NEAR = 500, 1e-3  # exchanges at most; a fullest microbatch that is so near its bound is good enough
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences in microbatches. microbatches: numbers of each one's sequences, that of the most work first; works: their
+    work; bound: the fullest microbatch of any packing has at least so much. Work is in tokens without attention."""
+
+    microbatches: tuple[tuple[int, ...], ...]
+    works: tuple[float, ...]
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """The share of its work that the fullest microbatch could be spared at most."""
+        return 1 - self.bound / self.works[0]
+
+
+def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) -> Packing:
+    """Sequences of a batch in so many microbatches of even work.
+
+    lengths: tokens of each sequence.
+    microbatches: how many; each gets one sequence at least.
+    attention: what a token's attention takes for each token of its sequence, over what else a token takes: a sequence of l
+        tokens is l · (1 + attention · l) of work.
+
+    Longest work first (at most 4/3 of the least possible: Graham, 1969), then the fullest microbatch exchanges sequences
+    with others while that helps. Raises BadInput.
+    """
+    length = np.asarray(lengths, np.float64)
+    wrong = np.flatnonzero(~((length > 0) & (length < inf)))
+    if len(wrong):
+        raise BadInput(f"lengths: length {wrong[0]} is {length[wrong[0]]:g}: above 0 is needed")
+    if not 1 <= microbatches <= len(length) or not 0 <= attention < inf:
+        raise BadInput(f"pack: {len(length)} sequences in {microbatches} microbatches, attention {attention}")
+    work = length * (1 + attention * length)
+    down = np.argsort(-work, kind="stable")
+    ranked, most = work[down], (len(work) - 1) // microbatches
+    # Of the k · microbatches + 1 longest, k + 1 are together somewhere.
+    together = (ranked[k * microbatches - k : k * microbatches + 1].sum() for k in range(1, most + 1))
+    bound = float(max(ranked[0], work.sum() / microbatches, *together, 0.0))
+    where, rooms = np.zeros(len(work), np.int64), [(0.0, number) for number in range(microbatches)]
+    for i in down.tolist():
+        load, where[i] = rooms[0]
+        heapreplace(rooms, (load + work[i], int(where[i])))
+    loads = _evened(work, where, bound * (1 + NEAR))
+    order = np.argsort(-loads, kind="stable").tolist()
+    return Packing(
+        tuple(tuple(np.flatnonzero(where == number).tolist()) for number in order),
+        tuple(loads[order].tolist()),
+        min(bound, float(loads.max())),
+    )
+
+
+def _evened(work: Floats, where: Ints, enough: float) -> Floats:
+    """Let the fullest microbatch hand over a sequence, or exchange it, where both get less full than it was. where: the
+    microbatch of each sequence, changed here. Returns the work of each."""
+    count = int(where.max()) + 1
+    loads, each = (
+        np.asarray(np.bincount(where, work, count), np.float64),
+        np.append(work, np.zeros(count)),
+    )  # nothing, of each, is exchanged too
+    for _ in range(SWAPS):
+        top = int(loads.argmax())
+        if loads[top] <= enough:
+            break
+        home = np.append(where, np.arange(count))
+        mine, theirs = np.flatnonzero(where == top), np.flatnonzero(home != top)
+        less = each[mine][:, None] - each[theirs]
+        fuller = np.maximum(loads[top] - less, loads[home[theirs]] + less)
+        given, taken = divmod(int(fuller.argmin()), len(theirs))
+        if fuller[given, taken] >= loads[top] * (1 - 1e-12):
+            break
+        other = int(home[theirs[taken]])
+        where[mine[given]] = other
+        if theirs[taken] < len(work):
+            where[theirs[taken]] = top
+        loads[[top, other]] += np.array([-1, 1]) * less[given, taken]
+    return loads
 
 
 LENGTHS = Feature(

@@ -23,6 +23,7 @@ from ..features.feature import AUTO, is_auto
 from ..features.lengths import moves as moves_of_microbatches
 from ..features.offload import known_host
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
+from ..noise import Aim
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..profile.profile import Profile
@@ -31,9 +32,9 @@ from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .choices import closed_steps, copy_moves, stage_moves, with_fewest
 from .climb import Moves, built, by_slices, move, try_more
-from .least_peak import PREFER_TIME, memory_clock, value_clock
+from .least_peak import PREFER_TIME, second_clock, value_clock
 from .race import Job, Race, Run
-from .solver import check_options, less_memory, ready
+from .solver import check_options, preferred, ready
 from .state import State
 from .task_runner import TaskRunner
 
@@ -100,9 +101,9 @@ def solve_auto(
     began, every, keeping = time.monotonic(), step.partition == AUTO, step.keeping_open
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
-    ready()
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
-    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer)
+    ready(isinstance(prefer, Aim))
+    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
     sharding = is_auto(step.vocabulary)
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
@@ -123,9 +124,9 @@ def solve_auto(
         raise _nothing(race, step)
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
-    left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
+    left = None if not plain else second_clock(seconds, effort, prefer, amount - race.left)
     tried = tuple(_tried(race, run, best, profile) for run in by_slices(race.runs))
-    return less_memory(best.schedule, prefer or "", left, peaks), tried
+    return preferred(best.schedule, prefer, left, peaks, (run.schedule for run in race.runs if run.schedule)), tried
 
 
 def _check_known(profile: Profile, step: Step) -> None:

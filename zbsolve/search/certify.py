@@ -44,6 +44,12 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     return Certificate(*found, solver, round(seconds, 3), seed, problem.digest)
 
 
+def certified_as(schedule: Schedule, known: Certificate, solver: str) -> Schedule:
+    """`schedule`, which `solver` found, with a certificate whose bound is that of another one of the same problem."""
+    bound = Bound(known.bound, known.proof, known.relaxation, known.ranks)
+    return schedule.certified(certificate_of(schedule, bound, solver, known.seconds, known.seed))
+
+
 def proven(schedule: Schedule) -> Schedule:
     """The schedule with a certificate: its own, or a quick one. Raises BadInput where it does not hold."""
     if schedule.certificate is None:

@@ -17,6 +17,7 @@ import numpy as np
 from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import closed_form
+from ..noise import Aim
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.table import presets_of
@@ -26,7 +27,7 @@ from .state import LARGE_PASSES, State, fullness, rooms
 
 PREFER_TIME, PREFER_MEMORY = PREFERENCES = ("time", "memory")
 TOLERANCE = Fraction(1, 100)  # of the value that "memory" may give up
-VALUE_SHARE = 0.6  # of the time goes to the value and its bound where memory is preferred
+VALUE_SHARE = 0.6  # of the time goes to the value and its bound where memory, or steps whose times vary, are preferred
 # Where time is preferred: the share of what is left, and as long as the search for the value took, or so many seconds.
 LEFT_SHARE, MIN_SECONDS = 0.25, 1.0
 CLOSE = Fraction(1, 100)  # of a peak: less is not worth a question but the last
@@ -55,14 +56,14 @@ class LeastPeak:
         return self.floor >= fullness(self.schedule)
 
 
-def value_clock(seconds: float, effort: float | None, prefer: str | None) -> Clock:
+def value_clock(seconds: float, effort: float | None, prefer: str | Aim | None) -> Clock:
     """The clock of the search for the value."""
-    share = VALUE_SHARE if prefer == PREFER_MEMORY else 1.0
+    share = 1.0 if prefer in (None, PREFER_TIME) else VALUE_SHARE
     return Clock(seconds * share, None if effort is None else effort * share)
 
 
-def memory_clock(seconds: float, effort: float | None, prefer: str, used: float) -> Clock | None:
-    """The clock of the search for less memory, after the other one used so much; None where nothing is left."""
+def second_clock(seconds: float, effort: float | None, prefer: str | Aim, used: float) -> Clock | None:
+    """The clock of the search for what is preferred, after the other one used so much; None where nothing is left."""
     left = (seconds if effort is None else effort) - used
     if prefer == PREFER_TIME:
         left = min(LEFT_SHARE * left, max(MIN_SECONDS, used))

@@ -8,7 +8,7 @@ wait find no room, it searches again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -27,6 +27,7 @@ from ..handover import lacking, most_waiting
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..kinds import WORK
+from ..noise import Aim
 from ..problem import OBJECTIVES, Ints, Pool, Problem
 from ..schedule import Schedule
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
@@ -35,9 +36,10 @@ from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interrup
 from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
 from ..verifier import verify
-from .certify import certificate_of, work_bound
+from .certify import certificate_of, certified_as, work_bound
 from .finder import cp, find, milp, prove_until_lost, quick, search_of, search_side_by_side
-from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, memory_clock, value_clock
+from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, least_peaks, second_clock, value_clock
+from .noisy import LeastUnderNoise, best_under_noise, try_noise
 from .state import ALONE, LARGE_PASSES, Contest, State
 
 ROUNDS = 4  # in which more and more is kept free
@@ -118,8 +120,8 @@ def solve(
     solver: str = "cbc",
     hint: Schedule | None = None,
     progress: Callable[[State], None] | None = None,
-    prefer: str | None = PREFER_TIME,
-    peaks: Callable[[LeastPeak], None] = lambda found: None,
+    prefer: str | Aim | None = PREFER_TIME,
+    peaks: Callable[[LeastPeak | LeastUnderNoise], None] = lambda found: None,
     contest: Contest = ALONE,
 ) -> Schedule:
     """A schedule for a problem with a certificate: value, proven lower bound, gap.
@@ -132,7 +134,8 @@ def solve(
     hint: a schedule to start from; one made for other times counts by its order.
     progress: called with the State whenever value or bound got better.
     prefer: with "time" the least value found, and of these the least peak that a part of the time left gives; with "memory"
-        the least peak within 1 % of that value; None looks at no peaks. For method "auto" alone.
+        the least peak within 1 % of that value; with an `Aim` what is best where times vary; None looks at nothing else.
+        For method "auto" alone.
     peaks: called with what became of that search as it goes on.
     contest: what others reach beside it.
 
@@ -140,9 +143,9 @@ def solve(
 
     Raises Infeasible with the reason, NotFound, BadInput.
     """
-    check_options(method, solver, prefer)
+    check_options(method, solver, prefer, problem.objective)
     if method == "auto":
-        ready()
+        ready(isinstance(prefer, Aim))
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
     amount, state.patience = clock.total, patience(clock)
@@ -165,42 +168,52 @@ def solve(
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
-    left = None if prefer is None or method != "auto" else memory_clock(seconds, effort, prefer, used)
-    return less_memory(best.certified(certificate), prefer or "", left, peaks)
+    left = None if prefer is None or method != "auto" else second_clock(seconds, effort, prefer, used)
+    return preferred(best.certified(certificate), prefer, left, peaks, (*state.leads, *state.starts))
 
 
-def check_options(method: str, solver: str, prefer: str | None) -> None:
+def check_options(method: str, solver: str, prefer: str | Aim | None, objective: str = "makespan") -> None:
     """Raise BadInput for a method, a solver or a preference that there is not."""
     if method not in METHODS and not is_named(method):
         raise BadInput(f"method '{method}': one of {', '.join((*METHODS, *PRESETS))}")
-    if prefer not in (None, *PREFERENCES):
+    aimed = isinstance(prefer, Aim)
+    if not aimed and prefer not in (None, *PREFERENCES):
         raise BadInput(f"prefer '{prefer}': one of {', '.join(PREFERENCES)}")
-    if prefer == PREFER_MEMORY and method != "auto":
-        raise BadInput(f"prefer 'memory': it is for method auto, not for {method}")
+    if (aimed or prefer == PREFER_MEMORY) and method != "auto":
+        what = prefer.what if isinstance(prefer, Aim) else prefer
+        raise BadInput(f"prefer '{what}': it is for method auto, not for {method}")
+    if aimed and objective != "makespan":
+        raise BadInput(f"prefer: steps whose times vary have a makespan; the objective here is {objective}")
     if method == "milp":
         from ..ilp.milp import check_solver
 
         check_solver(solver)
 
 
-def less_memory(
-    best: Schedule, prefer: str, clock: Clock | None, peaks: Callable[[LeastPeak], None] = lambda found: None
+def preferred(
+    best: Schedule,
+    prefer: str | Aim | None,
+    clock: Clock | None,
+    told: Callable[[LeastPeak | LeastUnderNoise], None],
+    others: Iterable[Schedule],
 ) -> Schedule:
-    """`best`, which has a certificate, or a schedule that needs less memory (see `solve`), in the time of the clock.
-    KeyboardInterrupt ends the search early."""
+    """`best`, which has a certificate, or a schedule that is preferred (see `solve`), in the time of the clock; None: there
+    is none. others: what else was found (see `best_under_noise`). KeyboardInterrupt ends the search early."""
     last, certificate = None, best.certificate
     assert certificate is not None
+    if clock is None or prefer is None:
+        return best
+    if isinstance(prefer, Aim):
+        return best_under_noise(best, others, prefer, clock, told)
     try:
-        for last in () if clock is None else least_peaks(best, prefer, clock, certificate.seed, search):
-            peaks(last)
+        for last in least_peaks(best, prefer, clock, certificate.seed, search):
+            told(last)
     except (KeyboardInterrupt, SystemError) as error:
         if interruption(error) is None:
             raise
     if last is None or last.schedule is last.before or verify(best.problem, last.schedule):
         return best
-    bound = Bound(certificate.bound, certificate.proof, certificate.relaxation, certificate.ranks)
-    found = last.schedule
-    return found.certified(certificate_of(found, bound, last.solver, certificate.seconds, certificate.seed))
+    return certified_as(last.schedule, certificate, last.solver)
 
 
 def retimed(problem: Problem, hint: Schedule) -> Schedule:
@@ -266,14 +279,16 @@ def _tiny() -> Problem:
 
 
 @cache
-def ready() -> None:
+def ready(noise: bool = False) -> None:
     """Compile the kernels where the first ones are not cached on this machine yet: most of a minute, which is not a
-    search's time."""
+    search's time. noise: those for steps whose times vary, too."""
     missing: list[None] = []
     with before_compiling(lambda: missing.append(None)):
         list_schedule(_tiny(), deepest_first(_tiny()))
     if missing:
         compiled()
+    if noise:
+        try_noise(list_schedule(_tiny(), deepest_first(_tiny())))
 
 
 @cache

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
 MAX_PEAKS = 16  # ranks whose peaks are shown one by one
+MAX_PARTS = 3  # of critical paths that are shown
 MAX_PLACEMENT = 12  # letters of a placement that a table has room for
 
 Show = Callable[[float], str]
@@ -153,7 +154,8 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
 
 
 def _noise(found: UnderNoise) -> tuple[str, Rows]:
-    """What schedules take where times vary, each with its bound and the rank that critical paths are on most."""
+    """What schedules take where times vary, each with its bound, the rank that critical paths are on most, and
+    the passes by kind and stage."""
     from ..noise import SHARES
 
     first = next(iter(found.spreads.values()))
@@ -164,7 +166,8 @@ def _noise(found: UnderNoise) -> tuple[str, Rows]:
         middle, off = (show(us) for us in one.mean)
         ranked = [show(one.at(share)[0]) for share in SHARES]
         often = "" if one is first else f"{one.shorter(first):.1%}"
-        critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}"
+        parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
+        critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
         rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
     return f"{found.draws:,} steps where times vary: {found.noise}", rows
 

@@ -27,6 +27,7 @@ from ..search.certify import certified
 from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
+from ..search.noisy import LeastUnderNoise
 from ..step import Step
 from ..systems.problems import usual_schedule
 from ..systems.table import preset
@@ -41,20 +42,22 @@ def solved(
     given: Given,
     schedule: Schedule,
     tried: Sequence[Tried] = (),
-    peak: LeastPeak | None = None,
+    second: LeastPeak | LeastUnderNoise | None = None,
     timed: bool = True,
     work: WorkBeside | None = None,
 ) -> Solved:
-    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that
-    were left open. peak: what the search for less memory came to. timed: whether seconds say how long it took. work: what
-    became of work beside the step of which something was left open."""
+    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that were left
+    open. second: what the search for less memory, or for times that vary, came to. timed: whether seconds say how long it
+    took. work: what became of work beside the step of which something was left open."""
     gain, work = _attention_gain(given, schedule.problem), work or _work_beside(schedule)
+    noise = second if isinstance(second, LeastUnderNoise) else None
+    peak = second if isinstance(second, LeastPeak) else None
     if isinstance(given, Problem):
-        return Solved(schedule, None, peak, timed, attention=gain, work=work)
+        return Solved(schedule, None, peak, timed, attention=gain, work=work, noise=noise)
     usual = None if work else usual_schedule(*given, schedule.problem.layers)
     saves, copies = _fused_saves(given[0], schedule), _copy_ratio(*given, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
-    return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work)
+    return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
 
 def _work_beside(schedule: Schedule) -> WorkBeside | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..problem import Problem
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
+    from ..search.noisy import LeastUnderNoise
     from ..search.state import State
 
 
@@ -95,12 +96,13 @@ class WorkBeside:
 @dataclass(frozen=True)
 class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
-    less memory came to, where there was one. timed: whether seconds say how long it took (with an effort they do not).
-    copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one pass BW is shorter than B and
-    W, which the schedule has; 0 where that is not known. attention: of a step where ranks may make attention for each
-    other. tried: what became of each choice that was left open. bounds: what they hold for (PARTITION, CHOICE, SLICES,
-    ORDER) → placement → µs, where choices were tried, since other bounds hold for their own; LONGER: from how many slices on
-    a step is longer. notes: what is to be known of the profile's numbers. work: beside the step."""
+    less memory came to, where there was one; noise: that for times that vary. timed: whether seconds say how long it took
+    (with an effort they do not). copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one
+    pass BW is shorter than B and W, which the schedule has; 0 where that is not known. attention: of a step where ranks may
+    make attention for each other. tried: what became of each choice that was left open. bounds: what they hold for
+    (PARTITION, CHOICE, SLICES, ORDER) → placement → µs, where choices were tried, since other bounds hold for their own;
+    LONGER: from how many slices on a step is longer. notes: what is to be known of the profile's numbers. work: beside the
+    step."""
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -113,6 +115,7 @@ class Solved:
     bounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     work: WorkBeside | None = None
+    noise: LeastUnderNoise | None = None
 
     @property
     def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
@@ -164,6 +167,8 @@ class Solved:
             }
         if self.work is not None:
             body["work"] = self.work.facts(self.schedule)
+        if self.noise is not None:
+            body["under_noise"] = self.noise.to_json()
         if self.usual is not None:
             usual = self.usual.timeline()
             time, memory = changes(self.schedule, self.usual)
@@ -205,6 +210,8 @@ def solved_as_text(solved: Solved) -> str:
         lines.append(_moved_in_words(schedule, *solved.moved))
     if any(timeline.peak_bytes):
         lines += _memory_lines(solved)
+    if solved.noise is not None:
+        lines += _noise_lines(solved.noise)
     if solved.copies is not None:
         lines.append(copies_in_words(solved.copies, "of the busiest of these stages' ranks"))
         lines += _held_before_copies(solved)
@@ -235,6 +242,24 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
         f"{said}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
         f"{exact_time(facts['bound_of_every_choice'])}"
     )
+
+
+def _noise_lines(found: LeastUnderNoise) -> list[str]:
+    """What steps take where times vary, and how much less that is than of the shortest order by the given times."""
+    aim, drawn = found.aim, found.drawn
+    unit, show = time_unit(max(one.at(0.5)[0] for one in drawn.spreads.values()))
+    rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
+    for name, one in drawn.spreads.items():
+        ranked = (f"{show(at)} ({show(low)} to {show(high)})" for at, low, high in map(one.at, (0.5, 0.95, 0.99)))
+        rows.append((name, show(one.given), "{} ± {}".format(*map(show, one.mean)), *ranked))
+    least, low, high = found.less
+    bound, off = map(show, found.this.bound)
+    return [
+        f"times vary: {drawn.noise}; {drawn.draws:,} steps that nothing was chosen by (95 % intervals)",
+        *aligned(rows),
+        f"{aim.what}: {least:.2%} less than the shortest by the given times ({low:.2%} to {high:.2%}); no order of these "
+        f"passes has a mean below {bound} ± {off} {unit}",
+    ]
 
 
 def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:

@@ -1,0 +1,328 @@
+"""The order that is best where times vary, at the mean of steps or at one of their quantiles: sample average approximation.
+
+A sample of steps is drawn once, and all orders see it (common random numbers). Passes are moved along critical paths of
+steps that count: of all for the mean, of long ones for p95. Annealing takes moves that make the sample's aim worse, less and
+less of them. It begins with several of the solver's orders. What looks best by luck of the sample does not stay so: the best
+of each search are held against each other on a second sample, and numbers are told of a third that nothing was chosen by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..greedy.orders.critical_moves import OrderTables, decided_by_orders, move, possible, schedule_of, tables_of
+from ..greedy.orders.order_times import CIRCLE, hold, retime, time_all
+from ..greedy.syncs import with_syncs
+from ..handover import lacking
+from ..noise import AIMS, Aim, Noise, Spread, UnderNoise, under_noise
+from ..problem import Ints
+from ..schedule import Schedule
+from ..tables import Bools
+from ..timeline import Floats
+from ..util.clock import Clock
+from ..util.errors import interruption
+from ..util.kernels import kernel
+from ..verifier import verify
+from .certify import certified_as
+
+NOISE_SOLVER = "search where times vary"
+FOUND, SHORTEST = "this order", "the shortest by the given times"  # what numbers are told of
+# Steps of the sample that moves are made by, fewer of a long step, but some; steps that orders are compared by.
+SAMPLE, SAMPLED_PASSES, LEAST_SAMPLE = 1024, 2**21, 64
+FIRST, COMPARED, TOLD, MOST_PASSES = 500, 4_000, 10_000, 20_000_000  # at first and in the end; that are told; of all passes
+SEEDS = 1 << 40  # apart: of the sample, of what is compared, and of what is told
+LONGER, STARTS = 0.1, 24  # by the given times than the shortest, at most; so many orders are looked at
+SEARCHES, FIRST_SHARE = 4, 0.5  # orders that searches begin with; of the time for all of them, the rest is for the best
+HOT, COLD = 2e-4, 1e-5  # of the aim: what is taken as a worse order, at first and in the end
+TURN_SECONDS, SECONDS_PER_DRAWN_PASS, MIN_TURNS = 0.2, 4e-10, 20  # of one round; what a turn takes
+REACH, FARTHER = 16, 0.6  # places that a pass moves at most; how often it goes one farther
+
+# --- Compiled ---
+
+
+class Drawn(NamedTuple):
+    """The sample and what is known of it. took: µs of each pass; ends: when it ends by the order in the tables; new: by one
+    that is tried, where `changed`, shape (passes,); each else of shape (passes, steps). values: µs of each step. best: the
+    best order. aims: its aim and that of the order in the tables, µs."""
+
+    took: Floats
+    ends: Floats
+    new: Floats
+    changed: Bools
+    values: Floats
+    best: Ints
+    aims: Floats
+
+
+@kernel
+def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, seed: int) -> None:
+    """Take so many turns at this heat, a share of the aim. share: of steps that the aim is not exceeded by; 0: the mean."""
+    np.random.seed(seed)
+    time_all(t)
+    s.changed[:] = True
+    _run(t, s, 0, s.ends)
+    s.changed[:] = False
+    _values(t, s)
+    s.aims[1] = _aim(s.values, share)
+    if s.aims[1] < s.aims[0]:
+        s.aims[0] = s.aims[1]
+        s.best[:] = t.order
+    longest, counted = np.argsort(-s.values), max(1, int(min(1.0, 2 * (1 - share)) * len(s.values)))
+    for _ in range(turns):
+        a, b, forward = _choice(t, s, longest[np.random.randint(counted)])
+        if a < 0 or not possible(t, a, b, forward):
+            continue
+        move(t, a, b, forward)
+        if retime(t, a, b, 1 if forward else b - a) == CIRCLE:
+            move(t, a, b, not forward)
+            continue
+        low = len(t.order)
+        for k in range(a, min(b + 2, t.streams[t.passes[t.order[a]].stream].last)):
+            s.changed[t.order[k]] = True
+            low = min(low, t.passes[t.order[k]].level)
+        _run(t, s, low, s.new)
+        _values(t, s)
+        found = _aim(s.values, share)
+        taken = found <= s.aims[1] * (1 - heat * np.log(np.random.random()))
+        for at in range(low, len(t.order)):
+            i = t.sorted[at]
+            if taken and s.changed[i]:
+                s.ends[i, :] = s.new[i]
+            s.changed[i] = False
+        if not taken:
+            move(t, a, b, not forward)
+            retime(t, a, b, b - a if forward else 1)
+            continue
+        hold(t, a, b + 1)
+        longest = np.argsort(-s.values)
+        s.aims[1] = found
+        if found < s.aims[0]:
+            s.aims[0] = found
+            s.best[:] = t.order
+
+
+@kernel
+def _run(t: OrderTables, s: Drawn, low: int, into: Floats) -> None:
+    """Ends of the passes that changed, and of what follows from them, from place `low` of `sorted` on. A pass whose ends are
+    as before has not changed."""
+    passes, links = t.passes, t.links
+    for at in range(low, len(t.order)):
+        i = t.sorted[at]
+        row, changed = passes[i], s.changed[i]
+        before = t.order[row.place - 1] if row.place > t.streams[row.stream].first else -1
+        for x in range(row.in_first, row.in_last):
+            changed = changed or s.changed[links[x].other]
+        if not (changed or (before >= 0 and s.changed[before])):
+            continue
+        end = into[i]
+        end[:] = 0.0
+        for x in range(row.in_first, row.in_last + (before >= 0)):
+            j, lag = (links[x].other, links[x].lag) if x < row.in_last else (before, 0)
+            source = into[j] if s.changed[j] else s.ends[j]
+            for d in range(len(end)):
+                end[d] = max(end[d], source[d] + lag)
+        old, changed = s.ends[i], False
+        for d in range(len(end)):
+            end[d] += s.took[i, d]
+            changed |= end[d] != old[d]
+        s.changed[i] = changed
+
+
+@kernel
+def _values(t: OrderTables, s: Drawn) -> None:
+    """The step's time in each step of the sample."""
+    s.values[:] = 0.0
+    for number in range(len(t.streams)):
+        i = t.order[t.streams[number].last - 1]
+        end = s.new[i] if s.changed[i] else s.ends[i]
+        for d in range(len(end)):
+            s.values[d] = max(s.values[d], end[d])
+
+
+@kernel
+def _aim(values: Floats, share: float) -> float:
+    """The mean; or the mean of steps about the quantile, which depends less on the sample's luck than one step does: half as
+    many on each side as are behind it."""
+    if share == 0:
+        return float(values.mean())
+    middle, aside = int(share * len(values)), int((1 - share) / 2 * len(values))
+    return float(np.sort(values)[middle - aside : middle + aside + 1].mean())
+
+
+@kernel
+def _choice(t: OrderTables, s: Drawn, d: int) -> tuple[int, int, bool]:
+    """A move of a pass that another on its stream waits for on the critical path of step d, or of that one; a = −1 where
+    there is none."""
+    passes, links, order = t.passes, t.links, t.order
+    at, end, place, seen = -1, -1.0, -1, 0
+    for number in range(len(t.streams)):
+        i = order[t.streams[number].last - 1]
+        if s.ends[i, d] > end:
+            at, end = i, s.ends[i, d]
+    while at >= 0:
+        row, source, most = passes[at], -1, -1.0
+        for x in range(row.in_first, row.in_last):
+            j = links[x].other
+            if s.ends[j, d] + links[x].lag > most:
+                source, most = j, s.ends[j, d] + links[x].lag
+        if row.place > t.streams[row.stream].first and s.ends[order[row.place - 1], d] >= most:
+            source = order[row.place - 1]
+            seen += 1
+            if np.random.randint(seen) == 0:
+                place = row.place
+        at = source
+    if place < 0:
+        return -1, -1, True
+    stream, far = t.streams[passes[order[place]].stream], 0
+    while far < REACH and np.random.random() < FARTHER:
+        far += 1
+    if np.random.random() < 0.5:
+        return place - 1, min(place + far, stream.last - 1), True
+    return max(place - 1 - far, stream.first), place, False
+
+
+# --- Searches ---
+
+
+@dataclass(frozen=True, eq=False)
+class LeastUnderNoise:
+    """What the search came to: `drawn` is what its order (`FOUND`) and the one that is shortest by the given times
+    (`SHORTEST`) take in steps that nothing was chosen by."""
+
+    aim: Aim
+    drawn: UnderNoise
+
+    @property
+    def this(self) -> Spread:
+        """What the order takes."""
+        return self.drawn.spreads[FOUND]
+
+    @property
+    def less(self) -> tuple[float, float, float]:
+        """By which share that is below the shortest's at the aim, and between what that truly is (95 %)."""
+        return self.this.less(self.drawn.spreads[SHORTEST], self.aim)
+
+    def to_json(self) -> dict[str, Any]:
+        """The aim, what it comes to, and `drawn`."""
+        return {"prefer": self.aim.what, "less": self.less, **self.drawn.to_json()}
+
+
+def _holds(schedule: Schedule) -> bool:
+    """Whether it fits all memory."""
+    return not verify(schedule.problem, schedule) and not lacking(schedule).any()
+
+
+@dataclass(eq=False)
+class NoiseSearch:
+    """One annealing: it begins with a schedule, and `best` is the best that it found."""
+
+    best: Schedule
+    aim: Aim
+    seed: int
+    tables: OrderTables = field(init=False)
+    drawn: Drawn = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem, self.tables = self.best.problem, tables_of(self.best)
+        count = len(problem.passes)
+        steps = int(np.clip(SAMPLED_PASSES // count, LEAST_SAMPLE, SAMPLE))
+        took = np.concatenate(list(self.aim.noise.steps(problem, steps, self.seed + SEEDS))).T.copy()
+        rest = np.zeros(count, bool), np.zeros(steps), self.tables.order.copy(), np.full(2, np.inf)
+        self.drawn = Drawn(took, np.zeros(took.shape), np.zeros(took.shape), *rest)
+
+    def go_on(self, clock: Clock, seconds: float) -> Iterator[None]:
+        """Anneal for so long, round after round."""
+        random, share = np.random.default_rng(self.seed), clock.share(seconds)
+        turn = self.drawn.took.size * SECONDS_PER_DRAWN_PASS
+        while not share.over:
+            turns = max(MIN_TURNS, int(TURN_SECONDS / turn))
+            heat, known = HOT * (COLD / HOT) ** (1 - share.left / seconds), self.drawn.aims[0]
+            clock.spend(turns * turn)
+            _anneal(self.tables, self.drawn, AIMS[self.aim.what], turns, heat, int(random.integers(1 << 31)))
+            if self.drawn.aims[0] < known:
+                found = schedule_of(self.best.problem, self.tables, self.drawn.best)
+                self.best = found if _holds(found) else self.best
+            yield
+
+
+def best_under_noise(
+    shortest: Schedule,
+    others: Iterable[Schedule],
+    aim: Aim,
+    clock: Clock,
+    told: Callable[[LeastUnderNoise], object] = lambda found: None,
+) -> Schedule:
+    """The order that is best where times vary, with a certificate of what it takes by the given times.
+
+    shortest: has a certificate, and decides what is asked for.
+    others: orders of the same step to begin with; of another problem where they have a certificate of their own.
+    aim: what the order is to be best at.
+    clock: the time for it. Where orders alone do not decide the memory nothing is moved: the best of them all is taken.
+    told: called with what this order and `shortest` take in steps that nothing was chosen by.
+
+    KeyboardInterrupt ends it early.
+    """
+    assert shortest.certificate is not None
+    seed, starts = shortest.certificate.seed, _near(shortest, others)
+    known = {one.problem.digest: one.certificate for one in reversed(starts) if one.certificate is not None}
+    ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]
+    searches = [NoiseSearch(one, aim, seed) for one in ranked[:SEARCHES] if decided_by_orders(one.problem)]
+    try:
+        for _ in _searched(searches, aim, clock):
+            pass
+    except (KeyboardInterrupt, SystemError) as error:
+        if interruption(error) is None:
+            raise
+    found = [shortest, *(one.best for one in searches), *ranked[:1]]
+    best = found[_ranked(found, aim, seed + 2 * SEEDS, COMPARED)[0]]
+    draws = _draws((shortest, best), TOLD)
+    told(LeastUnderNoise(aim, under_noise({FOUND: best, SHORTEST: shortest}, aim.noise, draws=draws, seed=seed + 3 * SEEDS)))
+    if best is shortest:
+        return best
+    certificate = known[best.problem.digest]
+    took = certificate.seconds + (0.0 if clock.counted else clock.used)
+    return certified_as(best, replace(certificate, seconds=took), NOISE_SOLVER)
+
+
+def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
+    """Those that hold and are not much longer, each once, the shortest first; `shortest` before them."""
+    found, room = [shortest], (1 + LONGER) * shortest.timeline().value
+    known = (one for one in others if one.timeline().value <= room)
+    for one in sorted(known, key=lambda one: one.timeline().value):
+        again = any(one.problem is other.problem and one.order == other.order for other in found)
+        if not again and len(found) <= STARTS and _holds(one):
+            found.append(with_syncs(one))
+    return found
+
+
+def _searched(searches: list[NoiseSearch], aim: Aim, clock: Clock) -> Iterator[None]:
+    """All for a part of the time, and the best of them for the rest."""
+    for number, one in enumerate(searches):
+        yield from one.go_on(clock, FIRST_SHARE * clock.left / (len(searches) - FIRST_SHARE * number))
+    if searches:
+        yield from min(searches, key=lambda one: one.drawn.aims[0]).go_on(clock, clock.left)
+
+
+def _draws(schedules: Sequence[Schedule], most: int) -> int:
+    """So many steps of each, fewer of long ones."""
+    return int(np.clip(MOST_PASSES // sum(len(one.problem.passes) for one in schedules), LEAST_SAMPLE, most))
+
+
+def _ranked(schedules: Sequence[Schedule], aim: Aim, seed: int, draws: int) -> list[int]:
+    """Their numbers, the best by a sample first; of equal ones the first."""
+    named = {str(number): one for number, one in enumerate(schedules)}
+    spreads = under_noise(named, aim.noise, draws=_draws(schedules, draws), seed=seed).spreads
+    values = [aim.of(spreads[name].values) for name in named]
+    return sorted(range(len(values)), key=values.__getitem__)
+
+
+def try_noise(schedule: Schedule) -> None:
+    """A few turns, so that kernels are compiled."""
+    aim = Aim("mean", Noise(rank=0.01))
+    under_noise({"": schedule}, aim.noise, draws=2)
+    for _ in NoiseSearch(schedule, aim, 0).go_on(Clock(1.0, 1e-9), 1e-9):
+        pass
