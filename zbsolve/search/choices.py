@@ -265,7 +265,8 @@ def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tup
 def copy_moves(step: Step, schedule: Schedule) -> Iterator[Named]:
     """Steps without the copies of some microbatches, those that are away for the shortest time: a half, a quarter or an
     eighth of all copies, or of one stage's."""
-    away, shares = time_away(schedule), np.array([one.away for one in stages_of(step, schedule.problem.layers)])
+    shares = np.array([one.away for one in stages_of(step, schedule.problem.layers)])
+    away = time_away(schedule)[: len(shares)]  # shards of a vocabulary, behind the model's stages, copy nothing
     for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
         distances = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
         order = np.argsort(distances, axis=None, kind="stable")[: int(np.isfinite(distances).sum())]
