@@ -42,6 +42,8 @@ from zbsolve.systems.table import presets_of
 from zbsolve.util.clock import Clock
 from zbsolve.util.text import format_gap, format_time, format_times, in_one_unit
 
+from ..support.plans import candidate_of
+
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
 COMMAND = ["plan", "gpt-3.6b@layers=4", "--devices", "4", "--batch", "8", "--cluster", "a100", "--effort", "0.3"]
@@ -293,7 +295,7 @@ def test_a_certificate_inside_a_plan_is_proven_again_or_not_believed(
 def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a layout that copies, as the plan that was found: bounds, the schedule with its copies, and what a device needs."""
     layout = Layout(1, 4, 2, 2, LOOP, 1, 16, offload=offload)
-    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
+    found = candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
     assert found is not None
     assert {"O", "R"} < set(found.schedule.problem.passes.kinds)
     assert sum(found.memory().values()) <= small().memory
@@ -309,7 +311,7 @@ def test_a_plan_with_offload_is_checked(offload: int, tmp_path: Path, capsys: py
 def test_a_plan_says_how_much_of_the_exchange_is_exposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of replicas: each stage's exchange is a pass of the plan, beside the computing of other stages where it can be."""
     layout = Layout(2, 1, 4, 2, VEE, 1, 8, zero=1)
-    found = candidate.candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
+    found = candidate_of(SMALL, layout, A100, small().memory, method="greedy", effort=0.1)
     assert found is not None
     problem = found.schedule.problem
     sums = problem.passes.duration[problem.rows("C")]

@@ -11,10 +11,11 @@ import pytest
 
 from zbsolve import BadInput, Link, Profile, Schedule, solve, verify
 from zbsolve.cli import main
+from zbsolve.features.feature import Now
+from zbsolve.features.keeping import copy_moves
 from zbsolve.layer import HostLink, Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.search.auto import solve_auto
-from zbsolve.search.choices import copy_moves
 from zbsolve.search.keeping import bound_of_every_choice
 from zbsolve.step import Step
 
@@ -43,7 +44,7 @@ def test_shards_copy_nothing_when_copies_are_left_out() -> None:
     """Each stage's copies of 4 microbatches without a half or a quarter of them; the shards' rows are none of a stage's."""
     profile = replace(large_vocabulary(), host=HostLink(1.0, 8.0, 8.0, 8.0, 8.0))
     step = Step(2, 4, vocabulary="sharded", offload="full")
-    moves = dict(copy_moves(step, solve(step.problem(profile), effort=0.1)))
+    moves = dict(copy_moves(Now(step, step, profile, "", (), solve(step.problem(profile), effort=0.1))))
     assert {" offload=0:1(2 of 4),1:1", " offload=0:1(3 of 4),1:1", " offload=0:1,1:1(2 of 4)"} <= moves.keys()
     for one in moves.values():
         assert one.problem(profile).passes.are("O").sum() == np.count_nonzero(one.offload) < 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 from zbsolve import preset, solve
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import NEVER, least_behind, pipeline_bounds
-from zbsolve.planner.candidate import Candidate, Choice, behind_of, step_of
+from zbsolve.planner.candidate import Candidate, Choice, behind_of, step_of, unsolved
 from zbsolve.planner.costs.layer_costs import Model
 from zbsolve.planner.costs.rank_costs import costs_of
+from zbsolve.search.state import ALONE
+from zbsolve.search.task import solve_task
 from zbsolve.tables import Ints
 
 A100 = CLUSTERS["a100"]
@@ -26,6 +29,14 @@ def chosen(shape: Shape, layout: Layout, order: str | None = None, *, fused: boo
     schedule = preset(order, problem) if order else solve(problem, effort=0.1)
     best = Candidate(layout, step, profile, schedule, behind_of(step, profile, schedule.problem, layout, A100))
     return Choice(shape, A100, layout.dp * layout.count * layout.size, memory, best)
+
+
+def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
+    """The layout on its balanced partition, solved here; None where nothing was found. search: options of `search.solve`."""
+    tasks = [step.task(search) for step in unsolved(model, layout, cluster, memory)]
+    answers = [solve_task(task, ALONE, {}) for task in tasks]
+    found = [answer.task.of.solved(answer.schedule) for answer in answers if answer.schedule is not None]
+    return min(found, key=lambda one: one.value, default=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,7 @@ from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
-from ..search.state import ALONE
-from ..search.task import Task, solve_task
+from ..search.task import Task
 from ..step import Step
 from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
@@ -154,14 +153,6 @@ def unsolved(
             problem = step.problem(profile)
             behind = behind_of(step, profile, problem, layout, cluster, model.update_us)
             yield Unsolved(layout, step, profile, problem, behind)
-
-
-def candidate_of(model: Model, layout: Layout, cluster: Cluster, memory: int, **search: Any) -> Candidate | None:
-    """The layout on its balanced partition, solved here; None where nothing was found. search: options of `search.solve`."""
-    tasks = [step.task(search) for step in unsolved(model, layout, cluster, memory)]
-    answers = [solve_task(task, ALONE, {}) for task in tasks]
-    found = [answer.task.of.solved(answer.schedule) for answer in answers if answer.schedule is not None]
-    return min(found, key=lambda one: one.value, default=None)
 
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..build.vocabulary import model_routes
 from ..features.feature import AUTO
 from ..features.offload import is_none
-from ..features.sharded_vocabulary import vocabulary_of
+from ..features.sharded_vocabulary import vocabularies, vocabulary_of
 from ..ilp.bounds.any_choice import bound_over_orders
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
@@ -18,7 +18,6 @@ from ..profile.doubtful import rounding_note, stage_errors_note
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
-from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
 from ..step import Step
