@@ -180,8 +180,9 @@ class PlainStep:
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
         if profile.host is None:
             return None
-        plain = {one.name: one.default for one in FIELDS if one.name not in ("recompute", "vocabulary")}
-        free = replace(self.closed, memory=None, microbatches=len(self.routes), **plain | {"offload": FULL})
+        kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
+        plain = {one.name: one.default for one in FIELDS} | kept
+        free = replace(self, memory=None, microbatches=len(self.routes), **plain)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
