@@ -1,12 +1,12 @@
 """`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one.
 
-Its first fields are below. Further ones are those of the features (see `features.table`), and are declared there alone.
+Its first fields are rows of `PLAIN_FIELDS`. Further ones are those of the features (see `features.table`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import MISSING, field, make_dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,8 +15,7 @@ from .build.offload import NothingKept
 from .build.recompute import recomputed_layers
 from .build.vocabulary import model_routes
 from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
-from .features.feature import AUTO, Field, is_auto
-from .features.lengths import GIVEN
+from .features.feature import AUTO, NOT_OPEN, Field, is_auto
 from .features.offload import FULL, check_host, copying_work, is_none
 from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
 from .features.slices import widest_slice
@@ -47,15 +46,15 @@ def _blocking(problem: Problem) -> bool | None:
     return bool(problem.sending.any()) if known else None
 
 
-def _of_features() -> str:
-    """The features' fields, for the docstring."""
-    rows = "\n    ".join(f"{one.name}: {one.words}" for one in FIELDS)
+def _of_fields() -> str:
+    """The fields, for the docstring."""
+    rows = "\n    ".join(f"{one.name}: {one.words}" for one in STEP_FIELDS)
     return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
 
 
 PLAIN_FIELDS = (
-    Field("ranks", None, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
-    Field("microbatches", None, "of a step", kind=int, told=lambda problem: problem.microbatches),
+    Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
+    Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
     Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=model_routes),
     Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
     Field(
@@ -89,47 +88,33 @@ PLAIN_FIELDS = (
     ),
 )
 STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS, *FIELDS)
-OPEN = tuple(one.name for one in STEP_FIELDS if one.may_be_open)  # may be left to the search
+OPEN = tuple(one.name for one in STEP_FIELDS if one.closed is not NOT_OPEN)  # may be left to the search
 
 
-# Under a name of its own: what type checkers know to be a dataclass is replaced by its own fields alone.
-frozen = dataclass(frozen=True)
-
-
-@frozen
 class PlainStep:
     """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
 
-    ranks: of the pipeline.
-    microbatches: of a step.
-    placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn
-        ("mirror"). A stage's parameters count on every rank that it lives on. Or "auto".
-    partition: a name (see `partition_by_name`), layers of each stage, a `Partition` from a file, "auto", or None:
-        `balanced_or_equal` over F + B + W, for the ranks as fast as they are.
-    memory: bytes a rank ("40GiB"), or of each ("16GB,16GB,8GB,8GB"). Parameters, gradients and optimizer state, messages,
-        and what passes take while they run come off first (see `StageMemory.of_ranks`). None: the device's, as profiled,
-        unlimited where unknown.
-    objective: "makespan" or "span".
-    fused: one backward BW, as people run it without a split.
-    blocking: whether messages occupy their sender; None: as the profile's link says.
+    placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn. A stage's
+        parameters count on every rank that it lives on.
+    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W, for the ranks as
+        fast as they are.
+    memory: parameters, gradients and optimizer states, messages, and what passes take while they run come off first (see
+        `StageMemory.of_ranks`).
     """
 
-    ranks: int
-    microbatches: int
-    placement: str | Spot = "single"
-    partition: str | Sequence[int] | Partition | None = None
-    memory: str | int | None = None
-    objective: str = "makespan"
-    fused: bool = False
-    blocking: bool | None = field(default=None, kw_only=True)
-
-    if TYPE_CHECKING:  # fields of features
+    if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Any]]
+        ranks: int
+        microbatches: int
+        placement: str | Spot
+        partition: str | Sequence[int] | Partition | None
+        memory: str | int | None
 
+        def __init__(self, ranks: int, microbatches: int, *plain: Any, **fields: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        for name in ("ranks", "microbatches"):
+        for name in (one.name for one in STEP_FIELDS if one.kind is int):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: at least 1 is needed, got {getattr(self, name)}")
         if self.objective not in OBJECTIVES:
@@ -149,7 +134,7 @@ class PlainStep:
 
     @property
     def auto(self) -> bool:
-        """Whether placement, partition, gathers, where the vocabulary is or what stages keep is left to `solve_auto`."""
+        """Whether something is left to `solve_auto`."""
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
@@ -159,12 +144,9 @@ class PlainStep:
 
     @property
     def closed(self) -> Self:
-        """The step where stages recompute and offload nothing, gather once, no vocabulary is sharded and no sequence sliced,
-        if that is left open."""
-        simplest = {one.name: one.closed for one in FIELDS if one.may_be_open and is_auto(getattr(self, one.name))}
-        slices = simplest.pop("slices", None)
-        found = self if slices is None else self.in_slices(slices)
-        return replace(found, **simplest)
+        """The step where each field of a feature that is left open has its simplest value."""
+        found = self.in_slices(1) if is_auto(self.slices) else self
+        return replace(found, **{one.name: one.closed for one in FIELDS if is_auto(getattr(found, one.name))})
 
     def in_slices(self, slices: Slices) -> Self:
         """The step in these slices; an exchange of attention is there only between several even ones."""
@@ -198,9 +180,9 @@ class PlainStep:
         profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
         if profile.host is None:
             return None
-        whole = self.closed.in_slices(1)
-        plain = {"offload": FULL, "gathers": 1, "shards": 1, "replicas": 1, "lengths": (), "order": GIVEN, "work": ()}
-        free = replace(whole, memory=None, microbatches=len(self.routes), **plain)
+        kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
+        plain = {one.name: one.default for one in FIELDS} | kept
+        free = replace(self, memory=None, microbatches=len(self.routes), **plain)
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
@@ -299,27 +281,12 @@ class PlainStep:
 
 
 if TYPE_CHECKING:
-
-    class Step(PlainStep):
-        """See `PlainStep`."""
-
-        def __init__(
-            self,
-            ranks: int,
-            microbatches: int,
-            placement: str | Spot = "single",
-            partition: str | Sequence[int] | Partition | None = None,
-            memory: str | int | None = None,
-            objective: str = "makespan",
-            fused: bool = False,
-            **fields: Any,
-        ) -> None: ...
-
+    Step = PlainStep
 else:
     Step = make_dataclass(
         "Step",
-        [(one.name, Any, field(default=one.default, kw_only=True)) for one in FIELDS],
+        [(one.name, Any, field(default=one.default, kw_only=i > 6)) for i, one in enumerate(STEP_FIELDS)],
         bases=(PlainStep,),
         frozen=True,
-        namespace={"__module__": __name__, "__doc__": PlainStep.__doc__ + _of_features()},
+        namespace={"__module__": __name__, "__doc__": PlainStep.__doc__ + _of_fields()},
     )

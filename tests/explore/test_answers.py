@@ -10,12 +10,12 @@ import pytest
 
 from zbsolve import Infeasible, Profile, Schedule, preset, problem_for, verify
 from zbsolve.cli.app import main
-from zbsolve.explore.page import table_part
+from zbsolve.explore.page import controls_page, table_part
 from zbsolve.explore.playground import MAX_PASSES, Row, answer, compared
 from zbsolve.explore.state import BEST, State, commands, own_placement
 from zbsolve.util.errors import BadInput
 
-from ..support.profiles import equal_layers
+from ..support.profiles import PROFILE, equal_layers
 
 GIB = 2**30
 
@@ -157,6 +157,17 @@ def test_the_command_gives_the_same_schedule(query: str, tmp_path: Path, monkeyp
     profile = equal_layers(8)
     profile.save("profile.json")
     check_commands(query, profile, "profile.json")
+
+
+@pytest.mark.parametrize(
+    "query", ["offload=half&replicas=2", "slices=2&attention_exchange=yes", "vocabulary=sharded", "shards=2&gathers=4"]
+)
+def test_every_feature_has_a_control(query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of the page is that of the options of the same names."""
+    monkeypatch.chdir(tmp_path)
+    PROFILE.save("profile.json")
+    check_commands(query, PROFILE, "profile.json")
+    assert all(f'name="{one.partition("=")[0]}"' in controls_page(State(), PROFILE) for one in query.split("&"))
 
 
 @pytest.mark.parametrize(

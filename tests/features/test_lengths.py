@@ -14,7 +14,8 @@ import pytest
 from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pack, pipeline, solve, solve_auto, verify
 from zbsolve.build import with_offload
 from zbsolve.cli import main
-from zbsolve.features.lengths import LENGTHS, Multiples, choices, moves
+from zbsolve.features.feature import Now
+from zbsolve.features.lengths import LENGTHS, Multiples
 from zbsolve.ilp.bounds.any_choice import bound_over_orders
 from zbsolve.known_steps import step_again
 
@@ -24,6 +25,8 @@ from ..support.exact_streams import optimum
 BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)
 PROFILE = Profile("given", "long", (BLOCK,) * 2, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {})
 read = LENGTHS.fields[0].read
+assert LENGTHS.choices is not None
+choices = LENGTHS.choices.first
 
 
 def duration(problem: Problem, name: str) -> int:
@@ -141,7 +144,8 @@ def test_named_orders_and_moves() -> None:
         " order=longest in the middle": (10, 30, 50, 40, 20),
         " order=shortest in the middle": (50, 30, 10, 20, 40),
     }
-    found = [one.lengths for _, one in moves(replace(step, order="given"))]
+    given = replace(step, order="given")
+    found = [one.lengths for _, one in LENGTHS.moves[0].near(Now(given, step, PROFILE, "", ()))]
     assert len(found) == len(set(found)) == 4 * 4
     assert all(sorted(one) == [10, 20, 30, 40, 50] for one in found)
     assert [name for name, _ in choices(replace(step, lengths=(10,) * 5))] == [" order=given"]

@@ -9,26 +9,20 @@ from typing import Any
 
 import pytest
 
-from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, verify
+from zbsolve import BadInput, Problem, Step, verify
 from zbsolve.build import Work
 from zbsolve.cli.step_options import OPTIONS
-from zbsolve.features import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.features.feature import NOT_OPEN, Field
 from zbsolve.features.table import APART, CONDITIONS, FEATURES, Apart
 from zbsolve.kinds import TABLE
+from zbsolve.layer import Link
 from zbsolve.partition.file import Partition
 from zbsolve.step import PLAIN_FIELDS, STEP_FIELDS
 
 from ..support.exec_tools import random_schedule
 from ..support.house import ROOT
+from ..support.profiles import BLOCK, PROFILE
 
-BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)
-SHARD = ShardPasses(40, 20, 48)
-COSTS = VocabularyCosts("given", 64, 8, 2, 7, replace(BLOCK, parameter_bytes=4), (ShardCosts(2, SHARD, SHARD, 400),))
-PROFILE = Profile(
-    "given", "long", (BLOCK,) * 8, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {}, host=HostLink(1.0, 8.0, 8.0, 8.0, 8.0),
-    vocabulary=COSTS, shard_link=Link(1.0, 16.0),
-)  # fmt: skip
 # What makes each of the table's conditions hold: fields of a step, and what is different about the profile.
 HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "recompute": ({"recompute": "0"}, {}),

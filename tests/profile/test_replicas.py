@@ -71,7 +71,7 @@ def test_the_command_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_wrong_use_is_named() -> None:
-    with pytest.raises(BadInput, match="replicas: 0: at least 1 is needed"):
+    with pytest.raises(BadInput, match="replicas: at least 1 is needed, got 0"):
         PROFILE.problem(4, 4, replicas=0)
     with pytest.raises(BadInput, match="replicas: sharded parameters are reduced over their own group"):
         Step(4, 4, replicas=2, shards=4)

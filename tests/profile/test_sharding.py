@@ -53,7 +53,7 @@ def test_the_number_of_gathers_is_raced() -> None:
 
 
 def test_wrong_use_is_named() -> None:
-    with pytest.raises(BadInput, match="shards: 0: a data-parallel group has 1 rank at least"):
+    with pytest.raises(BadInput, match="shards: at least 1 is needed, got 0"):
         PROFILE.problem(4, 4, shards=0)
     with pytest.raises(BadInput, match="gathers: 2: nothing is gathered without shards"):
         Step(4, 4, gathers=2)

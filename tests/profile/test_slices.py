@@ -14,11 +14,11 @@ import pytest
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, preset, solve, solve_auto, verify
 from zbsolve.cli import main
 from zbsolve.features.attention_exchange import clipping_note, exchange_costs, within_passes
-from zbsolve.features.cuts import cuts_of, whole_tokens
+from zbsolve.features.cuts import cuts_of, in_slices, kinds_of_slices, most_slices, whole_tokens
 from zbsolve.features.slices import split_by
 from zbsolve.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.search.choices import closed_steps, in_slices, kinds_of_slices, most_slices
+from zbsolve.search.auto import closed_steps
 from zbsolve.search.keeping import bound_of_any_slices
 from zbsolve.step import Step
 from zbsolve.util.text import exact_time
@@ -284,8 +284,8 @@ def test_how_many_slices_are_tried_at_most() -> None:
     step = Step(4, 2, slices="auto")
     assert most_slices(step) == 2500
     assert most_slices(Step(4, 2000)) == 2
-    assert [in_slices(step, 8, kind)[0] for kind in kinds_of_slices(step)] == [" slices=8", " slices=8:even-work"]
-    assert kinds_of_slices(replace(step, offload="full")) == ("even",)
+    assert [in_slices(step, 8, kind)[0] for kind in kinds_of_slices(step, step)] == [" slices=8", " slices=8:even-work"]
+    assert kinds_of_slices(replace(step, offload="full"), step) == {"even": "even"}
     assert [name for _, name, _ in closed_steps(Step(4, 2, slices="auto", shards=2))] == [""]
 
 

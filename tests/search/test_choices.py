@@ -14,9 +14,10 @@ import pytest
 from zbsolve import BadInput, Infeasible, Layer, Link, NotFound, Profile, solve, verify
 from zbsolve.build.offload import time_away
 from zbsolve.cli import main
+from zbsolve.features.feature import Now
+from zbsolve.features.keeping import copy_moves, fewest_again, with_fewest
 from zbsolve.layer import HostLink
 from zbsolve.search.auto import solve_auto
-from zbsolve.search.choices import copy_moves, fewest_again, with_fewest
 from zbsolve.search.keeping import bound_of_every_choice, curves
 from zbsolve.search.race import hint_on
 from zbsolve.show.frontier_report import frontier_as_text
@@ -86,7 +87,8 @@ def test_the_published_case_of_layers_recomputed_in_part() -> None:
     body = {"source": "given", "model": "sapp", "capacity": "56000MB", "states": 1, "layers": rows}
     profile = Profile.from_json(body)
     step = Step(16, 64, fused=True, memory="56000MB")
-    name, _ = next(with_fewest(step, step.costs(profile), step.staged(profile).counts))
+    said, layers = replace(step, recompute="auto"), step.staged(profile).counts
+    name, _ = next(with_fewest(Now(replace(step, recompute="all"), said, profile, " recompute=all", layers)))
     assert name == " recompute=0:6,1-4:4,5-6:3,7-8:2,9:1"
     schedule = solve(replace(step, recompute=name.partition("=")[2]).problem(profile), effort=0.6)
     assert schedule.timeline().value <= 163_935_000
@@ -161,7 +163,7 @@ def test_copies_of_those_that_are_away_shortest_are_left_out_first() -> None:
     away = time_away(schedule)
     assert away.shape == (2, 4)
     assert away[1, 2] == schedule.timeline()["1R2"][1] - schedule.timeline()["1O2"][0]
-    moves = dict(copy_moves(step, schedule))
+    moves = dict(copy_moves(Now(step, step, profile, "", (), schedule)))
     assert " offload=0:1,1:1(2 of 4)" in moves
     for name, one in moves.items():
         problem = one.problem(profile)
@@ -208,7 +210,7 @@ def test_on_the_command_line(tmp_path, capsys) -> None:
 
 
 def test_what_does_not_fit_is_told() -> None:
-    with pytest.raises(Infeasible, match=r"no choice of what stages keep fits: .*\(single recompute=all\)"):
+    with pytest.raises(Infeasible, match=r"no choice of recompute fits: .*\(single recompute=all\)"):
         solve_auto(uneven(), Step(3, 4, memory=100, recompute="auto"), effort=0.5)
     with pytest.raises(BadInput, match="the profile knows no host link"):
         solve_auto(replace(uneven(), host=None), Step(3, 4, memory=100, offload="auto"), effort=0.5)

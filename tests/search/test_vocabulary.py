@@ -6,11 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from zbsolve import BadInput, Link, Profile, Schedule, solve, verify
 from zbsolve.cli import main
-from zbsolve.layer import Layer
+from zbsolve.features.feature import Now
+from zbsolve.features.keeping import copy_moves
+from zbsolve.layer import HostLink, Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.keeping import bound_of_every_choice
@@ -35,6 +38,16 @@ def large_vocabulary() -> Profile:
         embedding_rest=Layer("embedding", 0, 0, 0, 0, 0, 0, 0, 8),
     )
     return Profile("given", "large", layers, Link(1.0, 8.0), 4.0, None, {}, {}, vocabulary=costs)
+
+
+def test_shards_copy_nothing_when_copies_are_left_out() -> None:
+    """Each stage's copies of 4 microbatches without a half or a quarter of them; the shards' rows are none of a stage's."""
+    profile = replace(large_vocabulary(), host=HostLink(1.0, 8.0, 8.0, 8.0, 8.0))
+    step = Step(2, 4, vocabulary="sharded", offload="full")
+    moves = dict(copy_moves(Now(step, step, profile, "", (), solve(step.problem(profile), effort=0.1))))
+    assert {" offload=0:1(2 of 4),1:1", " offload=0:1(3 of 4),1:1", " offload=0:1,1:1(2 of 4)"} <= moves.keys()
+    for one in moves.values():
+        assert one.problem(profile).passes.are("O").sum() == np.count_nonzero(one.offload) < 8
 
 
 @pytest.mark.slow

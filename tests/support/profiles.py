@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from zbsolve import Layer, Link, Profile
+from dataclasses import replace
+
+from zbsolve import HostLink, Layer, Link, Profile
+from zbsolve.features import ShardCosts, ShardPasses, VocabularyCosts
+
+# What every feature needs is known: causal attention, a vocabulary, links to host memory and of a data-parallel group.
+BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)
+SHARD = ShardPasses(40, 20, 48)
+COSTS = VocabularyCosts("given", 64, 8, 2, 7, replace(BLOCK, parameter_bytes=4), (ShardCosts(2, SHARD, SHARD, 400),))
+PROFILE = Profile(
+    "given", "long", (BLOCK,) * 8, Link(2.0, 8.0), 4.0, None, {"sequence": 64}, {}, host=HostLink(1.0, 8.0, 8.0, 8.0, 8.0),
+    vocabulary=COSTS, shard_link=Link(1.0, 16.0),
+)  # fmt: skip
 
 
 def toy_profile() -> Profile:

@@ -38,14 +38,18 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     return needs
 
 
+def check_room(need: Ints, room: Sequence[int] | Ints | None, what: str = "one microbatch", also: str = "") -> None:
+    """Raise Infeasible where a rank has less than `what` needs. need, room: bytes a rank; no room: unlimited."""
+    for rank, has in enumerate(() if room is None else room):
+        if need[rank] > has:
+            said = f"capacity: rank {rank} needs {exact_bytes(need[rank])} for {what}, but has {exact_bytes(has)}{also}"
+            raise Infeasible(f"{said}: no schedule exists")
+
+
 def checked_room(problem: Problem) -> Problem:
     """The problem, a step whose microbatches differ in size alone, where each of them fits. Raises Infeasible."""
     for microbatch in _largest(problem):
-        need = one_microbatch_needs(problem, microbatch)
-        for rank, room in enumerate(problem.capacity or ()):
-            if need[rank] > room:
-                what = f"needs {exact_bytes(need[rank])} for microbatch {microbatch} alone, but has {exact_bytes(room)}"
-                raise Infeasible(f"capacity: rank {rank} {what}: no schedule exists")
+        check_room(one_microbatch_needs(problem, microbatch), problem.capacity, f"microbatch {microbatch} alone")
     return problem
 
 

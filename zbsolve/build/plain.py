@@ -14,10 +14,10 @@ from .. import placement as placements
 from ..kinds import ALL_TO_ALL, KINDS
 from ..problem import Problem
 from ..tables import Edges, Ints, Passes, coded
-from ..util.errors import BadInput, Infeasible
-from ..util.text import exact_bytes
+from ..util.errors import BadInput
 from .attention_costs import AttentionExchange
 from .attention_exchange import with_attention_exchange
+from .mixing import check_room
 from .numbers import Numbers, Table, check_apart, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
@@ -274,7 +274,7 @@ def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits
     """Raise Infeasible where a microbatch alone does not fit a rank. dropping: stages; inputs: bytes of every stage."""
     for turn, route in enumerate(routes[: held.until_b.shape[1]]):
         for each in _different(held, turn, len(routes)):
-            _check_fits(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
+            check_room(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
 
 
 def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
@@ -284,15 +284,6 @@ def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
         mine = mine[:, :1]
     for column in np.unique(mine, axis=1).T:
         yield Held(*np.split(column, len(held)))
-
-
-def _check_fits(need: Ints, limits: Ints | None) -> None:
-    """Raise Infeasible where a rank has less than one microbatch needs."""
-    if limits is None:
-        return
-    for rank in np.flatnonzero(need > limits):
-        need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(limits[rank])}"
-        raise Infeasible(f"capacity: rank {rank} {need_and_room}: no schedule exists")
 
 
 def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:

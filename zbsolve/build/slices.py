@@ -17,9 +17,8 @@ import numpy as np
 from ..kinds import SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
-from ..util.errors import BadInput, Infeasible
-from ..util.text import exact_bytes
-from .mixing import one_microbatch_needs
+from ..util.errors import BadInput
+from .mixing import check_room, one_microbatch_needs
 from .numbers import Table, check_before, whole_table
 from .untrained import untrained_stages
 
@@ -131,7 +130,4 @@ def _check_room(problem: Problem) -> None:
     if problem.capacity is None or len(inside) > MAX_CHECKED * problem.microbatches:
         return
     most = int(np.bincount(number, problem.taken[inside]).argmax())
-    for rank, (need, room) in enumerate(zip(one_microbatch_needs(problem, most), problem.capacity, strict=False)):
-        if need > room:
-            need_and_room = f"needs {exact_bytes(need)} for the slices of one microbatch, but has {exact_bytes(room)}"
-            raise Infeasible(f"capacity: rank {rank} {need_and_room}: no schedule exists")
+    check_room(one_microbatch_needs(problem, most), problem.capacity, "the slices of one microbatch")

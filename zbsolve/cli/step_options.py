@@ -50,7 +50,7 @@ def add_step_options(
 def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
     """Of a step's options those named. changed: what is different about one here."""
     for name in names:
-        parser.add_argument(f"--{_dashed(name)}", **{**OPTIONS[name], **changed.get(name, {})})
+        parser.add_argument(FIELDS[name].option, **{**OPTIONS[name], **changed.get(name, {})})
 
 
 def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
@@ -94,11 +94,8 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
 
 def _option(name: str, said: Any) -> str:
     """An option as one writes it."""
-    return f"--{'' if said else 'no-'}{_dashed(name)}" if isinstance(said, bool) else f"--{_dashed(name)} {said}"
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+    option = FIELDS[name].option
+    return option if said is True else option.replace("--", "--no-", 1) if said is False else f"{option} {said}"
 
 
 def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:

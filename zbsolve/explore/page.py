@@ -12,15 +12,14 @@ from ..show.pictures.schedule import schedule_as_svg
 from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
 from .playground import MORE_SECONDS, Answer, Row
-from .state import BEST, CONTROLS, EXAMPLES, GIVEN, GROUPS, SYSTEM_NAMES, Choice, Slider, State, own_placement
+from .state import BEST, CONTROLS, EXAMPLES, GROUPS, HIDDEN, SYSTEM_NAMES, Choice, Slider, State, own_placement
 
 MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrolls it
 
 
 def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str:
     """The page with its controls at `state`; its script asks for the rest. wrong: a line about the address."""
-    hidden = GIVEN if profile else ()
-    shown = [one for one in CONTROLS if one.group not in hidden and (profile or one.name != "partition")]
+    hidden = HIDDEN[profile is not None]
     return render(
         "explore.html",
         title="zbsolve explore",
@@ -30,7 +29,7 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
         if profile
         else "a model of equal parts, one a rank",
         groups=[
-            (name, [_control(one, state, profile) for one in shown if one.group == name])
+            (name, [_control(one, state, profile) for one in CONTROLS if one.group == name])
             for name in GROUPS
             if name not in hidden
         ],

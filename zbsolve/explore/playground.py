@@ -64,13 +64,18 @@ class Row:
 def problem_of(state: State, profile: Profile | None) -> Problem:
     """The step of a state. Raises BadInput, Infeasible."""
     step = step_of(state)
-    passes = len(step.routes[0]) * state.microbatches * (2 if step.fused else 3)
+    _check_few(len(step.routes[0]) * state.microbatches * (2 if step.fused else 3))
+    profile = profile or profile_of(state)
+    problem = (step if state.system == BEST else step_for(state.system, profile, step)).problem(profile)
+    _check_few(len(problem.passes))
+    return problem
+
+
+def _check_few(passes: int) -> None:
     if passes > MAX_PASSES:
         raise BadInput(
             f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); zbsolve solve takes them"
         )
-    profile = profile or profile_of(state)
-    return (step if state.system == BEST else step_for(state.system, profile, step)).problem(profile)
 
 
 def answer(state: State, profile: Profile | None = None) -> Answer:

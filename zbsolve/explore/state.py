@@ -10,10 +10,12 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qsl, urlencode
 
+from ..features.feature import YES
+from ..features.table import FIELDS
 from ..partition.by_name import SEARCHED
 from ..placement import parse_routes
 from ..problem import OBJECTIVES
@@ -23,7 +25,6 @@ from ..step import Step
 from ..systems.table import ASYNCHRONOUS, OFFLOAD, SLICES, SYSTEMS, VOCABULARY, system
 from ..util.errors import BadInput
 
-GIB = 2**30  # bytes
 NUMBERS_FILE = "numbers.json"  # of the command line
 
 
@@ -56,8 +57,13 @@ def step_of(state: State) -> Step:
         f"{_plain(state.memory)}GiB" if state.memory else None,
         state.objective,
         state.backward == "fused",
-        recompute="" if state.recompute == "none" else state.recompute,
+        **{name: FEATURES[name].parse(said) for name, said in _features(state).items()},
     )
+
+
+def _features(state: State) -> dict[str, str]:
+    """What the state says of features' fields."""
+    return {name: said for name in FEATURES if (said := getattr(state, name)) != NONE}
 
 
 def profile_of(state: State) -> Profile:
@@ -94,8 +100,8 @@ def commands(state: State, path: str, options: str) -> tuple[str, ...]:
         "placement": state.placement,
         "partition": state.partition if path and state.partition != "balanced" else "",
         "memory": f"{_plain(state.memory)}GiB" if state.memory else "",
-        "recompute": "" if state.recompute == "none" else state.recompute,
         "objective": "" if state.objective == "makespan" else state.objective,
+        **_features(state),
     }
     fused = " --fused" if state.system == BEST and state.backward == "fused" else ""  # a named one has its own
     solve = f"zbsolve solve {shlex.quote(path or NUMBERS_FILE)}{_options(step)}{fused} {options} -o schedule.json"
@@ -111,7 +117,8 @@ def _numbers_command(state: State) -> str:
 
 
 def _options(said: Mapping[str, str]) -> str:
-    return "".join(f" --{option} {shlex.quote(value)}" for option, value in said.items() if value)
+    words = {f"--{option.replace('_', '-')}": value for option, value in said.items() if value}
+    return "".join(f" {option}" if value == YES else f" {option} {shlex.quote(value)}" for option, value in words.items())
 
 
 def _plain(value: float) -> str:
@@ -119,87 +126,17 @@ def _plain(value: float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-BEST = "best"  # the system that is a search
+BEST, NONE = "best", "none"  # the system that is a search; what a feature's field says as usual
 MAX_QUERY = 2_000  # characters of an address behind ?
 DECIMALS = 6  # of a number in an address
 MAX_DIGITS = 12  # of a whole number that are read: all such are too large
 
 
 @dataclass(frozen=True)
-class State:
-    """Everything that the page shows follows from this, and from the profile if there is one.
-
-    placement, objective, recompute: as `Step` takes them; partition: as well, by name, and of account with a profile alone.
-    system: a name of the table, or "best": a search. backward: "split" into B and W, or "fused" (a named system has its
-    own). memory: GiB a rank, 0 for no other limit than the profile's.
-
-    Without a profile the model is `ranks` equal parts. F, B, W: ms of a part for one microbatch; until_B, until_W: GiB that
-    it keeps from F until the end of B and of W; comm: ms of a message between two ranks. slow_part: a part (1 is the first,
-    0 none) that takes slow_factor times as long. output: parts that the output layer's F, B and W take on top, at the end.
-    """
-
-    ranks: int = 4
-    microbatches: int = 12
-    system: str = BEST
-    placement: str = "single"
-    memory: float = 0.0
-    F: float = 10.0
-    B: float = 10.0
-    W: float = 10.0
-    comm: float = 0.0
-    until_B: float = 0.5
-    until_W: float = 0.5
-    slow_part: int = 0
-    slow_factor: float = 1.5
-    output: float = 0.0
-    partition: str = "balanced"
-    backward: str = "split"
-    recompute: str = "none"
-    objective: str = "makespan"
-
-    def __post_init__(self) -> None:
-        for control in CONTROLS:
-            control.check(getattr(self, control.name))
-        if self.slow_part > self.ranks:
-            raise BadInput(f"slow_part: the model has {self.ranks} parts, one a rank; there is no part {self.slow_part}")
-        if self.partition not in SEARCHED and not re.fullmatch(r"\d{1,6}(,\d{1,6})*", self.partition):
-            raise BadInput(
-                f"partition: '{self.partition[:40]}' is none of {', '.join(SEARCHED)}, and no layers such as 5,5,6,4"
-            )
-        parse_routes(self.placement, self.ranks)
-
-    @property
-    def query(self) -> str:
-        """The state as an address holds it; what is as usual is left out."""
-        changed = {c.name: c.print(getattr(self, c.name)) for c in CONTROLS if getattr(self, c.name) != c.usual}
-        return urlencode(changed)
-
-    @classmethod
-    def parse(cls, query: str) -> State:
-        """The state that a query says; what it leaves out is as usual. A whole address is read as the query behind its
-        `?`. Raises BadInput naming the control."""
-        if len(query) > MAX_QUERY:
-            raise BadInput(f"address: longer than {MAX_QUERY} characters")
-        known = {control.name: control for control in CONTROLS}
-        said: dict[str, Any] = {}
-        for name, text in parse_qsl(query.rpartition("?")[2], keep_blank_values=True):
-            if name not in known:
-                raise BadInput(f"address: '{name[:40]}' is no control (one of {', '.join(known)})")
-            if name in said:
-                raise BadInput(f"{name}: the address says it twice")
-            said[name] = known[name].parse(text)
-        return cls(**said)
-
-
-@dataclass(frozen=True)
 class _Control:
     name: str
     label: str
-
-    @property
-    def usual(self) -> Any:
-        """The default of the state's field."""
-        return _USUAL[self.name]
+    usual: Any
 
 
 @dataclass(frozen=True)
@@ -267,31 +204,100 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
     return tuple((text, text) for text in texts)
 
 
-STEP, MODEL, UNEVEN, MORE = GROUPS = ("Step", "Model", "Uneven stages", "More")
-# Asynchronous ones have no step with an end; the page's steps have no copies, slices or sharded vocabulary.
+STEP, MODEL, UNEVEN, MORE, OF_PROFILE = GROUPS = ("Step", "Model", "Uneven stages", "More", "What the profile knows")
+HIDDEN = ((OF_PROFILE,), (MODEL, UNEVEN))  # groups without a profile, and with one
+# Asynchronous ones have no step with an end; others have copies, slices or a sharded vocabulary of their own.
 SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group not in (ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY))
-_USUAL = {field.name: field.default for field in fields(State)}
+FEATURES = {one.name: one for one in FIELDS if one.offered}
 CONTROLS: tuple[Slider | Choice, ...] = (
-    Slider("ranks", "ranks p", "", 1, 64, 32, 1, STEP),
-    Slider("microbatches", "microbatches m", "", 1, 512, 128, 1, STEP),
-    Choice("system", "system", ((BEST, "best found (search)"), *_same(*SYSTEM_NAMES)), STEP),
-    Choice("placement", "placement", _same("single", "loop", "loop4", "vee", "vee4", "mirror"), STEP, free=True),
-    Slider("memory", "memory a rank", "GiB", 0, 1e6, 96, 0.25, STEP, "no limit"),
-    Slider("F", "forward F", "ms", 0, 1e5, 40, 0.1, MODEL),
-    Slider("B", "input gradient B", "ms", 0, 1e5, 40, 0.1, MODEL),
-    Slider("W", "weight gradient W", "ms", 0, 1e5, 40, 0.1, MODEL),
-    Slider("comm", "message", "ms", 0, 1e5, 10, 0.1, MODEL),
-    Slider("until_B", "kept until B", "GiB", 0, 1e5, 4, 0.05, MODEL),
-    Slider("until_W", "kept until W", "GiB", 0, 1e5, 4, 0.05, MODEL),
-    Slider("slow_part", "slower part", "", 0, 64, 32, 1, UNEVEN, "none"),
-    Slider("slow_factor", "its time, times", "×", 0, 100, 3, 0.05, UNEVEN),
-    Slider("output", "output layer, in parts", "×", 0, 100, 3, 0.05, UNEVEN),
-    Choice("partition", "layers on stages", _same(*dict.fromkeys(("balanced", *SEARCHED))), MORE, free=True),
-    Choice("backward", "backward", (("split", "split into B and W"), ("fused", "one pass BW")), MORE),
-    Choice("recompute", "recompute", (("none", "none"), ("all", "all stages")), MORE),
-    Choice("objective", "what counts", tuple(zip(OBJECTIVES, OBJECTIVES, strict=True)), MORE),
+    Slider("ranks", "ranks p", 4, "", 1, 64, 32, 1, STEP),
+    Slider("microbatches", "microbatches m", 12, "", 1, 512, 128, 1, STEP),
+    Choice("system", "system", BEST, ((BEST, "best found (search)"), *_same(*SYSTEM_NAMES)), STEP),
+    Choice("placement", "placement", "single", _same("single", "loop", "loop4", "vee", "vee4", "mirror"), STEP, free=True),
+    Slider("memory", "memory a rank", 0.0, "GiB", 0, 1e6, 96, 0.25, STEP, "no limit"),
+    Slider("F", "forward F", 10.0, "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("B", "input gradient B", 10.0, "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("W", "weight gradient W", 10.0, "ms", 0, 1e5, 40, 0.1, MODEL),
+    Slider("comm", "message", 0.0, "ms", 0, 1e5, 10, 0.1, MODEL),
+    Slider("until_B", "kept until B", 0.5, "GiB", 0, 1e5, 4, 0.05, MODEL),
+    Slider("until_W", "kept until W", 0.5, "GiB", 0, 1e5, 4, 0.05, MODEL),
+    Slider("slow_part", "slower part", 0, "", 0, 64, 32, 1, UNEVEN, "none"),
+    Slider("slow_factor", "its time, times", 1.5, "×", 0, 100, 3, 0.05, UNEVEN),
+    Slider("output", "output layer, in parts", 0.0, "×", 0, 100, 3, 0.05, UNEVEN),
+    Choice("backward", "backward", "split", (("split", "split into B and W"), ("fused", "one pass BW")), MORE),
+    Choice("objective", "what counts", OBJECTIVES[0], _same(*OBJECTIVES), MORE),
+    Choice("partition", "layers on stages", "balanced", _same(*SEARCHED), OF_PROFILE, free=True),
+    *(
+        Choice(name, name.replace("_", " "), NONE, _same(NONE, *one.offered), MORE if name == "recompute" else OF_PROFILE)
+        for name, one in FEATURES.items()
+    ),
 )
-GIVEN = (MODEL, UNEVEN)  # groups that make the model where there is no profile
+
+
+class _State:
+    """Everything that the page shows follows from this, and from the profile if there is one: a field for each control.
+
+    placement, objective: as `Step` takes them; partition: as well, by name, and of account with a profile alone. system: a
+    name of the table, or "best": a search. backward: "split" into B and W, or "fused" (a named system has its own). memory:
+    GiB a rank, 0 for no other limit than the profile's. Fields of features: as their options are written, or "none".
+
+    Without a profile the model is `ranks` equal parts. F, B, W: ms of a part for one microbatch; until_B, until_W: GiB that
+    it keeps from F until the end of B and of W; comm: ms of a message between two ranks. slow_part: a part (1 is the first,
+    0 none) that takes slow_factor times as long. output: parts that the output layer's F, B and W take on top, at the end.
+    """
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+        placement: str
+
+        def __init__(self, **fields: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self) -> None:
+        for control in CONTROLS:
+            control.check(getattr(self, control.name))
+        if self.slow_part > self.ranks:
+            raise BadInput(f"slow_part: the model has {self.ranks} parts, one a rank; there is no part {self.slow_part}")
+        if self.partition not in SEARCHED and not re.fullmatch(r"\d{1,6}(,\d{1,6})*", self.partition):
+            raise BadInput(
+                f"partition: '{self.partition[:40]}' is none of {', '.join(SEARCHED)}, and no layers such as 5,5,6,4"
+            )
+        parse_routes(self.placement, self.ranks)
+
+    @property
+    def query(self) -> str:
+        """The state as an address holds it; what is as usual is left out."""
+        changed = {c.name: c.print(getattr(self, c.name)) for c in CONTROLS if getattr(self, c.name) != c.usual}
+        return urlencode(changed)
+
+    @classmethod
+    def parse(cls, query: str) -> State:
+        """The state that a query says; what it leaves out is as usual. A whole address is read as the query behind its
+        `?`. Raises BadInput naming the control."""
+        if len(query) > MAX_QUERY:
+            raise BadInput(f"address: longer than {MAX_QUERY} characters")
+        known = {control.name: control for control in CONTROLS}
+        said: dict[str, Any] = {}
+        for name, text in parse_qsl(query.rpartition("?")[2], keep_blank_values=True):
+            if name not in known:
+                raise BadInput(f"address: '{name[:40]}' is no control (one of {', '.join(known)})")
+            if name in said:
+                raise BadInput(f"{name}: the address says it twice")
+            said[name] = known[name].parse(text)
+        return cls(**said)
+
+
+if TYPE_CHECKING:
+    State = _State
+else:
+    State = make_dataclass(
+        "State",
+        [(one.name, Any, one.usual) for one in CONTROLS],
+        bases=(_State,),
+        frozen=True,
+        namespace={"__module__": __name__, "__doc__": _State.__doc__},
+    )
+
 EXAMPLES = (  # words, query: what one sees at once
     ("textbook times", ""),
     ("an output layer as long as a stage", "ranks=8&microbatches=24&output=1"),

@@ -13,7 +13,7 @@ from ..kinds import ATTENTION
 from ..layer import Layer, Link, layer_ranges
 from ..problem import UNLIMITED, Problem
 from ..tables import Ints
-from .feature import Feature, Field
+from .feature import YES, Feature, Field
 from .sharded_vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
@@ -91,6 +91,7 @@ ATTENTION_EXCHANGE = Feature(
             kind=bool,
             told=lambda problem: bool(problem.passes.that(feature=ATTENTION).any()),
             fixed="is handed from rank to rank",
+            offered=(YES,),
         ),
     ),
     build=_build,

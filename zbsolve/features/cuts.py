@@ -1,8 +1,10 @@
-"""Where a sequence is cut into slices: what somebody said of them, as parts of the sequence and as whole tokens."""
+"""Where a sequence is cut into slices: what somebody said of them, as parts of the sequence and as whole tokens; and what is
+tried where that is left open."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import isclose, isfinite, sqrt
 from typing import Any, NamedTuple
@@ -11,6 +13,9 @@ import numpy as np
 
 from ..layer import Layer
 from ..util.errors import BadInput
+from .feature import Choices, Ladder, Named
+from .offload import NO_OFFLOAD
+from .sharded_vocabulary import BARRIERS
 
 EVEN_WORK = "even-work"
 SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a sequence has
@@ -147,3 +152,48 @@ def _cuts_of_even_work(count: int, layers: Sequence[Layer]) -> Cuts:
     rest = work - attention
     found = [(sqrt(rest**2 + 4 * attention * work * k / count) - rest) / (2 * attention) for k in range(1, count)]
     return (0.0, *found, 1.0)
+
+
+MAX_SLICED = 20_000  # forwards of a step that is tried in slices
+EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, beside those of equal work
+
+
+def _choices(step: Any) -> list[Named]:
+    """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
+    microbatch beside the one that it needs."""
+    counts = [2]
+    while 2 * counts[-1] <= 2 * step.ranks:
+        counts.append(2 * counts[-1])
+    several = [(count, kind) for kind in kinds_of_slices(step, step) for count in counts if count <= most_slices(step)]
+    return [in_slices(step, 1, EVEN), *(in_slices(step, one, kind) for one, kind in several if step.shards == 1)]
+
+
+def kinds_of_slices(step: Any, said: Any) -> dict[str, str]:
+    """Which kinds of slices are tried, with their words: even ones, with attention for other ranks too where that is asked
+    for, and slices that take as long as each other, as Seq1F1B has them (arXiv 2406.03488, section 3.3), where they go with
+    the step's other choices."""
+    uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
+    there = {EVEN: True, EXCHANGE: said.attention_exchange, EVEN_WORK: uneven}
+    return {kind: "of equal work" if kind == EVEN_WORK else kind for kind, goes in there.items() if goes}
+
+
+def in_slices(step: Any, count: int, kind: str) -> Named:
+    """The step in so many slices of a kind, and its name."""
+    slices: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
+    sliced = replace(step.in_slices(slices), attention_exchange=kind == EXCHANGE and count > 1)
+    return f" slices={slices}{f' {EXCHANGE}' if sliced.attention_exchange else ''}", sliced
+
+
+def most_slices(step: Any, profile: Any = None) -> int:
+    """In how many slices a step is tried at most."""
+    tokens = None if profile is None else tokens_of(profile.facts.get(SEQUENCE))
+    return min(tokens or MAX_SLICES, int(MAX_SLICED // (len(step.routes[0]) * step.microbatches)))
+
+
+def _sliced(step: Any) -> tuple[int, str]:
+    """How many slices, and of which kind."""
+    said = said_of(step.slices)
+    return said.number, EVEN_WORK if said.even_work else EXCHANGE if step.attention_exchange else EVEN
+
+
+CHOICES = Choices(("slices",), _choices, ladder=Ladder("slices", kinds_of_slices, in_slices, _sliced, most_slices))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..problem import Problem
 
 AUTO = "auto"  # said of a field that is left to the search
+YES = "yes"  # as one writes that a field of kind bool holds, where it is no option
 NOT_OPEN = object()  # `closed` of a field that is never left open
+
+Named = tuple[str, Any]  # what was chosen, as one writes it behind a placement; and the step with it
 
 
 def is_auto(value: object) -> bool:
     """Whether a field is left to the search."""
     return isinstance(value, str) and value == AUTO
+
+
+def left_open(step: Any, fields: Sequence[str]) -> bool:
+    """Whether one of these fields of a step is left to the search."""
+    return any(is_auto(getattr(step, name)) for name in fields)
 
 
 @dataclass(frozen=True)
@@ -24,11 +32,12 @@ class Field:
     name: of the field; the option has - in place of _.
     default: where nothing is said.
     words: what the option's help and the docs say.
-    metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`.
+    metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`; kind int: 1 at least.
     read: what was written → the value; raises BadInput.
     closed: the simplest value, where the field may be left to the search ("auto").
     told: of a problem: the value that its passes have, None where they do not say it.
     fixed: words for what of a problem the option would change, where a problem's file cannot be held against it.
+    offered: values as one writes them, beside the default, that a page lets people choose from.
     """
 
     name: str
@@ -41,16 +50,76 @@ class Field:
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
     fixed: str = ""
+    offered: tuple[str, ...] = ()
+
+    def parse(self, said: str) -> Any:
+        """The value that was written, as the command line takes it. Raises BadInput."""
+        return said == YES if self.kind is bool else int(said) if self.kind is int else self.read(said)
 
     @property
     def option(self) -> str:
         """As one writes it: `--attention-exchange`."""
         return f"--{self.name.replace('_', '-')}"
 
-    @property
-    def may_be_open(self) -> bool:
-        """Whether the field may be "auto"."""
-        return self.closed is not NOT_OPEN
+
+@dataclass(frozen=True)
+class Now:
+    """A step of a race, from which others are tried.
+
+    step, said: it, and what somebody said, with fields left open. name: what was chosen for it. layers: of each stage; ():
+    it could not be built. schedule: the best so far, or None.
+    """
+
+    step: Any
+    said: Any
+    profile: Any
+    name: str
+    layers: tuple[int, ...]
+    schedule: Any = None
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How many parts of a kind: a number that is doubled for as long as that saves time, and then tried in between.
+
+    name: of the field. kinds: the step now and as it was said → the kinds that are tried, with words. at: a step, a number
+    and a kind → that step. of: a step → its number and kind. most: a step, a profile → parts at most.
+    """
+
+    name: str
+    kinds: Callable[[Any, Any], Mapping[str, str]]
+    at: Callable[[Any, int, str], Named]
+    of: Callable[[Any], tuple[int, str]]
+    most: Callable[[Any, Any], int]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is tried first where `fields` are left open.
+
+    first: a step → those with the fields chosen, the simplest first.
+    further: the same where only the layers of stages tell, of a step that `first` gave.
+    apart: whether passes differ between them: then a bound in closed form rules some out.
+    compared: whether each is looked at even so.
+    """
+
+    fields: tuple[str, ...]
+    first: Callable[[Any], Sequence[Named]]
+    further: Callable[[Now], Iterable[Named]] = lambda now: ()
+    ladder: Ladder | None = None
+    apart: bool = True
+    compared: bool = False
+
+
+@dataclass(frozen=True)
+class Moves:
+    """One way to change a step where `fields` are left open, one change at a time: `near` gives the steps beside one; of the
+    first `breadth` the best is taken, of others the first that is better."""
+
+    name: str
+    fields: tuple[str, ...]
+    near: Callable[[Now], Iterable[Named]]
+    breadth: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +132,7 @@ class Feature:
     build: a problem and the step's stages (see `staged.Staged`) → the problem with the feature, as the step says it; the
     problem itself where the step has not the feature. Prices come from the stages' profile. Raises BadInput, Infeasible.
     model: a profile and a step → the profile as this step runs it.
+    choices, moves: what a search tries where fields are left open. A choice that no move changes belongs to the place.
     """
 
     name: str
@@ -70,3 +140,5 @@ class Feature:
     check: Callable[[Any], None] = lambda step: None
     build: Callable[[Problem, Any], Problem] = lambda problem, staged: problem
     model: Callable[[Any, Any], Any] = lambda profile, step: profile
+    choices: Choices | None = None
+    moves: tuple[Moves, ...] = ()

@@ -23,7 +23,7 @@ from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
-from .feature import AUTO, Feature, Field, is_auto
+from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, is_auto
 
 MESSAGES_ALIKE = "messages_alike"  # the fact that messages take as long for microbatches that differ
 
@@ -124,10 +124,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 
 
-def choices(step: Any) -> list[tuple[str, Any]]:
+def _choices(step: Any) -> list[Named]:
     """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
-    if not is_auto(step.order):
-        return [("", step)]
     order = np.argsort(step.lengths, kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
@@ -136,8 +134,9 @@ def choices(step: Any) -> list[tuple[str, Any]]:
     return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
 
 
-def moves(step: Any) -> Iterator[tuple[str, Any]]:
+def _moves(now: Now) -> Iterator[Named]:
     """Steps where one microbatch comes at another one's place, the longest first; and their names."""
+    step = now.step
     numbers, seen = list(range(len(step.lengths))), {tuple(step.lengths)}
     for i in np.argsort(-np.asarray(step.lengths), kind="stable").tolist():
         rest = [number for number in numbers if number != i]
@@ -264,4 +263,6 @@ LENGTHS = Feature(
     _check,
     _build,
     _model,
+    Choices(("order",), _choices, apart=False),
+    (Moves("orders", ("order",), _moves),),
 )

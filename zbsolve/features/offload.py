@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.mixing import one_microbatch_needs
+from ..build.mixing import check_room, one_microbatch_needs
 from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
 from ..build.vocabulary import model_stages
 from ..kinds import OFFLOAD as NAME
@@ -62,11 +62,7 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     found = with_offload(problem, *times, fraction=fraction, which=which, host=node)
     if left is None:
         return found
-    need = _least_needs(found)
-    for rank, room in enumerate(left):
-        if need[rank] > room:
-            need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(room)}"
-            raise Infeasible(f"capacity: rank {rank} {need_and_room}, also with this offload: no schedule exists")
+    check_room(_least_needs(found), left, also=", also with this offload")
     return replace(found, capacity=tuple(left))
 
 
@@ -110,13 +106,10 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
     model's stages, offload nothing. Raises BadInput."""
     stages = model_stages(problem)
     if isinstance(offload, str):
-        name = offload.strip()
-        if name not in NAMED:
-            return _with_shards(_fractions_in(offload, stages), problem), None
-        if not keeping.any():
+        name, found = offload.strip(), _with_shards(stage_fractions(offload, problem.stage_ranks[:stages]), problem)
+        if name in NAMED and not keeping.any():
             raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
-        half = _with_shards(half_fractions(problem.stage_ranks[:stages]), problem)
-        return (half, keeping) if name == HALF else (keeping.astype(np.float64), None)
+        return (found, keeping) if name == HALF else (found * keeping if name in NAMED else found, None)
     said = _table(offload)
     if said.ndim == 1 and said.dtype != bool:
         return _with_shards(checked_fractions(said, stages), problem), None
@@ -153,10 +146,13 @@ def half_fractions(stage_ranks: Sequence[Sequence[int]]) -> Any:
     return found
 
 
-def fractions_by_name(text: str, stages: int) -> Any:
-    """The fraction of each stage, shape (stages,), with "none", "full" or "0:0.5,1:1". Raises BadInput."""
-    whole = {NO_OFFLOAD: 0.0, FULL: 1.0}.get(text.strip())
-    return _fractions_in(text, stages) if whole is None else np.full(stages, whole)
+def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
+    """The fraction of each stage, shape (stages,), by name or as in "0:0.5,1:1"; stage_ranks: where each lives. Raises
+    BadInput."""
+    name, stages = text.strip(), len(stage_ranks)
+    if name == HALF:
+        return half_fractions(stage_ranks)
+    return np.full(stages, float(name == FULL)) if name in NAMED else _fractions_in(text, stages)
 
 
 def _fractions_in(text: str, stages: int) -> Any:
@@ -236,6 +232,7 @@ OFFLOAD = Feature(
             closed=NO_OFFLOAD,
             told=_told,
             fixed="is offloaded",
+            offered=(FULL, HALF),
         ),
     ),
     _check,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.recompute import Recompute, recompute_in_words, recomputed_stages
+from ..build.recompute import ALL, Recompute, recompute_in_words, recomputed_stages
 from ..kinds import RECOMPUTE as NAME
 from ..problem import Problem
 from .feature import Feature, Field, is_auto
@@ -44,6 +44,7 @@ RECOMPUTE = Feature(
             "STAGES",
             closed=(),
             told=_told,
+            offered=(ALL,),
         ),
     ),
     _check,

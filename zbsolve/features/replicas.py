@@ -8,13 +8,7 @@ from ..build.updates import with_exchange
 from ..kinds import EXCHANGE
 from ..layer import Link
 from ..problem import Problem
-from ..util.errors import BadInput
 from .feature import Feature, Field
-
-
-def _check(step: Any) -> None:
-    if step.replicas < 1:
-        raise BadInput(f"replicas: {step.replicas}: at least 1 is needed")
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -52,8 +46,8 @@ REPLICAS = Feature(
             "N",
             kind=int,
             fixed="is summed over replicas",
+            offered=("2", "4", "8"),
         ),
     ),
-    _check,
-    _build,
+    build=_build,
 )

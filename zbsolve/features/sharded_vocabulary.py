@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..build.mixing import one_microbatch_needs
+from ..build.mixing import check_room, one_microbatch_needs
 from ..build.vocabulary import barriers_of, with_vocabulary
 from ..kinds import VOCABULARY as NAME
 from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
-from ..util.errors import BadInput, Infeasible
-from ..util.text import exact_bytes, times_note
-from .feature import AUTO, Feature, Field
+from ..util.errors import BadInput
+from ..util.text import times_note
+from .feature import AUTO, Choices, Feature, Field, Named, is_auto
 from .vocabulary import VocabularyCosts
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
@@ -81,11 +81,20 @@ def _build(problem: Problem, staged: Any) -> Problem:
     if costs is None or vocabulary not in BARRIERS:
         return problem
     found = with_vocabulary(problem, costs.passes(problem.ranks, staged.profile.link, BARRIERS[vocabulary]))
-    need = one_microbatch_needs(found)
-    for rank, room in enumerate(problem.capacity or ()):
-        if need[rank] > room:
-            need_and_room = f"needs {exact_bytes(need[rank])} for one microbatch, but has {exact_bytes(room)}"
-            raise Infeasible(f"capacity: rank {rank} {need_and_room}, with its shard of the vocabulary: no schedule exists")
+    check_room(one_microbatch_needs(found), problem.capacity, also=", with its shard of the vocabulary")
+    return found
+
+
+def vocabularies(step: Any) -> list[Named]:
+    """Where output layer, loss and embedding are, if that is open. What a partition that is given makes of "last" and
+    "redistribute" is one choice; one rank has no shards."""
+    if not is_auto(step.vocabulary):
+        return [("", step)]
+    names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
+    names = [name for name in names if step.ranks > 1 or name not in BARRIERS]
+    found = [(f" vocabulary={name}", replace(step, vocabulary=name)) for name in names]
+    if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
+        found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
     return found
 
 
@@ -102,8 +111,10 @@ VOCABULARY = Feature(
             closed=None,
             told=vocabulary_of,
             fixed="is sharded",
+            offered=VOCABULARIES,
         ),
     ),
     _check,
     _build,
+    choices=Choices(("vocabulary",), vocabularies, compared=True),
 )

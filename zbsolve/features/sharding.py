@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..build.sharded import with_sharding
 from ..kinds import SHARDING as NAME
 from ..problem import Problem
 from ..util.errors import BadInput
-from .feature import AUTO, Feature, Field, is_auto
+from .feature import AUTO, Choices, Feature, Field, Named, is_auto
 
 Gathers = int | Sequence[int]
+GATHERS = (1, 2, 4, 8)  # numbers that are tried
 
 
 def _read_gathers(said: str) -> str | int | tuple[int, ...]:
@@ -26,8 +28,6 @@ def _read_gathers(said: str) -> str | int | tuple[int, ...]:
 
 
 def _check(step: Any) -> None:
-    if step.shards < 1:
-        raise BadInput(f"shards: {step.shards}: a data-parallel group has 1 rank at least")
     if is_auto(step.gathers):
         return
     if isinstance(step.gathers, str):
@@ -58,6 +58,12 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return with_sharding(problem, gather, reduce, **held, gathers=staged.step.gathers)
 
 
+def _choices(step: Any) -> list[Named]:
+    most = step.microbatches // len(step.routes)
+    counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
+    return [(f" gathers={count}", replace(step, gathers=count)) for count in counts]
+
+
 SHARDING = Feature(
     NAME,
     (
@@ -68,6 +74,7 @@ SHARDING = Feature(
             "N",
             kind=int,
             fixed="is gathered",
+            offered=("2", "4", "8"),
         ),
         Field(
             "gathers",
@@ -78,8 +85,10 @@ SHARDING = Feature(
             read=_read_gathers,
             closed=1,
             fixed="is gathered",
+            offered=("2", "4", "8"),
         ),
     ),
     _check,
     _build,
+    choices=Choices(("gathers",), _choices, apart=False),
 )

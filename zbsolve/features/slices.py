@@ -20,7 +20,7 @@ from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
-from .cuts import SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 
@@ -216,8 +216,10 @@ SLICES = Feature(
             closed=1,
             told=lambda problem: (problem.slice_lengths or problem.slices) if problem.slices > 1 else None,
             fixed="is sliced",
+            offered=("2", "4", "8", "16"),
         ),
     ),
     _check,
     _build,
+    choices=CHOICES,
 )

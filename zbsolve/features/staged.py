@@ -13,14 +13,14 @@ from ..build.links import sites_of
 from ..build.plain import pipeline
 from ..build.recompute import recomputed_layers
 from ..layer import Layer, Link, layer_cuts, layer_ranges
-from ..partition.by_name import balanced_or_equal, partition_by_name
+from ..partition.by_name import balanced_or_equal
 from ..partition.stage_costs import Layered, StageCosts
 from ..problem import Problem
 from ..util.errors import Infeasible
 from ..util.text import bytes_of_ranks, exact_bytes, has_unit
 from .cuts import SEQUENCE, WHOLE, Cuts, cuts_of
 from .offload import is_none
-from .sharded_vocabulary import LAST, on_stages
+from .sharded_vocabulary import on_stages
 from .slices import part_of_layer, slice_times, split_by, time_of, widest_slice, without_keys
 from .table import Seen, check_together
 
@@ -85,8 +85,6 @@ class Staged:
 
 def _counts(costs: StageCosts, step: Any) -> tuple[int, ...]:
     """How many layers each stage gets where nobody says it."""
-    if step.vocabulary == LAST:
-        return partition_by_name(costs, "equal")
     turns = 2 if step.recompute == "all" else 1
     work = [c.work + (turns - 1) * c.F for c in costs.layers]
     return balanced_or_equal(costs, work)

@@ -10,6 +10,7 @@ from ..util.errors import BadInput
 from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts, NotSliced, is_even, said_of
 from .feature import Feature, Field, is_auto
+from .keeping import KEEPING
 from .lengths import LENGTHS, UNEVEN
 from .links import CARDS, LINKS
 from .offload import OFFLOAD, is_none
@@ -34,6 +35,7 @@ FEATURES: tuple[Feature, ...] = (
     REPLICAS,
     CARDS,
     WORK,
+    KEEPING,
 )
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
 

@@ -119,10 +119,6 @@ class VocabularyCosts:
         gathered = log2(ranks) * link.latency + (ranks - 1) * self.statistic_bytes / link.bytes_per_us
         return gathered if known is None else known
 
-    def collectives_measured(self, ranks: int) -> bool:
-        """Whether the collectives were measured on so many ranks; else they follow from the link by formulas."""
-        return self._collective(ranks, "broadcast") is not None
-
     def passes(self, ranks: int, link: Link, barriers: int = 1) -> Vocabulary:
         """What `with_vocabulary` takes, one number for all ranks: whole µs and bytes. Raises BadInput."""
         if barriers not in BARRIERS:

@@ -13,25 +13,25 @@ and so on; what nobody needs goes to moves again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
-from ..build.recompute import ALL
-from ..features.cuts import NotSliced, check_attention
-from ..features.feature import AUTO, is_auto
-from ..features.lengths import moves as moves_of_microbatches
-from ..features.offload import known_host
+from ..features.cuts import NotSliced
+from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
+from ..features.keeping import KEEPING
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
+from ..features.table import FEATURES
 from ..noise import Aim
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
+from ..placement import parse
 from ..profile.profile import Profile
 from ..schedule import Schedule
-from ..step import Step
+from ..step import OPEN, Step
 from ..util.errors import BadInput, Infeasible
-from .choices import closed_steps, copy_moves, stage_moves, with_fewest
-from .climb import Moves, built, by_slices, move, try_more
+from .climb import Way, built, by_number, move, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
 from .race import Job, Race, Run
 from .solver import check_options, preferred, ready
@@ -41,7 +41,7 @@ from .task_runner import TaskRunner
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: each gets half of what is left
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
-BREADTH = 24  # changed stages that are looked at before the best of them is taken
+PLACEMENTS = ("single", "loop", "loop4", "vee")
 FIRST_PARTITION = "balanced"
 MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
@@ -84,34 +84,32 @@ def solve_auto(
     step: what to choose. By name these are tried:
         placement: single, loop with 2 and 4 chunks, vee; with layers a stage, those of as many stages.
         partition: all names, then single layers moved from the best.
-        gathers, vocabulary: once, 2, 4 and 8 times a step; last, redistribute, sharded, two-barriers.
-        slices: 1, 2, 4, … up to twice the ranks, of each kind, and from there as `climb.try_more` has it.
-        recompute, offload: none, all, half (offload), then single stages and rows of them; copies of fewer microbatches.
-    seconds, effort: of all choices together, as `solve` takes them.
-    hint, progress: as `solve` takes them; `progress` is called with a choice's name too.
-    stop: asked between two solves.
+        what features have: their `choices`, then their `moves` from the best (see `features.table`).
+    seconds, effort, hint: as `solve` takes them, time of all choices together.
+    progress, stop: called with a choice's name and its search's state; asked between two solves.
     options: go to `solve`, `prefer` and `peaks` for the winner alone; but `workers` (`zbsolve.solvers_on`) solve.
 
     Of equal schedules the one with the least peak wins. Raises Infeasible where nothing fits, BadInput.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
-    _check_known(profile, step)
     step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
-    began, every, keeping = time.monotonic(), step.partition == AUTO, step.keeping_open
+    began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
     prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
     ready(isinstance(prefer, Aim))
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
-    sharding = is_auto(step.vocabulary)
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
-    race = Race(runs, amount, runner, options, hint, stop, every, keeping or sharding or is_auto(step.slices), sharding)
+    told_apart = any(one.apart for one in choices), any(one.compared for one in choices)
+    race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     _look(race, runs, LOOK_SHARE * amount)
-    if every and keeping:
+    if every and KEEPING.choices in choices:
         _other_partitions(race, profile, LOOK_SHARE * amount)
-    try_more(race, profile, step, MOVE_SHARE * amount)
+    ladders = [one.ladder for one in choices if one.ladder is not None]
+    for ladder in ladders:
+        try_more(race, profile, step, ladder, MOVE_SHARE * amount)
     for moves in (ways := _ways(profile, step)):
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     for i, moves in enumerate(ways):
@@ -125,18 +123,41 @@ def solve_auto(
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
     left = None if not plain else second_clock(seconds, effort, prefer, amount - race.left)
-    tried = tuple(_tried(race, run, best, profile) for run in by_slices(race.runs))
+    for ladder in ladders:
+        race.runs = by_number(race.runs, ladder)
+    tried = tuple(_tried(race, run, best, profile) for run in race.runs)
     return preferred(best.schedule, prefer, left, peaks, (run.schedule for run in race.runs if run.schedule)), tried
 
 
-def _check_known(profile: Profile, step: Step) -> None:
-    """Raise BadInput where the profile does not say what a choice that is left open costs."""
-    if is_auto(step.offload):
-        known_host(profile.host)
-    if is_auto(step.vocabulary):
-        profile.without_vocabulary()  # which raises where the cost of shards is not known
-    if is_auto(step.slices):
-        check_attention(profile.layers)
+def _open(step: Step) -> list[Choices]:
+    """The choices of features that a step leaves open."""
+    return [one.choices for one in FEATURES if one.choices is not None and left_open(step, one.choices.fields)]
+
+
+def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
+    """Every step that is tried first: its place (the placement, with what no move changes), what else was chosen, and the
+    step, whose partition may stay open. Raises BadInput where no placement has as many stages as the partition says."""
+    found = [(place, "", one) for place, one in _placements(step)]
+    for feature in sorted(FEATURES, key=lambda one: bool(one.moves)):
+        if (choices := feature.choices) in _open(step) and choices is not None:
+            found = [
+                (place, kept + name, one) if feature.moves else (place + name, kept, one)
+                for place, kept, before in found
+                for name, one in choices.first(before)
+            ]
+    return found
+
+
+def _placements(step: Step) -> list[tuple[str, Step]]:
+    if step.placement != AUTO:
+        return [(step.title, step)]
+    wanted = list(PLACEMENTS if step.ranks > 1 else PLACEMENTS[:1])
+    if not isinstance(step.partition, str):
+        stages = len(step.partition.layers if isinstance(step.partition, Partition) else step.partition or ())
+        wanted = [one for one in wanted if len(parse(one, step.ranks)) == stages]
+        if not wanted:
+            raise BadInput(f"layers: no placement of {step.ranks} ranks that is tried has {stages} stages")
+    return [(one, replace(step, placement=one)) for one in wanted]
 
 
 def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
@@ -149,16 +170,18 @@ def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
             choice = replace(choice, partition=FIRST_PARTITION)
         runs = _runs(profile, choice, place, kept, first)
         yield from runs
-        if is_auto(step.recompute) and choice.recompute == ALL:
-            yield from _of_parts(profile, runs)
+        for further in (one.further for one in _open(step)):
+            for run in runs:
+                yield from (built(profile, near) for near in _near(run, profile, step, further))
 
 
-def _of_parts(profile: Profile, runs: Sequence[Run]) -> Iterator[Run]:
-    """Of runs that recompute all: the same where as few layers do as may fit."""
-    for run in runs:
-        for name, one in with_fewest(run.step, run.step.costs(profile), run.layers) if run.layers else ():
-            name = run.name.replace(f" recompute={ALL}", name)
-            yield built(profile, Run(one, name, run.partition, place=run.place))
+def _near(
+    run: Run, profile: Profile, said: Step, further: Callable[[Now], Iterable[Named]], moved: str = ""
+) -> Iterator[Run]:
+    """Runs beside one, unbuilt, in its place."""
+    now = Now(run.step, said, profile, run.name.removeprefix(run.place), run.layers, run.schedule)
+    for name, one in further(now):
+        yield Run(one, f"{run.place}{name}", run.partition, run.layers, place=run.place, moved=moved)
 
 
 def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = False) -> list[Run]:
@@ -203,12 +226,8 @@ def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
         _look(race, runs, amount)
 
 
-def _ways(profile: Profile, step: Step) -> list[Moves]:
+def _ways(profile: Profile, step: Step) -> list[Way]:
     """How steps are changed one by one."""
-
-    def stages(run: Run) -> Iterator[Run]:
-        for kept, one in stage_moves(run.step, step, run.step.costs(profile), run.layers):
-            yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="stages")
 
     def layers(run: Run) -> Iterator[Run]:
         for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
@@ -216,19 +235,12 @@ def _ways(profile: Profile, step: Step) -> list[Moves]:
             name = run.partition.removesuffix(MOVED) + MOVED
             yield Run(moved, run.name, name, counts, place=run.place, moved="layers")
 
-    def copies(run: Run) -> Iterator[Run]:
-        if run.schedule is not None and run.step.slices == 1:
-            for kept, one in copy_moves(run.step, run.schedule):
-                yield Run(one, f"{run.place}{kept}", run.partition, run.layers, place=run.place, moved="copies")
-
-    def orders(run: Run) -> Iterator[Run]:
-        for order, one in moves_of_microbatches(run.step):
-            yield Run(one, f"{run.place}{order}", run.partition, run.layers, place=run.place, moved="orders")
-
-    found = [Moves("orders", orders)] if is_auto(step.order) else []
-    found += [Moves("stages", stages, BREADTH)] if step.keeping_open else []
-    found += [Moves("copies", copies)] if is_auto(step.offload) else []
-    return found + ([Moves("layers", layers)] if step.partition == AUTO else [])
+    moves = [one for feature in FEATURES for one in feature.moves if left_open(step, one.fields)]
+    found = [
+        Way(one.name, partial(_near, profile=profile, said=step, further=one.near, moved=one.name), one.breadth)
+        for one in moves
+    ]
+    return found + ([Way("layers", layers)] if step.partition == AUTO else [])
 
 
 def _look(race: Race, runs: list[Run], amount: float) -> None:
@@ -264,12 +276,8 @@ def _nothing(race: Race, step: Step) -> Infeasible:
     names: dict[str, list[str]] = {}
     for run in race.runs:
         names.setdefault(run.failed, []).append(race.label(run))
-    open_fields = {"placement": step.placement, "partition": step.partition, "number of gathers": step.gathers}
-    open_fields["place of the vocabulary"] = step.vocabulary
-    if is_auto(step.slices):
-        open_fields["number of slices"] = AUTO
-    what = next((name for name, said in open_fields.items() if said == AUTO), "choice of what stages keep")
-    return Infeasible(f"no {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
+    what = ", ".join(name for name in OPEN if is_auto(getattr(step, name)))
+    return Infeasible(f"no choice of {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
 
 
 def _tried(race: Race, run: Run, best: Run, profile: Profile) -> Tried:

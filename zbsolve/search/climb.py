@@ -1,25 +1,25 @@
 """From the best step of a race to better ones, one change at a time, for as long as the schedule gets shorter; and how many
-slices, of which kind (`--slices auto`).
+parts of which kind, where a feature has a `Ladder` (`--slices auto`).
 
-Numbers of slices double from the best, of every kind, for as long as the step gets shorter by a share worth it. Then numbers
+Numbers double from the best, of every kind, for as long as the step gets shorter by a share worth it. Then numbers
 between the best and its neighbours are tried, twice. Each is a row of the race, and so are the numbers that were not tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..build.offload import NothingKept
-from ..features.cuts import EVEN_WORK, MAX_SLICES, SEQUENCE, NotSliced, said_of, tokens_of
-from ..features.feature import is_auto
+from ..features.cuts import NotSliced
+from ..features.feature import Ladder
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.errors import Infeasible
 from ..util.text import rows_of_numbers
-from .choices import EVEN, EXCHANGE, in_slices, kinds_of_slices, most_slices
 from .race import Job, Race, Run
 from .task_runner import ROUND
 
@@ -38,9 +38,9 @@ def built(profile: Profile, run: Run) -> Run:
 
 
 @dataclass
-class Moves:
-    """One way to change a step: `near` gives the runs beside one, unbuilt; of the first `breadth` the best is taken, of
-    others the first that is better. All that were looked at are kept."""
+class Way:
+    """One way to change a step (see `features.feature.Moves`), with all that were looked at. `near` gives the runs beside
+    one, unbuilt."""
 
     name: str
     near: Callable[[Run], Iterable[Run]]
@@ -48,7 +48,7 @@ class Moves:
     looked: dict[tuple[str, tuple[int, ...]], Run] = field(default_factory=dict)
 
 
-def move(race: Race, profile: Profile, moves: Moves, amount: float) -> None:
+def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
     """Changes one by one from the best run of each placement, the best placement first and with half of the amount."""
     until = max(0.0, race.left - amount)
     ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
@@ -58,27 +58,27 @@ def move(race: Race, profile: Profile, moves: Moves, amount: float) -> None:
         best = race.best()
         if best is not None and (start is best or start.problem is None or start.problem.work < best.value):
             keep = until if i == len(starts) - 1 else (race.left + until) / 2
-            end = _climb(race, profile, moves, start, max(until, keep))
+            end = _climb(race, profile, way, start, max(until, keep))
             if end not in race.runs:
-                race.runs = [run for run in race.runs if (run.place, run.moved) != (end.place, moves.name)] + [end]
+                race.runs = [run for run in race.runs if (run.place, run.moved) != (end.place, way.name)] + [end]
 
 
-def _climb(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) -> Run:
+def _climb(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> Run:
     """From `run`, one change at a time, as long as a quick look at the changed step is better, or longer and longer ones at
     those that came close and are not ruled out; until nothing is, or no more than `keep` is left."""
-    while (better := _quicker(race, profile, moves, run, keep) or _closer(race, moves, run, keep)) is not None:
+    while (better := _quicker(race, profile, way, run, keep) or _closer(race, way, run, keep)) is not None:
         run = better
     return run
 
 
-def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) -> Run | None:
+def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> Run | None:
     """What is better than `run` after a quick look."""
-    best, known = run, moves.looked
+    best, known = run, way.looked
 
     def looks() -> Iterator[Job]:
         nonlocal best
-        for i, tried in enumerate(moves.near(run)):
-            if i >= moves.breadth and best is not run:
+        for i, tried in enumerate(way.near(run)):
+            if i >= way.breadth and best is not run:
                 return
             if (tried.name, tried.layers) in known:
                 tried = known[tried.name, tried.layers]
@@ -91,16 +91,16 @@ def _quicker(race: Race, profile: Profile, moves: Moves, run: Run, keep: float) 
                 # By effort also where time is the limit: alike looks, however busy the machine is.
                 yield Job(tried, LOOK_EFFORT, run.schedule, race.look(LOOK_EFFORT))
 
-    for one in race.solve_each(looks(), size=min(ROUND, moves.breadth)):
+    for one in race.solve_each(looks(), size=min(ROUND, way.breadth)):
         best = one if one.beats(best) else best
     return None if best is run else best
 
 
-def _closer(race: Race, moves: Moves, run: Run, keep: float) -> Run | None:
+def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
     """What is better than `run` after a longer look."""
     if race.order:  # a longer look finds no other order
         return None
-    effort, here = CLOSE_EFFORT, [one for one in moves.looked.values() if one.place == run.place]
+    effort, here = CLOSE_EFFORT, [one for one in way.looked.values() if one.place == run.place]
     runs: list[Run] = []
 
     def searches(near: list[Run]) -> Iterator[Job]:
@@ -131,86 +131,90 @@ def _ended(race: Race, keep: float) -> bool:
     return race.left <= keep or race.stop()
 
 
-# --- Numbers of slices ---
+# --- Numbers of parts ---
 
 
-WORTH_DOUBLING = 0.001  # of a step: as long as twice as many slices save so much, twice as many again are tried
+WORTH_DOUBLING = 0.001  # of a step: as long as twice as many parts save so much, twice as many again are tried
 ROUNDS, BETWEEN = 2, 3  # how often numbers between neighbours are looked at; how many of each kind on each side
-NOT_TRIED, OF_EQUAL_WORK = "not tried", "of equal work"
+NOT_TRIED = "not tried"
 
-Sliced = tuple[int, str]  # how many slices, and of which kind
+Parts = tuple[int, str]  # how many, and of which kind
 
 
-def try_more(race: Race, profile: Profile, said: Step, amount: float) -> None:
-    """Further numbers of slices, from the best run of each other choice, the best choice first and with half of the amount.
-    said: the step; nothing is tried where it does not leave them open. At the end the race has a run for the numbers that
-    were not tried, too."""
-    until, starts = max(0.0, race.left - amount), _best_of_each(race) if is_auto(said.slices) else []
+def try_more(race: Race, profile: Profile, said: Step, ladder: Ladder, amount: float) -> None:
+    """Further numbers, from the best run of each other choice, the best choice first and with half of the amount. said: the
+    step, which leaves them open. At the end the race has a run for the numbers that were not tried, too."""
+    until, starts = max(0.0, race.left - amount), _best_of_each(race, ladder)
     for i, start in enumerate(starts):
         best = race.best()
         if best is None or (start is not best and start.problem is not None and start.problem.work >= best.value):
             continue
         keep = until if i == len(starts) - 1 else (race.left + until) / 2
-        near = _Near(race, profile, said, start, max(until, keep))
+        of_parts = ladder.kinds(start.step, said), ladder.most(start.step, profile)
+        near = _Near(race, profile, ladder, start, max(until, keep), *of_parts)
         near.double()
         for _ in range(ROUNDS):
             near.look_between()
         race.runs += near.left_out()
 
 
-def by_slices(runs: Sequence[Run]) -> list[Run]:
-    """Runs in the order of their numbers of slices, those of one other choice together; as they are where none differs."""
-    if len({_sliced(run) for run in runs}) == 1:
+def by_number(runs: Sequence[Run], ladder: Ladder) -> list[Run]:
+    """Runs in the order of their numbers of parts, those of one other choice together; as they are where none differs."""
+    if len({ladder.of(run.step) for run in runs}) == 1:
         return list(runs)
-    others = list(dict.fromkeys(map(_others, runs)))
-    return sorted(runs, key=lambda run: (run.failed.startswith(NOT_TRIED), others.index(_others(run)), *_sliced(run)))
+    others = list(dict.fromkeys(_others(run, ladder) for run in runs))
+
+    def place(run: Run) -> tuple[Any, ...]:
+        return run.failed.startswith(NOT_TRIED), others.index(_others(run, ladder)), *ladder.of(run.step)
+
+    return sorted(runs, key=place)
 
 
-def _sliced(run: Run) -> Sliced:
-    said = said_of(run.step.slices)
-    return said.number, EVEN_WORK if said.even_work else EXCHANGE if run.step.attention_exchange else EVEN
+def _named(run: Run, ladder: Ladder) -> str:
+    """What a run's parts are called in its name."""
+    return ladder.at(run.step, *ladder.of(run.step))[0]
 
 
-def _named(run: Run) -> str:
-    """What a run's slices are called in its name."""
-    return in_slices(run.step, *_sliced(run))[0]
+def _others(run: Run, ladder: Ladder) -> str:
+    """What a run is called but for its parts."""
+    return run.name.partition(f" {ladder.name}")[0] + run.name.partition(_named(run, ladder))[2]
 
 
-def _others(run: Run) -> str:
-    """What a run is called but for its slices."""
-    return run.name.partition(" slices")[0] + run.name.partition(_named(run))[2]
-
-
-def _best_of_each(race: Race) -> list[Run]:
+def _best_of_each(race: Race, ladder: Ladder) -> list[Run]:
     """The best run of each other choice, the best of all first."""
     ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
     found: dict[str, Run] = {}
     for run in ranked:
-        found.setdefault(_others(run), run)
+        found.setdefault(_others(run, ladder), run)
     return list(found.values())
 
 
+@dataclass
 class _Near:
-    """Runs that differ from `start` in their slices alone, while more than `keep` is left to spend."""
+    """Runs that differ from `start` in their parts alone, while more than `keep` is left to spend. kinds: with words; most:
+    parts at most."""
 
-    def __init__(self, race: Race, profile: Profile, said: Step, start: Run, keep: float) -> None:
-        self.race, self.profile, self.start, self.keep = race, profile, start, keep
-        self.kinds = kinds_of_slices(replace(start.step, attention_exchange=said.attention_exchange))
-        self.most = min(tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES, most_slices(start.step))
+    race: Race
+    profile: Profile
+    ladder: Ladder
+    start: Run
+    keep: float
+    kinds: Mapping[str, str]
+    most: int
 
     def double(self) -> None:
-        """Twice as many slices, for as long as that saves what is worth it, and time allows: looks at twice as many take
+        """Twice as many, for as long as that saves what is worth it, and time allows: looks at twice as many take
         about four times as long."""
         while True:
             best, before = self._best(), self.race.left
-            self._look((2 * _sliced(best)[0], kind) for kind in self.kinds)
+            self._look((2 * self.ladder.of(best.step)[0], kind) for kind in self.kinds)
             slow = not self.race.runner.counted and 4 * (before - self.race.left) > self.race.left - self.keep
             if slow or self._best().value > (1 - WORTH_DOUBLING) * best.value:
                 return
 
     def look_between(self) -> None:
         """Some numbers between the best and its neighbours, of each kind."""
-        best, wanted = _sliced(self._best())[0], list[Sliced]()
+        best, wanted = self.ladder.of(self._best().step)[0], list[Parts]()
         for kind in self.kinds:
             known = self._known(kind)
             below = max((one for one in known if one < best), default=1)
@@ -222,36 +226,37 @@ class _Near:
 
     def left_out(self) -> list[Run]:
         """A run without a schedule for each kind, which says what numbers were not tried."""
-        found = []
-        for kind in self.kinds:
+        found, most = [], self.most
+        for kind, words in self.kinds.items():
             known = self._known(kind)
             rest = sorted(set(range(2, max(known, default=1))) - known)
-            larger = [f"{max(known, default=1) + 1} or more"] * (max(known, default=1) < self.most)
+            larger = [f"{max(known, default=1) + 1} or more"] * (max(known, default=1) < most)
             if rest or larger:
                 run = self._changed(rest[0] if rest else max(known, default=1) + 1, kind)
-                run.name = run.name.replace(_named(run), f" slices {OF_EQUAL_WORK if kind == EVEN_WORK else kind}")
+                run.name = run.name.replace(_named(run, self.ladder), f" {self.ladder.name} {words}")
                 run.failed = f"{NOT_TRIED}: {', '.join([*rows_of_numbers(rest), *larger])}"
                 found.append(run)
         return found
 
     def _alike(self) -> list[Run]:
-        choice = _others(self.start)
-        return [run for run in self.race.runs if _others(run) == choice]
+        choice = _others(self.start, self.ladder)
+        return [run for run in self.race.runs if _others(run, self.ladder) == choice]
 
     def _known(self, kind: str) -> set[int]:
         """Numbers that were tried of a kind."""
-        return {count for count, of in map(_sliced, self._alike()) if of == kind and count > 1}
+        parts = (self.ladder.of(run.step) for run in self._alike())
+        return {count for count, of in parts if of == kind and count > 1}
 
     def _best(self) -> Run:
         return min((run for run in self._alike() if run.schedule is not None), key=lambda run: run.value)
 
     def _changed(self, count: int, kind: str) -> Run:
-        """The start in other slices, not built."""
-        now, (then, step) = _named(self.start), in_slices(self.start.step, count, kind)
+        """The start in other parts, not built."""
+        now, (then, step) = _named(self.start, self.ladder), self.ladder.at(self.start.step, count, kind)
         name, place = (said.replace(now, then) for said in (self.start.name, self.start.place))
-        return Run(step, name, self.start.partition, place=place, moved="slices")
+        return Run(step, name, self.start.partition, place=place, moved=self.ladder.name)
 
-    def _look(self, wanted: Iterable[Sliced]) -> None:
+    def _look(self, wanted: Iterable[Parts]) -> None:
         """A quick look at each of these that was not tried yet. By effort also where time is the limit: alike looks, however
         busy the machine is."""
 

@@ -20,8 +20,9 @@ import numpy as np
 from ..build.mixing import one_microbatch_needs
 from ..features.cuts import MAX_SLICES, SEQUENCE, tokens_of
 from ..features.feature import AUTO, is_auto
+from ..features.keeping import all_kept
 from ..features.offload import FULL, NO_OFFLOAD, is_none, known_host
-from ..features.sharded_vocabulary import BARRIERS
+from ..features.sharded_vocabulary import BARRIERS, vocabularies
 from ..features.slices import least_extra
 from ..handover import needed
 from ..ilp.bounds.any_choice import bound_over_choices
@@ -34,8 +35,7 @@ from ..timeline import Floats
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound
 from ..util.files import write_document
-from .auto import Tried, solve_auto
-from .choices import closed_steps, vocabularies
+from .auto import Tried, closed_steps, solve_auto
 from .memory_limits import Point
 from .pareto import AMPLE, Frontier, frontier
 from .state import State
@@ -184,8 +184,7 @@ def _granted(clock: Clock, parts: int, keep: float = 0.0) -> dict[str, Any]:
 
 def _steps(step: Step) -> dict[str, Step]:
     """The steps of the frontiers by name: as closed as may be, then with what is open, one by one and together."""
-    again, away = is_auto(step.recompute), is_auto(step.offload)
-    plain = replace(step, recompute=() if again else step.recompute, offload=NO_OFFLOAD if away else step.offload)
+    again, away, plain = is_auto(step.recompute), is_auto(step.offload), all_kept(step)
     found = {KEPT: plain}
     if again:
         found[RECOMPUTED] = replace(plain, recompute=AUTO)

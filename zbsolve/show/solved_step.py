@@ -13,7 +13,7 @@ from ..build.vocabulary import model_routes
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO
 from ..features.offload import NO_OFFLOAD, is_none
-from ..features.sharded_vocabulary import vocabulary_of
+from ..features.sharded_vocabulary import vocabularies, vocabulary_of
 from ..ilp.bounds.any_choice import bound_over_orders
 from ..kinds import WORK
 from ..partition.file import Partition
@@ -24,7 +24,6 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.certify import certified
-from ..search.choices import vocabularies
 from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
