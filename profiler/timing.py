@@ -247,7 +247,7 @@ def _one_by_one(
         timer.at = i, "building"
         try:
             sets = rotated(model, [i], through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
-            feed = alone(model, i, through.inputs[i], bench.device)
+            feed = alone(model, i, through, bench.device)
             _run(timed, sets, feed, timer, share, progress, place(model, i))
             _keep(timed, updates(sets, make, timer, UPDATES))
         except Exception as error:

@@ -280,7 +280,7 @@ class PlainStep:
                 "be scheduled"
             )
         messages = staged.costs.memory.message_room(staged.counts, self.routes)
-        return replace(problem, messages=messages if any(messages.sizes) else None)
+        return replace(problem, messages=messages if any((*messages.sizes, *messages.sides)) else None)
 
     def staged(self, profile: Any) -> Staged:
         """The model's layers on this step's stages. Raises BadInput, Infeasible."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .restage import restaged as restaged
     from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
+    from .sides import SideInput as SideInput
+    from .sides import with_side_inputs as with_side_inputs
     from .slices import with_slices as with_slices
     from .untrained import without_backward as without_backward
     from .updates import with_exchange as with_exchange
@@ -44,6 +46,7 @@ __getattr__, __dir__ = handing_on(
         "offload": "Host with_offload",
         "joined": "with_fused_backward with_joined",
         "sharded": "regathered with_sharding",
+        "sides": "SideInput with_side_inputs",
         "slices": "with_slices",
         "untrained": "without_backward",
         "updates": "with_exchange with_updates",
