@@ -19,6 +19,7 @@ from .features.feature import AUTO, Field, is_auto
 from .features.lengths import GIVEN
 from .features.offload import FULL, check_host, copying_work, is_none
 from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
+from .features.sides import has_sides
 from .features.slices import widest_slice
 from .features.staged import Staged, plain_step
 from .features.table import FEATURES, FIELDS, Seen, check_together
@@ -195,8 +196,8 @@ class PlainStep:
     def copy_ratio(self, profile: Any) -> float | None:
         """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
         copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
-        profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
-        if profile.host is None:
+        profile knows no host link, nothing is kept or can be offloaded. Raises BadInput, Infeasible."""
+        if profile.host is None or has_sides(profile):
             return None
         whole = self.closed.in_slices(1)
         plain = {"offload": FULL, "gathers": 1, "shards": 1, "replicas": 1, "lengths": (), "order": GIVEN, "work": ()}

@@ -233,7 +233,6 @@ def test_wrong_numbers_are_named() -> None:
         ({"slices": 2}, "side inputs: do not go with slices yet"),
         ({"vocabulary": "sharded"}, "do not go with sharded vocabulary yet"),
         ({"offload": "full"}, "do not go with offload yet"),
-        ({"recompute": "0:1"}, "do not go with recompute of part of a stage yet"),
         ({"blocking": True}, "messages of this link occupy their sender"),
     ],
 )

@@ -12,7 +12,7 @@ from zbsolve.exec.base.part import Part
 from ..support.house import MODULES, imports
 
 EXEC = "zbsolve.exec."
-FEATURES = ("offload", "updates", "vocabulary", "sharding", "slices", "attention", "exchange", "work")
+FEATURES = ("offload", "updates", "vocabulary", "sharding", "slices", "attention", "exchange", "sides", "work")
 WORDS = ("offload", "update", "version", "vocabular", "shard", "fsdp", "slice", "attention", "exchange", "replica")
 
 

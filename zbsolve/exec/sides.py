@@ -37,8 +37,10 @@ class SideValues:
     def __init__(self, stages: Mapping[int, Any]) -> None:
         self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
         self.values: dict[tuple[str, int], Any] = {}
-        self.gradients: dict[tuple[str, int], list[Tensor | None]] = {}
-        self._counts: dict[tuple[int, int], list[int]] = {}  # tensors with a gradient of each name that a stage takes
+        self.gradients: dict[tuple[str, int], list[Any]] = {}
+        # Names, and how many tensors with a gradient each has, of what a stage got and made.
+        self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self._made: dict[tuple[int, int], list[tuple[str, int]]] = {}
 
     def into(self, number: int, microbatch: int, x: Any) -> Any:
         """What the stage gets: `x`, which may bring side inputs with it, and those that it takes."""
@@ -47,45 +49,53 @@ class SideValues:
             self.values |= {(name, microbatch): value for name, value in x.sides.items()}
             x = x.row
         sides = {name: self.values[name, microbatch] for name in takes}
-        self._counts[number, microbatch] = [len(trained(one)) for one in sides.values()]
+        self._got[number, microbatch] = _counted(sides)
         return Carried(x, sides) if takes else x
 
     def out(self, number: int, microbatch: int, y: Any) -> Any:
         """Of what the stage made the row's value, which goes on. What it gives stays here."""
         if not isinstance(y, Carried):
             return y
-        for name in self.names[number][0]:
-            self.values[name, microbatch] = y.sides[name]
-            self.gradients[name, microbatch] = [None] * len(trained(y.sides[name]))
+        self._made[number, microbatch] = _counted(y.sides)
+        self.values |= {(name, microbatch): y.sides[name] for name in self.names[number][0]}
         return y.row
 
     def back_into(self, number: int, microbatch: int, given: Any) -> Any:
         """The gradients of all that the stage made; None where the loss makes them."""
         if given is None:
             return None
-        gives = self.names[number][0]
-        return [*given, *(one for name in gives for one in self.gradients.pop((name, microbatch)))]
+        gives, found = self.names[number][0], list(given)
+        for name, count in self._made.pop((number, microbatch), ()):  # what it took goes through it, too
+            found += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
+        return found
 
     def back_out(self, number: int, microbatch: int, found: Sequence[Tensor]) -> Sequence[Tensor]:
         """The gradients of the row's input. Those of side inputs are added here."""
-        counts = self._counts.pop((number, microbatch))
-        at = len(found) - sum(counts)
-        row = found[:at]
-        for name, count in zip(self.names[number][1], counts, strict=True):
-            self.add(name, microbatch, found[at : at + count])
-            at += count
-        return row
+        counts = self._got.pop((number, microbatch))
+        at = len(found) - sum(count for _, count in counts)
+        self.add(counts, microbatch, found[at:])
+        return found[:at]
 
-    def add(self, name: str, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
-        """More of the gradients of a side input."""
-        before = self.gradients.get((name, microbatch)) or [None] * len(gradients)
-        pairs = zip(before, gradients, strict=True)
-        self.gradients[name, microbatch] = [b if a is None else a if b is None else a + b for a, b in pairs]
+    def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor]) -> None:
+        """More gradients of side inputs. counts: their names, and how many of them each has."""
+        for name, count in counts:
+            mine, gradients = list(gradients[:count]), gradients[count:]
+            before = self.gradients.get((name, microbatch))
+            self.gradients[name, microbatch] = [a + b for a, b in zip(before, mine, strict=True)] if before else mine
+
+    def counts(self, names: Sequence[str], number: int, microbatch: int) -> list[tuple[str, int]]:
+        """Of some that a stage has given, how many tensors with a gradient each has."""
+        known = dict(self._made[number, microbatch])
+        return [(name, known[name]) for name in names]
 
     def clear(self) -> None:
         """Forget all microbatches."""
-        for one in (self.values, self.gradients, self._counts):
+        for one in (self.values, self.gradients, self._got, self._made):
             one.clear()
+
+
+def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(name, len(trained(value))) for name, value in sides.items()]
 
 
 class Between(NamedTuple):
@@ -106,9 +116,8 @@ class Between(NamedTuple):
         for feature in NOT_WITH if ends else ():
             if problem.passes.that(feature=feature).any():
                 raise BadInput(f"side inputs: run knows none beside {feature}")
-        if ends and (problem.slices > 1 or problem.recomputed):
-            what = "slices" if problem.slices > 1 else "recompute of part of a stage"
-            raise BadInput(f"side inputs: run knows none beside {what}")
+        if ends and problem.slices > 1:
+            raise BadInput("side inputs: run knows none of slices")
         return cls(ends, problem.routes)
 
     def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:
@@ -233,14 +242,11 @@ class SideInputs(Part):
 
     def came(self, message: Message, value: Any) -> None:
         """What a message has brought."""
-        m, rest = message.part, list(value) if message.gradient else []
-        for name in self.between.carried(message):
-            if message.gradient:
-                count = len(self.here.gradients[name, m])
-                self.here.add(name, m, rest[:count])
-                rest = rest[count:]
-            else:
-                self.here.values[name, m] = value[name]
+        names, m = self.between.carried(message), message.part
+        if message.gradient:
+            self.here.add(self.here.counts(names, message.boundary, m), m, value)
+        else:
+            self.here.values |= {(name, m): value[name] for name in names}
 
     def begin(self, data: Any) -> None:
         """A step begins."""

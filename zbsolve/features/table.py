@@ -108,7 +108,7 @@ APART: tuple[Apart, ...] = (
 )
 
 
-NO_SIDES = ("sharded vocabulary", "offload", "all-to-all", "slices", "recompute of part of a stage", "submeshes")
+NO_SIDES = ("sharded vocabulary", "offload", "all-to-all", "slices", "submeshes")
 APART += tuple(Apart("side inputs", other, f"do not go with {other} yet") for other in NO_SIDES)
 APART += (Apart("side inputs", "messages that occupy their sender", "messages of this link occupy their sender"),)
 

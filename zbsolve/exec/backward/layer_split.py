@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
-from ...models.sides import Carried, called, outer_names, row_of
+from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, run_backward
@@ -105,15 +105,12 @@ def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, 
 
 
 def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
-    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank. Of side
-    inputs (see `models.sides`) come back those that these layers give, by name in order."""
+    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank. Side
+    inputs come back beside the output (see `models.sides`)."""
     for i, layer in enumerate(layers, first):
         seed_layer(seed, i)
         x = called(layer, x)
-    if not isinstance(x, Carried):
-        return x
-    gives = outer_names(layers)[0]
-    return Carried(x.row, {name: x.sides[name] for name in gives}) if gives else x.row
+    return x
 
 
 _seeding: list[Callable[[int, int], None]] = []  # what takes the place of `set_seeds`, the innermost last
