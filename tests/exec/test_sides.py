@@ -76,6 +76,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
             "2→1 B": [SKIPS[2]],
         },
     ),
+    "the same, passed along": (
+        {"model": "u_net_along", "placement": (0, 1, 2), "counts": (4, 2, 2), "fused": True},
+        {way: [SKIPS[2] + SKIPS[0] + SKIPS[1]] for way in ("0→1 F", "1→2 F", "1→0 B", "2→1 B")},
+    ),
     # In a V the longest skip stays on rank 0, and the shortest on rank 2; one goes from rank 1 to rank 0.
     "a U-Net in a V": (
         {"model": "u_net", "placement": (0, 1, 2, 2, 0), "counts": (3, 1, 1, 1, 2), "fused": False},
@@ -90,7 +94,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
             "0→2 B": [SKIPS[2]],
         },
     ),
+    "the V, passed along": (
+        {"model": "u_net_along", "placement": (0, 1, 2, 2, 0), "counts": (3, 1, 1, 1, 2), "fused": True},
+        {
+            "0→1 F": [SKIPS[0] + SKIPS[1]],
+            "1→2 F": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "2→0 F": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "1→0 B": [SKIPS[0] + SKIPS[1]],
+            "2→1 B": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "0→2 B": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+        },
+    ),
 }
+
+
+def test_bytes_of_the_page() -> None:
+    """docs/side-inputs.md: kB that go forward in one microbatch of the U-Net, with side inputs and passed along."""
+    names = ("a U-Net in a row", "the same, passed along", "a U-Net in a V", "the V, passed along")
+    sums = [sum(sum(sizes) for way, sizes in CASES[name][1].items() if way.endswith("F")) for name in names]
+    assert sums == [8_192, 14_336, 6_144, 20_480]
 
 
 @pytest.mark.slow

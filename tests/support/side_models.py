@@ -123,3 +123,23 @@ def u_net() -> Any:
     layers = [Middle(), Middle(), *(Down(i) for i in range(3)), *(Up(i) for i in reversed(range(3)))]
     x = torch.randn(ROWS, WIDTH, 16)
     return layers, (x, torch.randn(ROWS, WIDTH, 16)), nn.functional.mse_loss
+
+
+class Along(nn.Module):
+    """A layer of the U-Net without side inputs: all skips go along, as a tuple."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        row, *skips = x if isinstance(x, tuple) else (x,)
+        y = self.layer(row, skips.pop()) if isinstance(self.layer, Up) else self.layer(row)
+        y, *more = y if isinstance(y, tuple) else (y,)
+        return (y, *skips, *more) if skips or more else y
+
+
+def u_net_along() -> Any:
+    """The same network, passing everything along."""
+    layers, sample, loss = u_net()
+    return [Along(layer) for layer in layers], sample, loss

@@ -23,8 +23,14 @@ BACKWARDS = ("B", "BW")
 
 @dataclass(frozen=True, slots=True)
 class SideInput:
-    """giver: the stage that makes it. takers: the later stages that take it, ascending. bytes: for one microbatch. comm: µs
-    of a message to another rank. gradient: whether one comes back."""
+    """What a stage makes beside the row of stages, and later ones take.
+
+    giver: the stage that makes it.
+    takers: the later stages that take it, ascending.
+    bytes: of it, for one microbatch.
+    comm: µs of a message to another rank.
+    gradient: whether one comes back.
+    """
 
     giver: int
     takers: tuple[int, ...]
@@ -45,6 +51,8 @@ def with_side_inputs(problem: Problem, *sides: SideInput) -> Problem:
     A rank holds a side input from that F on, the giver's rank from its F on where it has takers, until the last backward
     there that takes it; each taker until its W, where it has one. From its first backward there on a rank with several
     takers holds as much for the sum of their gradients, the giver's rank until the giver's backward.
+
+    sides: in any order.
 
     Put them in before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
     """

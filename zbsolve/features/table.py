@@ -110,7 +110,11 @@ APART: tuple[Apart, ...] = (
 
 NO_SIDES = ("sharded vocabulary", "offload", "all-to-all", "slices", "submeshes")
 APART += tuple(Apart("side inputs", other, f"do not go with {other} yet") for other in NO_SIDES)
-APART += (Apart("side inputs", "messages that occupy their sender", "messages of this link occupy their sender"),)
+APART += (
+    Apart(
+        "side inputs", "messages that occupy their sender", "messages of this link occupy their sender, and theirs do not"
+    ),
+)
 
 
 def check_together(seen: Seen) -> None:
