@@ -50,6 +50,8 @@ class CapturedStage:
     x, target: what goes in, on a GPU. stream: what is captured is enqueued there. why: turn → why it is not captured.
     """
 
+    layers = ()  # of which side inputs are asked: passes with some are not captured
+
     def __init__(self, stage: Stage, x: Any, target: Any, stream: Any) -> None:
         self.first, self.loss = stage.first, stage.loss
         self.why: dict[str, str] = {}

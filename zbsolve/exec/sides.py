@@ -20,6 +20,7 @@ from ..layer import side_values
 from ..models.sides import Carried, names_of, outer_names
 from ..problem import Problem
 from ..util.errors import BadInput
+from .backward.passes import HANDLERS as PLAIN
 from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
 from .base.values import trained
@@ -205,14 +206,15 @@ class SideInputs(Part):
             stage, m = action.stage, action.part
             return self.here.back_out(stage, m, run(state, action, self.here.back_into(stage, m, given)))
 
-        return {"F": forward, "B": backward, "BW": backward}.get(kind, run)
+        return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
 
     def _check_gradient(self, message: Message, action: Action) -> None:
         """Raise BadInput where a gradient is to come back, and the schedule has no message of it, or the other way round."""
         names = self.between.carried(message)
         needed = any(trained(self.here.values[name, message.part]) for name in names)
         comes = (message.boundary, message.beside, message.destination) in self._back
-        if {"B", "BW"} & action.companions and needed != comes:
+        trains = any(PLAIN[kind].takes == "gradient" for kind in action.companions & PLAIN.keys())
+        if trains and needed != comes:
             has, needs = ("no", "one") if needed else ("a", "none")
             raise BadInput(
                 f"side inputs: the schedule has {has} gradient of '{names[0]}' from rank {message.destination}, and the "
