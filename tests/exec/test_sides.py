@@ -31,7 +31,8 @@ from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import random_schedule, run_here, worst_difference
 
 JOB = "tests.support.exec_jobs_sides:"
-HIDDEN, MEMORY, WORDS = 2 * 4 * 16 * 8, 2 * 6 * 16 * 8, 2 * 4 * 8  # bytes of a microbatch: decoder's, encoder's, ids
+# Bytes of a microbatch: the decoder's hidden states, the encoder's, these with a gate, ids.
+HIDDEN, ENCODER, MEMORY, WORDS = 2 * 4 * 16 * 8, 2 * 6 * 16 * 8, 2 * (6 + 1) * 16 * 8, 2 * 4 * 8
 SKIPS = [2 * 16 * length * 8 for length in (16, 8, 4)]
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     # The encoder on rank 0: memory goes to both others by itself, and the row carries the decoder's words alone.
@@ -49,7 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     # The encoder ends on rank 1, whose decoder block takes it there. The words skip to it in a message of their own.
     "encoder over two ranks": (
         {"model": "encoder_decoder", "placement": (0, 1, 2), "counts": (4, 3, 3), "fused": True, "recompute": "all"},
-        {"0→1 F": [WORDS, MEMORY], "1→2 F": [HIDDEN, MEMORY], "1→0 B": [MEMORY], "2→1 B": [HIDDEN, MEMORY]},
+        {"0→1 F": [WORDS, ENCODER], "1→2 F": [HIDDEN, MEMORY], "1→0 B": [ENCODER], "2→1 B": [HIDDEN, MEMORY]},
     ),
     # Two stages a rank: each rank gets memory once, whatever takes it there; rank 0 has it.
     "interleaved": (
@@ -164,12 +165,12 @@ def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_a_profile_knows_them() -> None:
-    """Bytes in float32: ids of 2 · 4 · 8, memory of 2 · 6 · 16 · 4. What a layer keeps does not count them."""
+    """Bytes in float32: ids of 2 · 4 · 8, memory of 2 · 6 · 16 · 4, and a row more. What layers keep does not count them."""
     profile = estimate("tests.support.side_models:encoder_decoder", "h100")
     assert profile.layers[0].gives == (Given("words", 64, gradient=False),)
-    assert profile.layers[4].gives == (Given("memory", 768),)
+    assert profile.layers[4].gives == (Given("memory", 768), Given("gate", 128))
     assert profile.layers[4].takes == ("words",)
-    assert [layer.takes for layer in profile.layers[5:]] == [(), ("memory",), ("memory",), ("memory",), ()]
+    assert [layer.takes for layer in profile.layers[5:]] == [(), *[("memory", "gate")] * 3, ()]
     assert [layer.output_bytes for layer in profile.layers[3:6]] == [768, 64, 512]
     assert profile.facts["no_vocabulary"] == "side inputs do not go with a sharded vocabulary yet"
     again = Profile.from_json(json.loads(json.dumps(profile.to_json())))
@@ -205,19 +206,19 @@ def test_what_model_and_schedule_do_not_have_in_common_is_named() -> None:
         (
             model.build(),
             bare,
-            "no message of 'memory' from stage 0 to stage 1 on rank 1, and the model has",
+            "schedule: it has no message of side input 'memory', from stage 0 to stage 1 on rank 1: profile the",
         ),
         (
             [nn.Linear(4, 4)] * 10,
             good,
-            "it has a side input from stage 0 to stage 1 on rank 1, and the model has none",
+            "it has a side input that the model has not, from stage 0 to stage 1 on rank 1: profile",
         ),
         (
             model.build(),
             silent,
-            "the schedule has no gradient of 'memory' from rank 1, and the model needs one",
+            "the schedule has no gradient of 'gate' from rank 1, and the model needs one",
         ),
-        (frozen, good, "the schedule has a gradient of 'memory' from rank 1, and the model needs none"),
+        (frozen, good, "the schedule has a gradient of 'gate' from rank 1, and the model needs none"),
     ):
         assert why in refusal(layers, problem)
     late, number = model.build(), model.build()

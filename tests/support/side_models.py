@@ -53,25 +53,26 @@ class EncoderBlock(nn.Module):
 class Encoded(nn.Module):
     """The end of the encoder: from here on the decoder's words go along the row."""
 
-    takes, gives = "words", ("memory",)
+    takes, gives = "words", ("memory", "gate")  # not in the order of their names, in which they travel
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
 
-    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-        return words, self.norm(x)
+    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        memory = self.norm(x)
+        return words, memory, memory.mean(1, keepdim=True).sigmoid()
 
 
 class DecoderBlock(EncoderBlock):
-    takes = "memory"
+    takes = ("memory", "gate")
 
     def __init__(self) -> None:
         super().__init__()
         self.cross = Attention()
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(self.cross(x, memory))
+    def forward(self, x: Tensor, memory: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(self.cross(x, memory) * gate)
 
 
 def encoder_decoder() -> Any:

@@ -41,7 +41,7 @@ class SideValues:
         self.gradients: dict[tuple[str, int], list[Any]] = {}
         # Names, and how many tensors with a gradient each has, of what a stage got and made.
         self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        self._made: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self.made: dict[tuple[int, int], list[tuple[str, int]]] = {}
 
     def into(self, number: int, microbatch: int, x: Any) -> Any:
         """What the stage gets: `x`, which may bring side inputs with it, and those that it takes."""
@@ -57,7 +57,7 @@ class SideValues:
         """Of what the stage made the row's value, which goes on. What it gives stays here."""
         if not isinstance(y, Carried):
             return y
-        self._made[number, microbatch] = _counted(y.sides)
+        self.made[number, microbatch] = _counted(y.sides)
         self.values |= {(name, microbatch): y.sides[name] for name in self.names[number][0]}
         return y.row
 
@@ -66,7 +66,7 @@ class SideValues:
         if given is None:
             return None
         gives, found = self.names[number][0], list(given)
-        for name, count in self._made.pop((number, microbatch), ()):  # what it took goes through it, too
+        for name, count in self.made.pop((number, microbatch), ()):  # what it took goes through it, too
             found += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
         return found
 
@@ -84,14 +84,9 @@ class SideValues:
             before = self.gradients.get((name, microbatch))
             self.gradients[name, microbatch] = [a + b for a, b in zip(before, mine, strict=True)] if before else mine
 
-    def counts(self, names: Sequence[str], number: int, microbatch: int) -> list[tuple[str, int]]:
-        """Of some that a stage has given, how many tensors with a gradient each has."""
-        known = dict(self._made[number, microbatch])
-        return [(name, known[name]) for name in names]
-
     def clear(self) -> None:
         """Forget all microbatches."""
-        for one in (self.values, self.gradients, self._got, self._made):
+        for one in (self.values, self.gradients, self._got, self.made):
             one.clear()
 
 
@@ -100,8 +95,8 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name → the stage that gives it, and the later ones that take it. routes: of the
-    problem."""
+    """The side inputs between stages. ends: name, in order → the stage that gives it, and the later ones that take it.
+    routes: of the problem."""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
@@ -176,14 +171,10 @@ class SideInputs(Part):
         sent = (m for action in program.actions for m in action.sends if m.beside and not m.gradient)
         there = {(m.boundary, m.beside, m.destination) for m in sent}
         if different := sorted(wanted.keys() ^ there):
-            giver, taker, rank = different[0]
-            has, why = (
-                (f"no message of '{wanted[different[0]]}'", "and the model has one")
-                if different[0] in wanted
-                else ("a side input", "and the model has none")
-            )
-            text = f"from stage {giver} to stage {taker} on rank {rank}, {why}: profile the model and solve again"
-            raise BadInput(f"schedule: it has {has} {text}")
+            (giver, taker, rank), name = different[0], wanted.get(different[0])
+            what = "has a side input that the model has not," if name is None else f"has no message of side input '{name}',"
+            where = f"from stage {giver} to stage {taker} on rank {rank}"
+            raise BadInput(f"schedule: it {what} {where}: profile the model and solve again")
         return cls(between, program, stages) if between.ends else None
 
     def around(self, kind: str, run: Run) -> Run:
@@ -246,7 +237,7 @@ class SideInputs(Part):
         """What a message has brought."""
         names, m = self.between.carried(message), message.part
         if message.gradient:
-            self.here.add(self.here.counts(names, message.boundary, m), m, value)
+            self.here.add(sorted(one for one in self.here.made[message.boundary, m] if one[0] in names), m, value)
         else:
             self.here.values |= {(name, m): value[name] for name in names}
 
@@ -266,16 +257,11 @@ class SideInputs(Part):
 
 def told(peers: Peers, mine: Mapping[int, Names], layers: int) -> list[Names]:
     """The names of all layers, of which each rank tells its own. All ranks call this. Raises LostRank."""
-    body = json.dumps(list(mine.items())).encode() if mine else b""
-    sizes = _everybody(peers, torch.tensor([len(body)]))
-    found: list[Names] = [((), ())] * layers
-    if not int(sizes.max()):
-        return found
-    row = torch.frombuffer(bytearray(body.ljust(int(sizes.max()))), dtype=torch.uint8)
-    for one, size in zip(_everybody(peers, row), sizes.flatten().tolist(), strict=True):
-        for number, (gives, takes) in json.loads(one[:size].numpy().tobytes() or b"[]"):
-            found[number] = gives, takes
-    return found
+    body = json.dumps(list(mine.items())).encode()
+    length = int(_everybody(peers, torch.tensor([len(body)])).max())
+    rows = _everybody(peers, torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8))
+    known = {number: names for row in rows for number, names in json.loads(row.numpy().tobytes())}
+    return [known.get(number, ((), ())) for number in range(layers)]
 
 
 def _everybody(peers: Peers, mine: Tensor) -> Tensor:

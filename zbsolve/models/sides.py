@@ -1,18 +1,5 @@
 """Side inputs of a model: a layer's attribute `gives` names what it returns behind its output, and `takes` names what later
-layers are called with behind their input.
-
-    class Encoded(nn.Module):
-        gives = "memory"
-
-        def forward(self, x):
-            memory = self.norm(x)
-            return self.start(x), memory  # the output, which goes on to the next layer; and what it gives
-
-    class DecoderBlock(nn.Module):
-        takes = "memory"
-
-        def forward(self, x, memory): ...
-"""
+layers are called with behind their input (see `docs/side-inputs.md`)."""
 
 from __future__ import annotations
 
