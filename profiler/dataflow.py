@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,13 +23,14 @@ from zbsolve.exec.base.torch_private import (
     tree_map,
     without_modes,
 )
-from zbsolve.exec.base.values import CONSTANTS, checked, constant, detached, trained
+from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
-from zbsolve.layer import Tied
+from zbsolve.layer import Given, Layer, Tied, side_values
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
+from zbsolve.models.sides import Carried, called, names_of, row_of
 from zbsolve.planner.profiled_model import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
@@ -119,7 +120,8 @@ class Flow:
     """What flows through a model. inputs: what goes into each layer, as a message is. output: what leaves the last one.
     prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
     several layers hold, and the numbers of those layers. untrained: how many layers in front train nothing, so that no
-    gradient is needed there."""
+    gradient is needed there. gives, takes: the side inputs of each layer; of those that it takes, by name, how they look.
+    """
 
     inputs: tuple[Format, ...]
     output: Format
@@ -127,6 +129,24 @@ class Flow:
     parameter_bytes: tuple[int, ...]
     tied: Tied = ()
     untrained: int = 0
+    gives: tuple[tuple[Given, ...], ...] = ()
+    takes: tuple[dict[str, Format], ...] = ()
+
+    @property
+    def sides(self) -> bool:
+        """Whether there are side inputs."""
+        return any(self.gives)
+
+    def example(self, i: int, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
+        """What layer i gets (see `example`)."""
+        row = example(self.inputs[i], make, device)
+        sides = {name: example(form, make, device) for name, form in self.takes[i].items()}
+        return Carried(row, sides) if sides else row
+
+    def with_sides(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        """The layers' costs with the side inputs that they give and take."""
+        columns = zip(layers, self.gives, self.takes, strict=True)
+        return tuple(replace(one, gives=gives, takes=tuple(takes)) for one, gives, takes in columns)
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
@@ -189,6 +209,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
+    gives, takes, sides = list[tuple[Given, ...]](), list[dict[str, Format]](), dict[str, Any]()
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
@@ -197,16 +218,35 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
             holders = tuple(dict.fromkeys(place[0] for place in group))
             if i == holders[0] and len(holders) > 1:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
+        given, taken = names_of(layer, i)
+        if any(name not in sides for name in taken):
+            _check_sides(model)
         inputs.append(Format.of(x))
-        key = prints[i], inputs[i]
-        x = known[key] if mode is not None and key in known else detached(_forward(model, i, layer, x))
-        known |= {key: x} if mode is not None else {}
+        takes.append({name: Format.of(sides[name]) for name in taken})
+        key = prints[i], inputs[i], tuple(takes[i].items())
+        x = Carried(x, {name: sides[name] for name in taken}) if taken else x
+        y = known[key] if mode is not None and key in known else detached(_forward(model, i, layer, x))
+        known |= {key: y} if mode is not None else {}
+        sides |= {name: y.sides[name] for name in given}
+        gives.append(tuple(Given(name, bytes_of(sides[name]), bool(trained(sides[name]))) for name in given))
+        x = row_of(y)
         untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
     if untrained == count:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
     output = Format.of(x)
+    if sides:
+        _check_sides(model)
     _check_loss(model, x, target)
-    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied), untrained)
+    ends = tuple(gives), tuple(takes)
+    return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied), untrained, *ends)
+
+
+def _check_sides(model: Model) -> None:
+    """Raise BadInput where layers give and take side inputs that do not fit each other."""
+    try:
+        side_values([names_of(model.build([i])[0], i) for i in range(len(model.layers))])
+    except BadInput as error:
+        raise BadInput(f"model '{model.name}': {error}") from None
 
 
 def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.device | None = None) -> tuple[Any, Any]:
@@ -247,10 +287,11 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     given = trained(x)
     with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
-        y: Any = layer(x)
+        y: Any = called(layer, x)
     try:
         checked(y, i)
-        Format.of(y)
+        for one in y if isinstance(y, Carried) else (y,):
+            Format.of(one)
     except BadInput as error:
         raise BadInput(f"{head} gives {words(y)}: {str(error).removeprefix(f'the output of layer {i} ')}") from None
     wanted = [*given, *(p for p in layer.parameters() if p.requires_grad)]

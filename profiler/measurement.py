@@ -43,7 +43,7 @@ from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, s
 from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
 from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
-from .stage_rounds import Spread, bytes_here, of_two_kinds, stages_of
+from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 from .warn import warnings
@@ -91,7 +91,7 @@ class _Measured:
             _layer(self.model, i, _pooled(self.timed.samples, same), sizes[i], self.through.parameter_bytes[i])
             for i, same in enumerate(self.equal)
         )
-        whole = without_backwards(whole, self.through.untrained)
+        whole = self.through.with_sides(without_backwards(whole, self.through.untrained))
         return Fitted(whole, {}, []) if self.slices is None else fitted(whole, self.slices, [one[0] for one in self.equal])
 
     @property
@@ -153,7 +153,8 @@ def measure(
     if cutting is not None and (spread is not None or split != "layers"):
         raise BadInput("--slices: are measured with --split layers and without --mesh")
     progress("looking at the layers")
-    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts_by_name(split), capture)
+    parts = BY_LAYERS if split == "layers" else parts_by_name(split)
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts, capture)
     group = None if spread is None else spread.mesh.group
     # On a CPU starting them would disturb what is timed.
     with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
@@ -212,6 +213,8 @@ def _measured(
     through, spread = flow(model), bench.spread
     if spread is not None:
         spread.check(model)
+    if through.sides and (cutting is not None or spread is not None or bench.capture or bench.parts is not BY_LAYERS):
+        raise BadInput("profile: a model with side inputs goes without --slices, --mesh, --capture and --split")
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     if spread is not None:  # nobody knows which layers `parallelize` treats alike
         taken = kinds = tuple(range(len(model.layers)))

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
 from zbsolve.exec.base.torch_private import persistent_buffers, storage_key
-from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of
+from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of, trained
 from zbsolve.exec.graphs.auto import graph_saved
 from zbsolve.exec.memory import LiveBytes
+from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.format import Format
 from zbsolve.models.model import Model
+from zbsolve.models.sides import Carried, row_of
 from zbsolve.util.errors import BadInput
 
 from .dataflow import batch_of
@@ -151,12 +153,13 @@ def held(model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tenso
     bytes on a CPU, but for these tensors."""
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
     x, target = batch_of(model, device=device)
-    result = []
+    result, sides = [], SideValues({stage.first: stage for stage in stages})
     for stage in stages:
+        x = sides.into(stage.first, -1, x)
         y = stage.forward(-1, x, target, split=True)
         stage.live.clear()
         result.append(held_by(stage, x, target, living))
-        x = y
+        x = sides.out(stage.first, -1, y)
     return result
 
 
@@ -190,11 +193,13 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Borders:
-    """What a layer keeps of what goes in and out. form: of its output. kept, unneeded: as in `LayerMemory`."""
+    """What a layer keeps of what goes in and out, side inputs apart. form: of its output. trained: shapes and types of all
+    that it makes and that gets a gradient. kept, unneeded: as in `LayerMemory`."""
 
     form: Format
     kept: tuple[int, ...]
     unneeded: tuple[int, ...]
+    trained: list[tuple[Any, torch.dtype]]
 
 
 def _borders(stage: Stage, x: Any, target: Any) -> _Borders:
@@ -213,14 +218,20 @@ def _borders(stage: Stage, x: Any, target: Any) -> _Borders:
     live = stage.live.pop(-1)
     graphs = [graph_saved(kept) for kept in live.kept] if isinstance(live, Live) else []
     saved |= {storage_key(tensor) for one in graphs for tensor in one or []}
-    inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(x)
-    found = _Borders(
-        Format.of(y),
-        tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y)),
+    row, y_row = row_of(x), row_of(y)
+    inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(row)
+    return _Borders(
+        Format.of(y_row),
+        tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y_row)),
         tuple(t.nbytes if t.requires_grad and storage_key(t) not in saved else 0 for t in inputs)
-        or (0,) * len(tensors_of(x)),
+        or (0,) * len(tensors_of(row)),
+        [(tuple(t.shape), t.dtype) for t in trained(y)],
     )
-    return found
+
+
+def _with_row(x: Any, row: Any) -> Any:
+    """The same with another row. Side inputs are no layer's own: a rank has each once, whoever takes it there."""
+    return x._replace(row=row) if isinstance(x, Carried) else row
 
 
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
@@ -230,13 +241,13 @@ def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory
     with meter:
         meter.ignore(tensors_of(given))
         with torch.no_grad():
-            x = given if stage.first == 0 else copied(given)
+            x = given if stage.first == 0 else _with_row(given, copied(row_of(given)))
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)
         del x, y
         after_f = meter.now
-        gradients = [torch.ones(leaf.shape, dtype=leaf.dtype, device=device) for leaf in borders.form.gradient.tensors]
+        gradients = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype in borders.trained]
         before = meter.most = meter.now
         result = stage.backward(0, None if last else gradients)
         over = max(over, meter.most - max(before, meter.now))

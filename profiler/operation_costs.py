@@ -19,7 +19,7 @@ from zbsolve.exec.base.torch_private import TorchDispatchMode, is_mutable, stora
 from zbsolve.exec.base.values import trained
 from zbsolve.util.errors import BadInput
 
-from .dataflow import Flow, example
+from .dataflow import Flow
 
 # These read and write nothing: they give new memory, or another look at old memory.
 FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}
@@ -249,7 +249,7 @@ def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> di
 
 
 def _input(i: int, through: Flow, batch: tuple[Any, Any]) -> Any:
-    return batch[0] if i == 0 else example(through.inputs[i], torch.empty)
+    return batch[0] if i == 0 else through.example(i, torch.empty)
 
 
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:

@@ -82,7 +82,7 @@ def estimate(
         _layer(model, i, look.work[first], sizes[i], look.through.parameter_bytes[i], state, target)
         for i, first in enumerate(look.alike)
     )
-    layers = without_backwards(layers, look.through.untrained)
+    layers = look.through.with_sides(without_backwards(layers, look.through.untrained))
     sequence = sequence_fact(look.work.values())
     heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"

@@ -29,7 +29,7 @@ from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
 from zbsolve.util.errors import BadInput
 
-from .dataflow import Flow, example, naming, place
+from .dataflow import Flow, naming, place
 from .stage_rounds import PassTimer, alone, built, rotated
 from .timing import Bench, Progress
 
@@ -255,7 +255,7 @@ def _tokens(model: Model) -> int:
 def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:
     """What layer i calls attention with. Raises BadInput where the layer cannot be cut."""
     layer = built(model, [i], bench.device)[0]
-    x = model.batch(0, 0)[0] if i == 0 else example(through.inputs[i], torch.randn)
+    x = model.batch(0, 0)[0] if i == 0 else through.example(i, torch.randn)
     last = i == len(model.layers) - 1
     batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)
     given = Sequences([batch[0]] * 2, [batch[1]] * 2)
@@ -280,7 +280,7 @@ def _rounds(
     and attention of whole sequences, layer by layer."""
     sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
     stages = [stage for one in sets[:MAX_COPIES] for stage in one]
-    feeds = {i: alone(model, i, through.inputs[i], bench.device) for i in kinds}
+    feeds = {i: alone(model, i, through, bench.device) for i in kinds}
     for stage in stages:
         stage.around = StageSlices(cutting, compares=False)
     timed, step = positions(cutting.count), 0

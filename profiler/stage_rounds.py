@@ -25,6 +25,7 @@ from zbsolve.exec.layers import tie
 from zbsolve.exec.mesh.place import PipelineMesh, group_along, parallelized
 from zbsolve.exec.mesh.sizes import PIPELINE, made_mesh, named_sizes
 from zbsolve.exec.run.torchrun import torchrun_environment
+from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.wires import reason
@@ -32,7 +33,7 @@ from zbsolve.layer import Tied
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
 
-from .dataflow import example
+from .dataflow import Flow
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,14 +214,14 @@ def _shapes(batch: Any) -> list[torch.Size]:
     return [one.shape for one in tensors_of(batch)]
 
 
-def alone(model: Model, i: int, given: Format, device: torch.device) -> Feed:
-    """Feeds layer i by itself: with random numbers where another layer would make its input, which is as `given` says."""
+def alone(model: Model, i: int, through: Flow, device: torch.device) -> Feed:
+    """Feeds layer i by itself: with random numbers where another layer would make its input, which is as in `through`."""
     own = batches(model, device)
     if i == 0:
         return own
 
     def feed(microbatch: int, step: int) -> tuple[Any, Any]:
-        return example(given, torch.randn, device), own(microbatch, step)[1]
+        return through.example(i, torch.randn, device), own(microbatch, step)[1]
 
     return feed
 
@@ -245,18 +246,22 @@ SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 
 
 def _round(sets: Sequence[list[Stage]], given: list[tuple[Any, Any]], timer: PassTimer, turn: str) -> list[Sample]:
-    split, again = turn != "fused", turn == "recompute"
+    split, again, sides = turn != "fused", turn == "recompute", SideValues({one.first: one for one in sets[0]})
     for m, (x, target) in enumerate(given):
         for stage in sets[m % len(sets)]:
+            x = sides.into(stage.first, m, x)
             x = timer.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
+            x = sides.out(stage.first, m, x)
         last = x
     for m in range(len(given)):
         stages = sets[m % len(sets)]
-        gradient = None if stages[-1].loss is not None else [torch.ones_like(one) for one in trained(last)]
+        gradient: Any = None if stages[-1].loss is not None else [torch.ones_like(one) for one in trained(last)]
         for stage in reversed(stages):
             if again:
                 timer.run(stage.first, "X", stage.recompute, m)
+            gradient = sides.back_into(stage.first, m, gradient)
             gradient = timer.run(stage.first, "B" if split else "BW", stage.backward, m, gradient)
+            gradient = sides.back_out(stage.first, m, gradient)
         for stage in stages if split else []:
             timer.run(stage.first, "W", stage.weights, m)
     return [row for row in timer.drain() if row[1] in SAMPLED[turn]]

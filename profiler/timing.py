@@ -50,6 +50,8 @@ class CapturedStage:
     x, target: what goes in, on a GPU. stream: what is captured is enqueued there. why: turn → why it is not captured.
     """
 
+    layers = ()  # of which side inputs are asked: passes with some are not captured
+
     def __init__(self, stage: Stage, x: Any, target: Any, stream: Any) -> None:
         self.first, self.loss = stage.first, stage.loss
         self.why: dict[str, str] = {}
@@ -247,7 +249,7 @@ def _one_by_one(
         timer.at = i, "building"
         try:
             sets = rotated(model, [i], through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
-            feed = alone(model, i, through.inputs[i], bench.device)
+            feed = alone(model, i, through, bench.device)
             _run(timed, sets, feed, timer, share, progress, place(model, i))
             _keep(timed, updates(sets, make, timer, UPDATES))
         except Exception as error:

@@ -97,6 +97,8 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     """The vocabulary of `model`, whose ends are built here, on the batch's device. make: makes the numbers of a tensor (see
     `example`). Raises BadInput where the output layer or the loss is none that can be sharded."""
     last = len(model.layers) - 1
+    if through.sides:
+        raise BadInput("side inputs do not go with a sharded vocabulary yet")
     if not last:
         raise BadInput("layer 0: a model of one layer has no vocabulary to shard")
     inputs, labels = batch

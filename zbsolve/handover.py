@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Ints
+from .problem import Ints, MessageRoom
 from .schedule import Schedule
+from .tables import Bools
 
 
 def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[Ints, ...]:
@@ -41,24 +42,37 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
 @dataclass(frozen=True, eq=False)
 class Handover:
     """The messages of a schedule. orders: each rank's rows in order (see `rank_rows`); before, after: of each message the
-    rows of the passes that make and take it; boundary: after which stage, −1 where it is of no microbatch; lag: µs on its
-    way."""
+    rows of the passes that make and take it; boundary: after which stage, −1 where it is of no microbatch; beside: whether
+    it is a side input or its gradient; lag: µs on its way."""
 
     schedule: Schedule
     orders: tuple[Ints, ...]
     before: Ints
     after: Ints
     boundary: Ints
+    beside: Bools
     lag: Ints
 
     @classmethod
     def of(cls, schedule: Schedule, begin: NDArray[Any] | None = None) -> Handover:
         """Those along the edges that carry something; begin: as `rank_rows` takes it."""
         e, stage = schedule.problem.edges, schedule.problem.passes.stage
-        rows = np.flatnonzero(e.carrying("activation", "gradient"))
-        before = e.before[rows]
-        boundary = np.where(schedule.problem.in_microbatch[before], stage[before] - e.carrying("gradient")[rows], -1)
-        return cls(schedule, rank_rows(schedule, begin), before, e.after[rows], boundary, e.lag[rows])
+        rows = np.flatnonzero(e.handing)
+        before, after, beside = e.before[rows], e.after[rows], e.beside[rows]
+        row = np.where(beside, np.minimum(stage[before], stage[after]), stage[before] - e.carrying("gradient")[rows])
+        boundary = np.where(schedule.problem.in_microbatch[before], row, -1)
+        return cls(schedule, rank_rows(schedule, begin), before, after, boundary, beside, e.lag[rows])
+
+    def sizes(self, room: MessageRoom) -> Ints:
+        """Bytes of each message, shape (messages,); 0 where they are not known."""
+        problem = self.schedule.problem
+        known = np.zeros(problem.stages + 1, np.int64)  # stages that only help the model's have no messages
+        known[: len(room.sizes)] = room.sizes
+        sides, stage = np.zeros((problem.stages, problem.stages), np.int64), problem.passes.stage
+        for giver, taker, size in room.sides:
+            sides[giver, taker] = size
+        takers = np.maximum(stage[self.before], stage[self.after])
+        return np.where(self.beside, sides[self.boundary * self.beside, takers], known[self.boundary])
 
     @cached_property
     def place(self) -> Ints:
@@ -152,9 +166,7 @@ def _held_and_waiting(schedule: Schedule) -> list[tuple[Ints, Ints]]:
     if problem.messages is None:
         return [(np.zeros(1, np.int64),) * 2] * problem.ranks
     handover, found = Handover.of(schedule), []
-    known = np.zeros(problem.stages + 1, np.int64)  # stages that only help the model's have no messages
-    known[: len(problem.messages.sizes)] = problem.messages.sizes
-    sizes = known[handover.boundary]
+    sizes = handover.sizes(problem.messages)
     for rank, rows in enumerate(handover.orders):
         start, (times, held) = timeline.start[rows], timeline.memory(rank)
         waiting = handover.waiting(rank, sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from .placement import PAIR, RANK, sites_in
 from .util.errors import BadInput
@@ -32,6 +33,14 @@ class SliceExtra:
             raise BadInput(f"field 'number' is {self.number}: at least 2 slices are needed")
 
 
+class Given(NamedTuple):
+    """A side input that a layer gives: its name, bytes for one microbatch, and whether a gradient comes back."""
+
+    name: str
+    bytes: int
+    gradient: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Costs of one layer for one microbatch. 0 where unknown.
@@ -57,6 +66,8 @@ class Layer:
     slice_extra: µs that slices take beyond their part of the whole sequence.
     frozen_bytes: of the parameters, those that are never trained: no gradient, no optimizer state.
     buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
+    gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
+        part of what it holds: a rank holds each once, whoever takes it there.
     """
 
     name: str
@@ -83,6 +94,8 @@ class Layer:
     slice_extra: SliceExtra | None = None
     frozen_bytes: int = 0
     buffer_bytes: int = 0
+    gives: tuple[Given, ...] = ()
+    takes: tuple[str, ...] = ()
 
     @property
     def trained_bytes(self) -> int:
@@ -192,6 +205,29 @@ def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
     """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
     nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
     return (*(replace(one, **nothing) for one in layers[:count]), *layers[count:])  # type: ignore[arg-type]
+
+
+def side_values(layers: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Name of a side input → the number of the layer that gives it, and those of the layers that take it. layers: the names
+    that each gives and takes. Raises BadInput for one that is given twice, by nobody, too late or for nobody."""
+    givers: dict[str, int] = {}
+    for i, (gives, _) in enumerate(layers):
+        for name in gives:
+            if name in givers:
+                raise BadInput(f"layer {i}: gives '{name}', which layer {givers[name]} gives already")
+            givers[name] = i
+    takers: dict[str, list[int]] = {name: [] for name in givers}
+    for i, (_, takes) in enumerate(layers):
+        for name in takes:
+            if name not in givers:
+                raise BadInput(f"layer {i}: takes '{name}', and no layer gives it")
+            if givers[name] >= i:
+                raise BadInput(f"layer {i}: takes '{name}', and layer {givers[name]}, which gives it, does not come before")
+            takers[name].append(i)
+    for name, numbers in takers.items():
+        if not numbers:
+            raise BadInput(f"layer {givers[name]}: gives '{name}', and no layer takes it")
+    return {name: (givers[name], tuple(takers[name])) for name in givers}
 
 
 def split_known(layers: Sequence[Layer]) -> bool:

@@ -52,14 +52,20 @@ NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 class MessageRoom(NamedTuple):
     """sizes: bytes of a message over the boundary behind each stage but the last; reserved: bytes of each rank that are kept
-    free for messages, beside its capacity."""
+    free for messages, beside its capacity. sides: of side inputs, the stage that gives, the first that takes, and bytes."""
 
     sizes: tuple[int, ...]
     reserved: tuple[int, ...]
+    sides: tuple[tuple[int, int, int], ...] = ()
 
     def larger(self, factor: float) -> MessageRoom:
         """The same where messages have `factor` times as many bytes."""
-        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes))
+        sides = tuple((giver, taker, ceil(factor * size)) for giver, taker, size in self.sides)
+        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes), sides=sides)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file, which says of side inputs only where there are some."""
+        return {name: said for name, said in self._asdict().items() if said or name != "sides"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -468,7 +474,7 @@ class Problem:
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
-            **({"messages": self.messages._asdict()} if self.messages else {}),
+            **({"messages": self.messages.as_json()} if self.messages else {}),
             **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
             "passes": passes_as_json(self.passes),
@@ -508,4 +514,7 @@ def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRo
     for name, said, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
         if len(said) > most or min(said, default=0) < 0 or (name == "reserved" and len(said) < most):
             raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(said)}")
-    return MessageRoom(tuple(form.sizes), tuple(form.reserved))
+    wrong = [one for one in form.sides if not (0 <= one[0] < one[1] < problem.stages and one[2] >= 0)]
+    if wrong:
+        raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
+    return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))

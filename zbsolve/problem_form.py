@@ -56,6 +56,7 @@ class MessagesForm(msgspec.Struct):
 
     sizes: list[int]
     reserved: list[int]
+    sides: list[tuple[int, int, int]] = []
 
 
 class ProblemForm(msgspec.Struct):

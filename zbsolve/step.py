@@ -18,6 +18,7 @@ from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
 from .features.offload import FULL, check_host, copying_work, is_none
 from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
+from .features.sides import has_sides
 from .features.slices import widest_slice
 from .features.staged import Staged, plain_step
 from .features.table import FEATURES, FIELDS, Seen, check_together
@@ -177,8 +178,8 @@ class PlainStep:
     def copy_ratio(self, profile: Any) -> float | None:
         """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
         copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
-        profile knows no host link, or nothing is kept. Raises BadInput, Infeasible."""
-        if profile.host is None:
+        profile knows no host link, nothing is kept or can be offloaded. Raises BadInput, Infeasible."""
+        if profile.host is None or has_sides(profile):
             return None
         kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
         plain = {one.name: one.default for one in FIELDS} | kept
@@ -262,7 +263,7 @@ class PlainStep:
                 "be scheduled"
             )
         messages = staged.costs.memory.message_room(staged.counts, self.routes)
-        return replace(problem, messages=messages if any(messages.sizes) else None)
+        return replace(problem, messages=messages if any((*messages.sizes, *messages.sides)) else None)
 
     def staged(self, profile: Any) -> Staged:
         """The model's layers on this step's stages. Raises BadInput, Infeasible."""

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from .kinds import KINDS, OURS, kinds_that
 from .util.errors import BadInput
 
-CARGO = ("", "activation", "gradient")  # what an edge hands from pass to pass; "": nothing, one only waits for the other
+# What an edge hands from pass to pass; "": nothing, one only waits for the other. Side inputs go beside the row of stages.
+CARGO = ("", "activation", "gradient", "side input", "side gradient")
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
 COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # columns of whole numbers beside kind and streams
@@ -62,8 +63,8 @@ class Edge:
     before, after: names of passes.
     lag: µs, such as a message's.
     bytes: live from before's start to after's end, on the device of their rank or in `pool`.
-    carries: "activation" or "gradient", what `before` makes and `after` takes, or "" where it only waits; None: as the edges
-        of a plain pipeline do.
+    carries: a word of CARGO, what `before` makes and `after` takes, or "" where it only waits; None: as the edges of a plain
+        pipeline do.
     sent: µs at the end of `before`, part of its duration, in which its rank sends that.
     pool: the name of a pool; "": the device.
     """
@@ -289,6 +290,17 @@ class Edges:
         """Which edges carry one of these, shape (edges,)."""
         found: Bools = np.isin(self.carries, [CARGO.index(one) for one in cargo])
         return found
+
+    @property
+    def handing(self) -> Bools:
+        """Which edges hand something on, shape (edges,)."""
+        found: Bools = self.carries > 0
+        return found
+
+    @property
+    def beside(self) -> Bools:
+        """Which edges hand on a side input or its gradient, shape (edges,)."""
+        return self.carrying("side input", "side gradient")
 
 
 def usual_cargo(passes: Passes, a: Ints, b: Ints) -> Ints:

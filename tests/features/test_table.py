@@ -15,13 +15,13 @@ from zbsolve.cli.step_options import OPTIONS
 from zbsolve.features.feature import NOT_OPEN, Field
 from zbsolve.features.table import APART, CONDITIONS, FEATURES, Apart
 from zbsolve.kinds import TABLE
-from zbsolve.layer import Link
+from zbsolve.layer import Given, Link
 from zbsolve.partition.file import Partition
 from zbsolve.step import PLAIN_FIELDS, STEP_FIELDS
 
 from ..support.exec_tools import random_schedule
 from ..support.house import ROOT
-from ..support.profiles import BLOCK, PROFILE
+from ..support.profiles import PROFILE
 
 # What makes each of the table's conditions hold: fields of a step, and what is different about the profile.
 HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -32,7 +32,8 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replicas": ({"replicas": 2}, {}),
     "sharded vocabulary": ({"vocabulary": "sharded"}, {}),
     "offload": ({"offload": "half"}, {}),
-    "all-to-all": ({}, {"layers": (BLOCK,) * 4 + (replace(BLOCK, all_to_all=5.0),) * 4}),
+    "all-to-all": ({}, {"layers": {i: {"all_to_all": 5.0} for i in range(4, 8)}}),
+    "side inputs": ({}, {"layers": {1: {"gives": (Given("memory", 16),)}, 6: {"takes": ("memory",)}}}),
     "slices": ({"slices": 2}, {}),
     "recompute of part of a stage": ({"recompute": "0:1"}, {}),
     "lengths": ({"lengths": (32, 64, 128, 16)}, {}),
@@ -57,7 +58,8 @@ def made(*names: str) -> Any:
     profile = PROFILE
     for name in names:
         step, change = HOLDS[name]
-        said, profile = said | step, replace(profile, **change)
+        layers = [replace(layer, **change.get("layers", {}).get(i, {})) for i, layer in enumerate(profile.layers)]
+        said, profile = said | step, replace(profile, **change | {"layers": tuple(layers)})
     return Step(**said).problem(profile)
 
 

@@ -54,7 +54,7 @@ def test_messages_follow_sizes_behind_their_latency() -> None:
     blocking = profile.problem(2, 3, fused=True, blocking=True)
     assert blocking.passes.duration[blocking.rows("F", stage=0)].tolist() == [130, 70, 250]
     assert profile.problem(2, 3).messages is not None
-    assert profile.problem(2, 3).messages._asdict() == {"sizes": (200,), "reserved": (400, 400)}  # type: ignore[union-attr]
+    assert profile.problem(2, 3).messages.as_json() == {"sizes": (200,), "reserved": (400, 400)}  # type: ignore[union-attr]
 
 
 def test_what_a_rank_keeps_free_is_for_the_largest() -> None:

@@ -160,6 +160,6 @@ def test_a_profile_is_of_microbatches_with_the_shapes_of_the_first() -> None:
     two = replace(model, batch=lambda m, step: tree_map(lambda x: x[: 1 + (m + step) % 2], plain(m, step)))
     assert of_two_kinds(two)
     last = len(model.layers) - 1
-    for feed in (batches(two, cpu), alone(two, last, flow(two).inputs[last], cpu)):
+    for feed in (batches(two, cpu), alone(two, last, flow(two), cpu)):
         assert {tuple(len(x) for x in feed(m, step)) for m in range(3) for step in range(3)} == {(1, 1)}
     assert torch.equal(batches(two, cpu)(2, 0)[0], plain(2, 0)[0][:1])

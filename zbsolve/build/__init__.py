@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .restage import restaged as restaged
     from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
+    from .sides import SideInput as SideInput
+    from .sides import with_side_inputs as with_side_inputs
     from .slices import with_slices as with_slices
     from .untrained import without_backward as without_backward
     from .updates import with_exchange as with_exchange

@@ -41,7 +41,7 @@ def lengths(programs: Sequence[Program]) -> tuple[int, ...]:
         made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
 
         def waits(action: Action, made: set[str] = made) -> bool:
-            return isinstance(action.takes, Message) and action.takes.before not in made
+            return any(message.before not in made for message in action.messages)
 
         less = [_until(p.actions[:n], waits) for p, n in zip(programs, most, strict=True)]
         if less == most:

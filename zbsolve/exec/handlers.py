@@ -33,6 +33,7 @@ from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
+from .sides import SideInputs
 from .slices.stage import Slices
 from .updates import Updates
 from .vocabulary import rank as vocabulary
@@ -91,6 +92,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Offload.of,
     VocabularyShard.of,
     AttentionPeers.of,
+    SideInputs.of,
     lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Sharding.of,
     Shared.of,

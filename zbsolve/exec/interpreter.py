@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..kinds import TABLE
 from ..util.errors import BadInput
 from .base.handler import Handler
-from .base.part import Data, Hooks, RankState, Record, Run, asked
+from .base.part import Data, Hooks, Part, RankState, Record, Run, asked
 from .base.program import Action, Message, Program
 from .base.torch_private import profiler_enabled
 from .base.values import bytes_of, tensors_of
@@ -116,6 +116,7 @@ class Interpreter:
         methods = ("begin", "done", "held_bytes", "host_bytes", "no_activations", "end")
         begin, done, held, host, ignored, end = (asked(state.parts, method) for method in methods)
         self._begin, self._done, self._held, self._host, self._ignored, self._end = begin, done, held, host, ignored, end
+        self._beside = next((part for part in state.parts if type(part).goes is not Part.goes), Part())
 
     def _around(self, kind: str) -> tuple[Handler, Run]:
         """The handler of a kind, and what runs its passes: the handler's work, and around it what parts do."""
@@ -197,6 +198,8 @@ class Interpreter:
                 self.transport.receive(message)
             for one in action.awaits:
                 HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
+            for message in action.sides:
+                self._came(message)
             if action.takes is not None or hooks.emulated is not None:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
@@ -214,7 +217,7 @@ class Interpreter:
                 if action.hands is not None:
                     self._handed[action.hands.after] = output
                 for message in action.sends:
-                    self.transport.send(message, output)
+                    self.transport.send(message, self._beside.goes(message) if message.beside else output)
             elif action.sends or action.hands is not None:
                 raise BadInput("it made nothing, but other passes take what it makes")
             for kind, stage in action.releases:
@@ -244,6 +247,13 @@ class Interpreter:
         if action.tells:
             signals.tell(action.name, signals.step)
         return found
+
+    def _came(self, message: Message) -> None:
+        """Take a message beside the row."""
+        value, arrived = self.transport.take(message)
+        if self.hooks.emulated is not None:
+            self.hooks.emulated.arrived(message, arrived)
+        self._beside.came(message, value)
 
     def _input(self, action: Action) -> tuple[Any, Any, int]:
         """What the pass takes, when it was here, and how long this rank waited for it, ns; on a GPU 0."""

@@ -98,7 +98,7 @@ def _check_edges(problem: Problem) -> None:
     p, e = problem.passes, problem.edges
     sums = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
     helps, parts = _by_itself(problem, away=True), passes_where(problem, "before_its_pass")
-    kept = e.carrying(*CARRIED) | (sums & (p.stage[e.before] == p.stage[e.after])) | _kept_by_collectives(problem)
+    kept = e.handing | (sums & (p.stage[e.before] == p.stage[e.after])) | _kept_by_collectives(problem)
     kept |= helps[e.before] | (helps | parts)[e.after]
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
@@ -157,11 +157,11 @@ def _check_inputs(problem: Problem) -> None:
 
 
 class _Lowering:
-    """What is seen of a step on its way to programs. orders: each rank's passes in order. takes: pass → the message with its
-    input; gives: pass → the messages that its output goes to. companions: (stage, part) → the kinds of its passes. makers:
-    pass → those passes before it whose work is released (see `Handler.release`); made: the stages that have such. hears,
-    tells, going_on: see `Action`. received: where the receive of each message begins; turn: taker → the place of its message
-    in the one order of all ranks (see `awaits`)."""
+    """What is seen of a step on its way to programs. orders: each rank's passes in order. messages: as `handover` has them.
+    takes: pass → the message with its input; sides: pass → those with side inputs; gives: pass → the messages that its
+    output goes to. companions: (stage, part) → the kinds of its passes. makers: pass → those passes before it whose work is
+    released (see `Handler.release`); made: the stages that have such. hears, tells, going_on: see `Action`. received: where
+    the receive of each message begins; turn: message → its place in the one order of all ranks (see `awaits`)."""
 
     def __init__(self, view: StepView) -> None:
         schedule = view.schedule
@@ -169,14 +169,17 @@ class _Lowering:
         begin = begins_and_ends(schedule)[0]
         self.handover = Handover.of(schedule, begin)
         self.orders = [tuple(self.problem.names[row] for row in rows) for rows in self.handover.orders]
-        self.takes = _messages(self.problem)
+        self.messages = _messages(self.handover)
+        self.takes = {message.after: message for message in self.messages if not message.beside}
         self.gives: dict[str, list[Message]] = {}
-        for message in self.takes.values():
+        self.sides: dict[str, list[Message]] = {}
+        for message in self.messages:
             self.gives.setdefault(message.before, []).append(message)
+            if message.beside:
+                self.sides.setdefault(message.after, []).append(message)
         self.companions, self.going_on = _companions(self.problem), _going_on(self.problem, self.orders)
         self.received, sent = received(self.handover, begin, self.going_on)
-        takers = (self.problem.names[row] for row in self.handover.after.tolist())
-        self.turn = dict(zip(takers, sent.tolist(), strict=True))
+        self.turn = dict(zip(self.messages, sent.tolist(), strict=True))
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
         self.hears: dict[int, list[str]] = {}
@@ -192,10 +195,10 @@ class _Lowering:
         problem, order, p = self.problem, self.orders[rank], self.problem.passes
         incoming = self._incoming(rank)
         uses = uses_of(problem, order, self.weighted)
-        posts, receives = (_placed(self.handover, order, incoming, at) for at in (self.handover.posted, self.received))
+        posts, receives = (self._placed(order, incoming, at) for at in (self.handover.posted, self.received))
         for some in receives.values():
-            some.sort(key=lambda message: self.turn[message.after])
-        gone = _placed(self.handover, order, {rank: self._outgoing(rank, order)}, self.handover.gone)
+            some.sort(key=self.turn.__getitem__)
+        gone = self._placed(order, {rank: self._outgoing(rank, order)}, self.handover.gone)
         rows = [problem.index[name] for name in order]
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
         done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
@@ -284,21 +287,34 @@ class _Lowering:
             stream=one.streams[0],
             share=float(self.shares[row]),
             goes_on=bool(self.going_on[row]),
+            sides=tuple(self.sides.get(one.name, ())),
         )
 
+    def _placed(self, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
+        """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends.
+        places: of each message. A place behind the last pass is the step's end, and not here."""
+        at, result = dict(zip(self.messages, places.tolist(), strict=True)), dict[str, list[Message]]()
+        for sent in given.values():
+            for message in sent:
+                if at[message] < len(order):
+                    result.setdefault(order[at[message]], []).append(message)
+        return result
 
-def _messages(problem: Problem) -> dict[str, Message]:
-    """Pass → the message that it takes, of this rank or another."""
+
+def _messages(handover: Handover) -> list[Message]:
+    """The messages of a step, from rank to rank and within one, as `handover` has them."""
+    problem = handover.schedule.problem
     names, p, e = problem.names, problem.passes, problem.edges
-    rows = np.flatnonzero(e.carrying(*CARRIED))
-    gradient, beside = e.carrying("gradient")[rows], ~problem.in_microbatch
-    found: dict[str, Message] = {}
-    for a, b, back in zip(e.before[rows].tolist(), e.after[rows].tolist(), gradient.tolist(), strict=True):
-        boundary, part = int(p.stage[a]) - back, int(problem.parts[a])
-        if beside[a]:  # what belongs to no microbatch has a channel of its own
-            boundary, part = -1 - part, 0
-        found[names[b]] = Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary, part, back)
-    return found
+    gradient, alone = e.carrying("gradient", "side gradient")[e.handing], handover.boundary < 0
+    takers = np.where(handover.beside, np.maximum(p.stage[handover.before], p.stage[handover.after]), 0)
+    part = problem.parts[handover.before]
+    # What belongs to no microbatch has a channel of its own.
+    boundary, part = np.where(alone, -1 - part, handover.boundary), np.where(alone, 0, part)
+    columns = (handover.before, handover.after, boundary, part, gradient, takers)
+    return [
+        Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), behind, number, back, beside)
+        for a, b, behind, number, back, beside in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
@@ -331,15 +347,3 @@ def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
     for row in np.flatnonzero(released[e.before]).tolist():
         found.setdefault(int(e.after[row]), []).append(int(e.before[row]))
     return found, set(problem.passes.stage[released].tolist())
-
-
-def _placed(handover: Handover, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
-    """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends. places:
-    of each message of `handover`. A place behind the last pass is the step's end, and not here."""
-    names, result = handover.schedule.problem.names, dict[str, list[Message]]()
-    at = {names[row]: place for row, place in zip(handover.after.tolist(), places.tolist(), strict=True)}
-    for sent in given.values():
-        for message in sent:
-            if at[message.after] < len(order):
-                result.setdefault(order[at[message.after]], []).append(message)
-    return result

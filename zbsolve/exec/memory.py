@@ -137,8 +137,11 @@ def predicted(schedule: Schedule, program: Program, size: Callable[[Message], in
     held = np.cumsum(_changes(program, problem.taken[rows], problem.freed[rows])[:-1])
     if size is not None:
         moved = [m for action in actions for m in (*action.posts, *action.sends, action.hands) if m is not None]
-        sizes, handover = {m.after: size(m) for m in moved}, Handover.of(schedule, begins_and_ends(schedule)[0])
-        each = [sizes.get(problem.names[row], 0) for row in handover.after.tolist()]
+        handover = Handover.of(schedule, begins_and_ends(schedule)[0])
+        sizes = {(m.after, m.before, bool(m.beside)): size(m) for m in moved}
+        columns, names = (handover.after, handover.before, handover.beside), problem.names
+        ends = zip(*(column.tolist() for column in columns), strict=True)
+        each = [sizes.get((names[a], names[b], beside), 0) for a, b, beside in ends]
         held = held + handover.waiting(program.rank, np.array(each, np.int64))
     return tuple(held.tolist())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.model import Model
+from ..models.sides import names_of
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..util.errors import BadInput
@@ -30,6 +31,7 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .memory import LiveBytes, Memory, predicted
 from .own import stages_of
+from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
 from .splits import Row
@@ -114,18 +116,21 @@ class OneDevice:
         check_sliced(problem, split)
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
-        for program in lower(self.view, training=not forwards_alone(problem)):
+        programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
+        for program in programs:
             made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
             given = {id(layer) for others in self.parts for layer in others.values()}  # builders may
             # A builder may give the same layers to all ranks.
-            mine = {i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()}
+            self.parts.append({i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()})
+            names |= {i: names_of(layer, i) for i, layer in made.items()}
+        sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
+        for program, mine in zip(programs, self.parts, strict=True):
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
             slices = Slices.of(problem, program.rank, stages, hook.compare)
-            features = (slices, WorkBeside.of(program.rank, problem, model.work))
+            features = (slices, SideInputs.checked(sides, program, stages), WorkBeside.of(program.rank, problem, model.work))
             state = RankState(stages, tuple(part for part in features if part is not None))
-            self.parts.append(mine)
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]

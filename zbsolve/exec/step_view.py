@@ -61,7 +61,7 @@ class StepView:
     def messages(self) -> dict[tuple[int, int], int]:
         """(source, destination) → how many messages a step has from one rank to the other, all pairs that have some."""
         e, rank = self.step.edges, self.step.passes.rank
-        rows = np.flatnonzero(e.carrying("activation", "gradient"))
+        rows = np.flatnonzero(e.handing)
         ends = np.stack([rank[e.before[rows]], rank[e.after[rows]]], axis=1)
         pairs, counts = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0, return_counts=True)
         times = 1 if self.part is None else self.microbatches

@@ -138,7 +138,7 @@ class _Rank:
             for message in action.posts:
                 self.reserved[message] = self.computed
             wanted = {"in order": action.receives, "ahead": action.posts}.get(self.rules.receives, ())
-            for message in (*wanted, *([action.takes] if isinstance(action.takes, Message) else [])):
+            for message in (*wanted, *action.messages):
                 self.receive(message)
             begun = [self.begun[one.name] for one in action.awaits if one.sure and one.name in self.begun]
             self.hold([end for _, end in begun], f"work over before {action.name}", [launched for launched, _ in begun])
@@ -205,8 +205,8 @@ class _Rank:
     def launch(self, action: Action) -> None:
         """The pass itself, on the stream of its kind."""
         handler, kind, name, together = HANDLERS[action.kind], TABLE[action.kind], action.name, self.together
-        taken = together.ends[action.takes] if isinstance(action.takes, Message) else None
-        call = self.call(f"launches {name}", [taken if self.rules.blocking else None])
+        taken = [together.ends[message] for message in action.messages]
+        call = self.call(f"launches {name}", taken if self.rules.blocking else ())
         if kind.together:
             end = together.end((action.kind, action.part), f"collective {action.kind}{action.part} ends")
             together.joined[end] += 1
@@ -225,7 +225,7 @@ class _Rank:
             together.helpers[action.kind, action.stage, action.part] = call, goes_on
         elif not handler.before_its_pass:
             gathered = self.gathered.get(action.stage) if handler.uses_weights else None
-            self.computed = self.enqueue("compute", f"runs {name}", [taken, gathered])
+            self.computed = self.enqueue("compute", f"runs {name}", [*taken, gathered])
             self.get_help(action)
 
     def copy(self, action: Action) -> None:

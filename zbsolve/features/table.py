@@ -18,6 +18,7 @@ from .recompute import RECOMPUTE, in_part
 from .replicas import REPLICAS
 from .sharded_vocabulary import BARRIERS, VOCABULARY
 from .sharding import SHARDING
+from .sides import SIDES, has_sides
 from .slices import SLICES
 from .work import WORK
 
@@ -26,6 +27,7 @@ FEATURES: tuple[Feature, ...] = (
     RECOMPUTE,
     VOCABULARY,
     OFFLOAD,
+    SIDES,
     SLICES,
     LINKS,
     UNEVEN,
@@ -55,6 +57,7 @@ CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,
     "offload": lambda seen: not is_none(seen.step.offload),
     "all-to-all": lambda seen: seen.profile is not None and any(layer.all_to_all for layer in seen.profile.layers),
+    "side inputs": lambda seen: seen.profile is not None and has_sides(seen.profile),
     "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
     "lengths": lambda seen: bool(seen.step.lengths),
     "recompute of part of a stage": lambda seen: in_part(seen.step.recompute),
@@ -84,7 +87,7 @@ class Apart(NamedTuple):
 
 
 DIVIDING = "take a number that divides the sequence"
-APART = (
+APART: tuple[Apart, ...] = (
     Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),
     Apart("sharded vocabulary", "sharded parameters", "goes without sharded parameters"),
     Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
@@ -114,6 +117,23 @@ APART = (
     Apart("a link between sites", "messages that occupy their sender", "messages occupy their links or their sender"),
     Apart("a link between sites", "several routes", "microbatches take several routes, of which not all cross it alike"),
     Apart("links that messages share", "messages that occupy their sender", "messages occupy their links or their sender"),
+)
+
+
+NO_SIDES = (
+    "sharded vocabulary",
+    "offload",
+    "all-to-all",
+    "slices",
+    "submeshes",
+    "links that messages share",
+    "a link between sites",
+)
+APART += tuple(Apart("side inputs", other, f"do not go with {other} yet") for other in NO_SIDES)
+APART += (
+    Apart(
+        "side inputs", "messages that occupy their sender", "messages of this link occupy their sender, and theirs do not"
+    ),
 )
 
 

@@ -225,6 +225,7 @@ def _check_edges(schedule: Schedule, target: Target) -> None:
     edges, names, rank = problem.edges, problem.names, problem.passes.rank
     silent = (rank[edges.before] != rank[edges.after]) & ~edges.carrying("activation", "gradient")
     for i in np.flatnonzero(silent).tolist():
+        says = f"{target.engine} has no side inputs" if edges.beside[i] else says
         raise Refused(f"edge {names[edges.before[i]]} → {names[edges.after[i]]}: {says}")
     for before, after in schedule.syncs:
         if rank[problem.index[before]] != rank[problem.index[after]]:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layer import Layer, Tied, layer_ranges
+from ..build.sides import SideInput
+from ..layer import NO_LINK, Layer, Link, Tied, layer_ranges, side_values
 from ..problem import MessageRoom
 from .cut_table import Floats
 
@@ -218,12 +219,36 @@ class StageMemory:
         ranges = layer_ranges(counts)
         sizes = tuple(ceil(self.largest * self.layers[here.stop - 1].output_bytes) for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
-        return MessageRoom(sizes, tuple(sum(int(self.messages(*end)) for end in one) for one in ends))
+        reserved, sides = [sum(int(self.messages(*end)) for end in one) for one in ends], dict[tuple[int, int], int]()
+        for side in side_inputs(self.layers, counts):
+            firsts = {(route[side.giver], rank, mine[0]) for route in routes for rank, mine in side.of_ranks(route)}
+            away, size = [one for one in firsts if one[0] != one[1]], ceil(self.largest * side.bytes)
+            for stage in {first for _, _, first in away}:
+                sides[side.giver, stage] = sides.get((side.giver, stage), 0) + size
+            for rank in (rank for home, taker, _ in away for rank in (home, taker)):
+                reserved[rank] += MESSAGES * size
+        return MessageRoom(sizes, tuple(reserved), tuple((*ends, size) for ends, size in sides.items()))
 
     def _inside(self, here: range, again: int) -> int:
         dropping = (self.layers[i] for i in here[:again])
         inside = max((c.transient + c.held_until_B + c.held_until_W for c in dropping), default=0)
         return max(ceil(self.largest * inside), int(self.transient(here.start, here.stop)))
+
+
+def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_LINK) -> tuple[SideInput, ...]:
+    """What goes from stage to stage beside the row, where stages have so many layers; those with the same ends together.
+    Raises BadInput where layers do not fit each other."""
+    values = side_values([(tuple(one.name for one in layer.gives), layer.takes) for layer in layers])
+    stage = [s for s, count in enumerate(counts) for _ in range(count)]
+    size: dict[tuple[int, tuple[int, ...], bool], int] = {}
+    for layer in layers:
+        for name, nbytes, gradient in layer.gives:
+            giver, takers = values[name]
+            later = tuple(sorted({stage[i] for i in takers} - {stage[giver]}))
+            if later:
+                ends = stage[giver], later, gradient
+                size[ends] = size.get(ends, 0) + nbytes
+    return tuple(SideInput(giver, takers, n, round(link.time(n)), way) for (giver, takers, way), n in size.items())
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -216,6 +216,8 @@ def point_of(profile: Profile, where: str) -> Point:
         raise BadInput(f"{where}: field 'buffer_bytes': a plan does not count weights that are no parameters")
     if any(layer.all_to_all for layer in profile.layers):
         raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
+    if any(layer.gives for layer in profile.layers):
+        raise BadInput(f"{where}: field 'gives': a plan takes layers without side inputs")
     ends = {0, len(profile.layers) - 1}
     if any(set(group) != ends for _, group in profile.tied):
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import MIN_BANDWIDTH, NO_LINK, HostLink, Layer, Link, SliceExtra, Tied
+from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Link, SliceExtra, Tied, side_values
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
@@ -38,9 +38,18 @@ class SliceExtraForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     BW: tuple[Sample, Sample] = (0.0, 0.0)
 
 
+class GivenForm(NamedTuple):
+    """A side input that a layer gives in a file."""
+
+    name: str
+    bytes: SIZE
+    gradient: bool = True
+
+
 def _layer_form() -> Any:
     """The fields of a `Layer`; all but F may be left out."""
     kinds: dict[Any, Any] = {float: TIME, int: SIZE, SliceExtra | None: SliceExtraForm | None}
+    kinds[tuple[Given, ...]] = tuple[GivenForm, ...]
     columns: list[Any] = []
     for field in fields(Layer):
         hint = get_type_hints(Layer)[field.name]
@@ -141,7 +150,11 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
     """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
     field."""
-    return complete(_fields(form, Layer, where, slice_extra=_slice_extra_from), index, where)
+    return complete(_fields(form, Layer, where, slice_extra=_slice_extra_from, gives=_gives_from), index, where)
+
+
+def _gives_from(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
+    return tuple(Given(one.name, _read(one.bytes, int, f"{where}: bytes of '{one.name}'"), one.gradient) for one in rows)
 
 
 def _slice_extra_from(form: SliceExtraForm | None, where: str) -> SliceExtra | None:
@@ -185,6 +198,14 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
     for kinds in (("F", "B", "W"), ("F", "BW")):
         if not any(getattr(layer, kind) for layer in layers for kind in kinds):
             raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
+
+
+def check_sides(layers: Sequence[Layer], where: str) -> None:
+    """Raise BadInput where layers give and take side inputs that do not fit each other."""
+    try:
+        side_values([(tuple(one.name for one in layer.gives), layer.takes) for layer in layers])
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from None
 
 
 def link_from(form: LinkForm, where: str) -> Link:

@@ -18,6 +18,7 @@ from ..util.errors import BadInput
 from ..util.files import checked, read_part_of, write_document
 from .form import (
     ProfileForm,
+    check_sides,
     check_some_time,
     host_from,
     layer_from,
@@ -64,7 +65,7 @@ def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
 # Fields of layers that files leave out where there is nothing, as before there were such fields.
 OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
-NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes")
+NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", "gives", "takes")
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class Profile:
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
+        check_sides(layers, where)
         return cls(
             _checked_source(form.source, where),
             form.model,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
+from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, run_backward
@@ -97,17 +98,18 @@ def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, 
     if layers:
         checked(y, first + len(layers) - 1)
     if loss is not None:
-        y = without_metrics(loss(y, target))
+        y = without_metrics(loss(row_of(y), target))
         if not isinstance(y, Tensor) or y.dim():
             raise BadInput(f"the loss is not a tensor of one number, nor (loss, dict of metrics), but a {type(y).__name__}")
     return y
 
 
 def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
-    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank."""
+    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank. Side
+    inputs come back beside the output (see `models.sides`)."""
     for i, layer in enumerate(layers, first):
         seed_layer(seed, i)
-        x = layer(x)
+        x = called(layer, x)
     return x
 
 

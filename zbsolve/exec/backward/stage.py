@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import auxiliary_losses
+from ...models.sides import row_of
 from ...util.errors import BadInput
 from ..base.part import Around, Keeper
 from ..base.torch_private import version_of
@@ -254,7 +255,7 @@ class ForwardStage(Stage):
         """The F pass: see `Stage.forward`. Nothing is kept."""
         y = self.alone(microbatch, x, target, seed)
         if self._keeps:
-            self.outputs[microbatch] = y
+            self.outputs[microbatch] = row_of(y)
         return y
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from .program import Action
+from .program import Action, Message
 
 Run = Callable[[Any, Action, Any], Any]  # (state, pass, what its edge carries) → its output; see `Handler.run`
 NOTHING: AbstractContextManager[None] = nullcontext()
@@ -103,6 +103,12 @@ class Part:
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:
         """Number of a stage that is none of the model's → the trained parameters that its passes have here, with names."""
         return {}
+
+    def came(self, message: Message, value: Any) -> None:
+        """A message beside the row of stages has brought `value`, for the pass that runs next."""
+
+    def goes(self, message: Message) -> Any:
+        """What a message beside the row of stages carries, behind the pass that sends it."""
 
     def sums(self) -> Mapping[int, Any]:
         """All passes have run: add up gradients over ranks. Stage → when the sums that its passes began were there,

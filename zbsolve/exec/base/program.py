@@ -9,8 +9,9 @@ from typing import NamedTuple
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
-    `boundary`, or (`gradient`) the gradient of one, of the same shape. part: see `Action`. Both ends of one lowering hold
-    the same object."""
+    `boundary`, or (`gradient`) the gradient of one, of the same shape. part: see `Action`. beside: of side inputs and their
+    gradients, which stage `boundary` gives, the first stage there that takes them; 0: it goes along the row of stages. Both
+    ends of one lowering hold the same object."""
 
     before: str
     after: str
@@ -19,13 +20,14 @@ class Message:
     boundary: int
     part: int
     gradient: bool
+    beside: int = 0
 
     @property
-    def channel(self) -> tuple[int, int, int]:
-        """The boundary, and the ranks before and behind it. Messages of one channel have one shape for one shape of
-        input."""
+    def channel(self) -> tuple[int, ...]:
+        """The boundary, the ranks before and behind it, and `beside`. Messages of one channel have one shape for one shape
+        of input."""
         ends = (self.destination, self.source) if self.gradient else (self.source, self.destination)
-        return self.boundary, *ends
+        return self.boundary, *ends, self.beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Action:
     stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work that passes before it
     only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them;
     tells: others wait for it so. stream: what it occupies. share: of the bytes that a pass before it holds, how much it
-    moves to another pool. goes_on: its rank runs the next passes while its work is done.
+    moves to another pool. goes_on: its rank runs the next passes while its work is done. sides: messages
+    of side inputs that it takes beside that (see `exec.sides`).
     """
 
     name: str
@@ -83,6 +86,12 @@ class Action:
     goes_on: bool = False
     receives: tuple[Message, ...] = ()
     gone: tuple[Message, ...] = ()
+    sides: tuple[Message, ...] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Those of other ranks that it takes, that of the row first."""
+        return (self.takes, *self.sides) if isinstance(self.takes, Message) else self.sides
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ class Mailbox:
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
-        self._formats: dict[tuple[tuple[int, int, int], int], Format] = {}
-        self._trained: dict[tuple[tuple[int, int, int], int], Mapping[str, bool]] = {}
+        self._formats: dict[tuple[tuple[int, ...], int], Format] = {}
+        self._trained: dict[tuple[tuple[int, ...], int], Mapping[str, bool]] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
@@ -282,7 +282,7 @@ class Mailbox:
         """Wait for what `tell` sent. Raises LostRank."""
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
-    def _key(self, message: Message) -> tuple[tuple[int, int, int], int]:
+    def _key(self, message: Message) -> tuple[tuple[int, ...], int]:
         return message.channel, self._numbers[message.part]
 
     def _agreed(self, message: Message) -> Format | None:

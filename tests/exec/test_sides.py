@@ -1,0 +1,293 @@
+"""Side inputs run: gradients of the unsplit model, the bytes on each hop, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from profiler.dataflow import flow
+from profiler.roofline import estimate
+from zbsolve import BadInput, Problem, Profile, Step, pipeline, solve
+from zbsolve.cli import main
+from zbsolve.exec.handlers import Part
+from zbsolve.exec.sides import SideInputs
+from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.interchange.exports import export
+from zbsolve.layer import Given
+from zbsolve.models.by_name import load
+from zbsolve.models.sides import Carried, called
+
+from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of
+from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import random_schedule, run_here, worst_difference
+
+JOB = "tests.support.exec_jobs_sides:"
+# Bytes of a microbatch: the decoder's hidden states, the encoder's, these with a gate, ids.
+HIDDEN, ENCODER, MEMORY, WORDS = 2 * 4 * 16 * 8, 2 * 6 * 16 * 8, 2 * (6 + 1) * 16 * 8, 2 * 4 * 8
+SKIPS = [2 * 16 * length * 8 for length in (16, 8, 4)]
+CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
+    # The encoder on rank 0: memory goes to both others by itself, and the row carries the decoder's words alone.
+    "encoder on a rank": (
+        {"model": "encoder_decoder", "placement": (0, 1, 2), "counts": (5, 3, 2), "fused": False},
+        {
+            "0→1 F": [WORDS, MEMORY],
+            "0→2 F": [MEMORY],
+            "1→2 F": [HIDDEN],
+            "1→0 B": [0, MEMORY],
+            "2→0 B": [MEMORY],
+            "2→1 B": [HIDDEN],
+        },
+    ),
+    # The encoder ends on rank 1, whose decoder block takes it there. The words skip to it in a message of their own.
+    "encoder over two ranks": (
+        {"model": "encoder_decoder", "placement": (0, 1, 2), "counts": (4, 3, 3), "fused": True, "recompute": "all"},
+        {"0→1 F": [WORDS, ENCODER], "1→2 F": [HIDDEN, MEMORY], "1→0 B": [ENCODER], "2→1 B": [HIDDEN, MEMORY]},
+    ),
+    # Two stages a rank: each rank gets memory once, whatever takes it there; rank 0 has it.
+    "interleaved": (
+        {"model": "encoder_decoder", "placement": (0, 1, 2, 0, 1, 2), "counts": (5, 1, 1, 1, 1, 1), "fused": False},
+        {
+            "0→1 F": [WORDS, HIDDEN, MEMORY],
+            "1→2 F": [HIDDEN, HIDDEN],
+            "0→2 F": [MEMORY],
+            "2→0 F": [HIDDEN],
+            "1→0 B": [0, HIDDEN, MEMORY],
+            "2→1 B": [HIDDEN, HIDDEN],
+            "2→0 B": [MEMORY],
+            "0→2 B": [HIDDEN],
+        },
+    ),
+    "a U-Net in a row": (
+        {"model": "u_net", "placement": (0, 1, 2), "counts": (4, 2, 2), "fused": True},
+        {
+            "0→1 F": [SKIPS[2]],
+            "0→2 F": [SKIPS[0] + SKIPS[1]],
+            "1→2 F": [SKIPS[2]],
+            "1→0 B": [SKIPS[2]],
+            "2→0 B": [SKIPS[0] + SKIPS[1]],
+            "2→1 B": [SKIPS[2]],
+        },
+    ),
+    "the same, passed along": (
+        {"model": "u_net_along", "placement": (0, 1, 2), "counts": (4, 2, 2), "fused": True},
+        {way: [SKIPS[2] + SKIPS[0] + SKIPS[1]] for way in ("0→1 F", "1→2 F", "1→0 B", "2→1 B")},
+    ),
+    # In a V the longest skip stays on rank 0, and the shortest on rank 2; one goes from rank 1 to rank 0.
+    "a U-Net in a V": (
+        {"model": "u_net", "placement": (0, 1, 2, 2, 0), "counts": (3, 1, 1, 1, 2), "fused": False},
+        {
+            "0→1 F": [SKIPS[1]],
+            "1→2 F": [SKIPS[2]],
+            "1→0 F": [SKIPS[1]],
+            "2→0 F": [SKIPS[2]],
+            "1→0 B": [SKIPS[1]],
+            "2→1 B": [SKIPS[2]],
+            "0→1 B": [SKIPS[1]],
+            "0→2 B": [SKIPS[2]],
+        },
+    ),
+    "the V, passed along": (
+        {"model": "u_net_along", "placement": (0, 1, 2, 2, 0), "counts": (3, 1, 1, 1, 2), "fused": True},
+        {
+            "0→1 F": [SKIPS[0] + SKIPS[1]],
+            "1→2 F": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "2→0 F": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "1→0 B": [SKIPS[0] + SKIPS[1]],
+            "2→1 B": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+            "0→2 B": [SKIPS[0] + SKIPS[1] + SKIPS[2]],
+        },
+    ),
+}
+
+
+def test_bytes_of_the_page() -> None:
+    """docs/side-inputs.md: kB that go forward in one microbatch of the U-Net, with side inputs and passed along."""
+    names = ("a U-Net in a row", "the same, passed along", "a U-Net in a V", "the V, passed along")
+    sums = [sum(sum(sizes) for way, sizes in CASES[name][1].items() if way.endswith("F")) for name in names]
+    assert sums == [8_192, 14_336, 6_144, 20_480]
+
+
+@pytest.mark.slow
+def test_gradients_and_bytes_on_the_wire() -> None:
+    cases = [{**case, "seed": n, "builder": n % 2 == 0} for n, (case, _) in enumerate(CASES.values())]
+    ranks = on_ranks(3, f"{JOB}ran", cases, timeout=150)
+    for number, (name, (_, right)) in enumerate(CASES.items()):
+        sent: dict[str, list[int]] = {}
+        for rank in ranks:
+            gradient, loss, evaluated, mine = rank[number]
+            assert max(gradient, loss, evaluated) < 1e-12, name
+            sent |= mine
+        assert sent == right, name
+
+
+@pytest.mark.parametrize("model", ["encoder_decoder", "u_net"])
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_on_any_placement_in_any_order(model: str, seed: int) -> None:
+    places = [(0, 1), (0, 1, 2, 3), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0), ((0, 1, 2), (2, 1, 0)), (0, 0, 1, 0)]
+    placement: Any = places[seed % len(places)]
+    stages = len(placement[0]) if isinstance(placement[0], tuple) else len(placement)
+    try:
+        made = doubled(model)
+        counts = [len(made.layers) // stages + (s < len(made.layers) % stages) for s in range(stages)]
+        again = ((), "all", [stages - 1], "0:1,1:1")[seed % 4]  # of part of two stages: side inputs go through the parts
+        problem = step_of(made, placement, counts, seed % 2 == 0, recompute=again)
+        assert worst_difference(random_schedule(problem, seed), made) < 1e-12
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    "words", [["--ranks", "3", "--fused"], ["--ranks", "2", "--placement", "vee", "--recompute", "all"]]
+)
+def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile, a schedule and a checked run; bytes that ranks hold are those that were predicted."""
+    spec, paths = "tests.support.side_models:encoder_decoder", [str(tmp_path / name) for name in ("p", "s", "t")]
+    assert main(["profile", spec, "--estimate", "h100", "-o", paths[0]]) == 0
+    assert main(["solve", paths[0], *words, "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
+    how = ["--steps", "2", "--warmup", "0", "--check", "--timeout", "60", "-o", paths[2]]
+    assert main(["run", paths[1], "--model", spec, "--local", *how]) == 0
+    assert "check: right" in capsys.readouterr().out
+    assert main(["run", paths[1], "--model", spec, "--local", "--split", "graph", *how[:-1], paths[1] + "t"]) == 2
+    assert "side inputs: split 'graph' knows none: take layers" in capsys.readouterr().err
+    trace = json.loads(Path(paths[2]).read_text())
+    assert trace["peaks"][0] == pytest.approx(trace["facts"]["predicted_peaks"], rel=0.1)
+
+
+def test_a_profile_knows_them() -> None:
+    """Bytes in float32: ids of 2 · 4 · 8, memory of 2 · 6 · 16 · 4, and a row more. What layers keep does not count them."""
+    profile = estimate("tests.support.side_models:encoder_decoder", "h100")
+    assert profile.layers[0].gives == (Given("words", 64, gradient=False),)
+    assert profile.layers[4].gives == (Given("memory", 768), Given("gate", 128))
+    assert profile.layers[4].takes == ("words",)
+    assert [layer.takes for layer in profile.layers[5:]] == [(), *[("memory", "gate")] * 3, ()]
+    assert [layer.output_bytes for layer in profile.layers[3:6]] == [768, 64, 512]
+    assert profile.facts["no_vocabulary"] == "side inputs do not go with a sharded vocabulary yet"
+    again = Profile.from_json(json.loads(json.dumps(profile.to_json())))
+    assert again.layers == profile.layers
+
+
+def refusal(layers: list[nn.Module], problem: Problem) -> str:
+    """What is said where model and schedule do not fit; "" where the step runs."""
+    own = doubled("encoder_decoder")
+    model = replace(own, layers=tuple(partial(deepcopy, layer) for layer in layers))
+    try:
+        run_here(random_schedule(problem), model)
+    except (BadInput, RunFailed) as error:
+        return str(error)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return ""
+
+
+def test_what_model_and_schedule_do_not_have_in_common_is_named() -> None:
+    """A model without a message, a message without a model, and gradients that come and should not, or the other way."""
+    model = doubled("encoder_decoder")
+    good = step_of(model, (0, 1), (5, 5), True)
+    bare = pipeline([10] * 2, BW=[20] * 2, microbatches=MICROBATCHES, layers=(5, 5))
+    back = good.edges.carrying("side gradient")
+    silent = replace(good, edges=good.edges.only(np.flatnonzero(~back)))
+    frozen = model.build()
+    frozen[3] = nn.Sequential(*frozen[3:4])
+    for layer in frozen[:5]:
+        layer.requires_grad_(False)
+    assert refusal(model.build(), good) == ""
+    for layers, problem, why in (
+        (
+            model.build(),
+            bare,
+            "schedule: it has no message of side input 'memory', from stage 0 to stage 1 on rank 1: profile the",
+        ),
+        (
+            [nn.Linear(4, 4)] * 10,
+            good,
+            "it has a side input that the model has not, from stage 0 to stage 1 on rank 1: profile",
+        ),
+        (
+            model.build(),
+            silent,
+            "the schedule has no gradient of 'gate' from rank 1, and the model needs one",
+        ),
+        (frozen, good, "the schedule has a gradient of 'gate' from rank 1, and the model needs none"),
+    ):
+        assert why in refusal(layers, problem)
+    late, number = model.build(), model.build()
+    late[2].takes, number[1].gives = "memory", 3  # type: ignore[assignment]
+    assert refusal(late, good) == "layer 2: takes 'memory', and layer 4, which gives it, does not come before"
+    assert refusal(number, good) == "layer 1: 'gives' is a int: the names of side inputs are needed"
+
+
+def test_other_engines_have_none() -> None:
+    schedule = solve(Step(3, 3, fused=True, partition=(5, 3, 2)).problem(estimate(f"{__name__}:tiny", "h100")), effort=0.05)
+    for target in ("torch-csv", "megatron", "deepspeed"):
+        with pytest.raises(BadInput, match="has no side inputs"):
+            export(schedule, target)
+
+
+def tiny() -> Any:
+    """For `module:function`."""
+    from ..support.side_models import encoder_decoder
+
+    return encoder_decoder()
+
+
+def test_what_a_part_does_not_go_with_has_a_line() -> None:
+    assert SideInputs.no_capture != Part.no_capture
+    assert SideInputs.no_ahead != Part.no_ahead
+
+
+class Wrong(nn.Module):
+    """Gives what it does not return."""
+
+    gives = ("a", "b")
+
+    def forward(self, x: Tensor) -> Any:
+        return x, x
+
+
+def test_a_layer_that_does_not_do_what_it_says_is_named() -> None:
+    with pytest.raises(BadInput, match="Wrong: 'gives' says that it returns its output and behind it 'a', 'b', as a tuple"):
+        called(Wrong(), torch.ones(1))
+    taker = nn.Linear(1, 1)
+    taker.takes = "c"  # type: ignore[assignment]
+    with pytest.raises(BadInput, match="Linear: takes 'c', which no layer before it gives"):
+        called(taker, Carried(torch.ones(1), {"a": torch.ones(1)}))
+
+
+def forgotten() -> Any:
+    """A skip that nobody takes."""
+    from ..support.side_models import u_net
+
+    layers, sample, loss = u_net()
+    return layers[:-1], (sample[0], sample[1][..., :8]), loss
+
+
+def unknown() -> Any:
+    """A layer that takes what nobody gives."""
+    from ..support.side_models import u_net
+
+    layers, sample, loss = u_net()
+    layers[5].takes = ("skip9",)
+    return layers, sample, loss
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("forgotten", "layer 2: gives 'skip0', and no layer takes it"),
+        ("unknown", "layer 5: takes 'skip9', and no layer gives it"),
+    ],
+)
+def test_a_profile_names_what_does_not_fit(name: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        flow(load(f"{__name__}:{name}"))

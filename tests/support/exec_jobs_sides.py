@@ -1,0 +1,86 @@
+"""What tests/exec/test_sides.py runs on gloo ranks: models with side inputs, every message counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from zbsolve import Problem, pipeline
+from zbsolve.build import with_side_inputs
+from zbsolve.exec import Pipeline
+from zbsolve.exec.base.part import Data
+from zbsolve.exec.check import reference
+from zbsolve.exec.transport.format import Format
+from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.layer import Given, Layer
+from zbsolve.models.by_name import load
+from zbsolve.models.model import Model
+from zbsolve.models.sides import names_of
+from zbsolve.partition.stage_memory import side_inputs
+
+from .exec_tools import random_schedule, worst
+
+MICROBATCHES = 4
+
+
+def doubled(name: str) -> Model:
+    """A model of `side_models` in float64, whose layers are made anew whenever they are built."""
+    torch.set_default_dtype(torch.float64)
+    model = load(f"tests.support.side_models:{name}", 0)
+    return replace(model, layers=tuple(partial(deepcopy, build()) for build in model.layers))
+
+
+def step_of(model: Model, placement: Sequence[int], counts: Sequence[int], fused: bool, **how: Any) -> Problem:
+    """A step with the side inputs of the model; whole numbers have no gradient."""
+    layers = []
+    for i, layer in enumerate(model.build()):
+        gives, takes = names_of(layer, i)
+        given = tuple(Given(name, 8, gradient=name != "words") for name in gives)
+        layers.append(Layer(str(i), 1, 1, 1, 1, 0, 0, 0, 0, gives=given, takes=takes))
+    times = {"BW": [20] * len(counts)} if fused else {"B": [10] * len(counts), "W": [10] * len(counts)}
+    where = {"placement": tuple(placement), "microbatches": MICROBATCHES, "comm": 3, "layers": tuple(counts), "X": 10}
+    return with_side_inputs(pipeline([10] * len(counts), **times, **where | how), *side_inputs(layers, counts))
+
+
+def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
+    """Of each case: the largest difference of a gradient from the unsplit model's, of the loss, of an evaluation; and bytes
+    that this rank has sent for one microbatch: "source→destination F" or "B" → how many in each message, sorted."""
+    found = []
+    for case in cases:
+        model = doubled(case["model"])
+        problem = step_of(model, case["placement"], case["counts"], case["fused"], recompute=case.get("recompute", ()))
+        schedule, sent = random_schedule(problem, case["seed"]), Counter[tuple[str, int]]()
+        layers = model.build if case["builder"] else nn.Sequential(*model.build())
+        runner = Pipeline(layers, schedule, loss=model.loss, timeout=60)
+        inputs, targets = zip(*(model.batch(m, 0) for m in range(MICROBATCHES)), strict=True)
+        send = Mailbox.send
+
+        def counted(box: Any, message: Any, value: Any, sent: Any = sent, send: Any = send) -> None:
+            if message.part == 1:
+                way = f"{message.source}→{message.destination} {'B' if message.gradient else 'F'}"
+                sent[way, Format.of(value).nbytes] += 1
+            send(box, message, value)
+
+        with mock.patch.object(Mailbox, "send", counted):
+            result = runner.step(list(inputs), list(targets))
+        whole = model.build()
+        right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss)
+        ways = sorted({way for way, _ in sent})
+        bytes_of = {way: sorted(size for (one, size), n in sent.items() if one == way for _ in range(n)) for way in ways}
+        found.append([worst(runner, whole), abs(result.loss - right), evaluation(runner, model, inputs, targets), bytes_of])
+    return found
+
+
+def evaluation(runner: Pipeline, model: Model, inputs: Any, targets: Any) -> float:
+    """How far an evaluation is from that of the unsplit model."""
+    whole = [layer.eval() for layer in model.build()]
+    right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss, backward=False)
+    return abs(runner.evaluate(list(inputs), list(targets)) - right)

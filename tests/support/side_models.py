@@ -1,0 +1,146 @@
+"""Models with side inputs: an encoder-decoder whose decoder layers all take the encoder's output, and a U-Net."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zbsolve.exec import CrossEntropy
+
+WIDTH, WORDS, LONG, SHORT, ROWS = 16, 30, 6, 4, 2
+BLOCKS = 3  # of encoder and decoder each
+
+
+class Attention(nn.Module):
+    """Of one head, of queries to another sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        y = nn.functional.scaled_dot_product_attention(self.query(x), self.key(memory), self.value(memory))
+        result: Tensor = x + self.out(y)
+        return result
+
+
+class Start(nn.Module):
+    """Embeds the encoder's words; the decoder's go to where the decoder begins."""
+
+    gives = "words"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.table(both[0]), both[1]
+
+
+class EncoderBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp, self.dropout = Attention(), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, x)
+        result: Tensor = x + self.dropout(torch.tanh(self.mlp(x)))
+        return result
+
+
+class Encoded(nn.Module):
+    """The end of the encoder: from here on the decoder's words go along the row."""
+
+    takes, gives = "words", ("memory", "gate")  # not in the order of their names, in which they travel
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        memory = self.norm(x)
+        return words, memory, memory.mean(1, keepdim=True).sigmoid()
+
+
+class DecoderBlock(EncoderBlock):
+    takes = ("memory", "gate")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross = Attention()
+
+    def forward(self, x: Tensor, memory: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(self.cross(x, memory) * gate)
+
+
+def encoder_decoder() -> Any:
+    """Start, encoder blocks, their end, an embedding, decoder blocks, a head: 10 layers."""
+    torch.manual_seed(0)
+    decoder = [nn.Embedding(WORDS, WIDTH), *(DecoderBlock() for _ in range(BLOCKS)), nn.Linear(WIDTH, WORDS, bias=False)]
+    words = torch.randint(WORDS, (ROWS, LONG)), torch.randint(WORDS, (ROWS, SHORT))
+    layers = [Start(), *(EncoderBlock() for _ in range(BLOCKS)), Encoded(), *decoder]
+    return layers, (words, torch.randint(WORDS, (ROWS, SHORT))), CrossEntropy()
+
+
+class Down(nn.Module):
+    """Halves the length; what came in skips to the way up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.gives = f"skip{number}"
+        self.inside, self.down = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Conv1d(WIDTH, WIDTH, 2, stride=2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(self.inside(x))
+        return self.down(x), x
+
+
+class Up(nn.Module):
+    """Doubles the length, and takes what skipped."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.takes = (f"skip{number}",)
+        self.up, self.inside = nn.ConvTranspose1d(WIDTH, WIDTH, 2, stride=2), nn.Conv1d(2 * WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return torch.tanh(self.inside(torch.cat([self.up(x), skip], 1)))
+
+
+class Middle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inside(x))
+
+
+def u_net() -> Any:
+    """Two layers in front, three down, three up: 8 layers, whose skips are 16, 8 and 4 long."""
+    torch.manual_seed(0)
+    layers = [Middle(), Middle(), *(Down(i) for i in range(3)), *(Up(i) for i in reversed(range(3)))]
+    x = torch.randn(ROWS, WIDTH, 16)
+    return layers, (x, torch.randn(ROWS, WIDTH, 16)), nn.functional.mse_loss
+
+
+class Along(nn.Module):
+    """A layer of the U-Net without side inputs: all skips go along, as a tuple."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        row, *skips = x if isinstance(x, tuple) else (x,)
+        y = self.layer(row, skips.pop()) if isinstance(self.layer, Up) else self.layer(row)
+        y, *more = y if isinstance(y, tuple) else (y,)
+        return (y, *skips, *more) if skips or more else y
+
+
+def u_net_along() -> Any:
+    """The same network, passing everything along."""
+    layers, sample, loss = u_net()
+    return [Along(layer) for layer in layers], sample, loss

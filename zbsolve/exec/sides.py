@@ -1,0 +1,270 @@
+"""Side inputs while a rank runs: what a layer gives beside its output goes once to each rank that takes it, and stays there
+until its last user. Gradients are summed there and go back once (see `models.sides`, `build.sides`).
+
+Ranks tell each other what their layers give and take when they connect. Messages are those of the schedule's edges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..build.sides import SideInput
+from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, VOCABULARY
+from ..layer import side_values
+from ..models.sides import Carried, names_of, outer_names
+from ..problem import Problem
+from ..util.errors import BadInput
+from .backward.passes import HANDLERS as PLAIN
+from .base.part import Part, RankState, Run
+from .base.program import Action, Message, Program
+from .base.values import trained
+from .connecting import Connecting
+from .transport.peers import Peers, together
+
+NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL)
+Names = tuple[Sequence[str], Sequence[str]]  # that a layer gives, that it takes
+
+
+class SideValues:
+    """Side inputs of the stages of one process and their gradients, by name and microbatch. stages: by number (see
+    `backward.stage`). Values stay until somebody takes them out."""
+
+    def __init__(self, stages: Mapping[int, Any]) -> None:
+        self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
+        self.values: dict[tuple[str, int], Any] = {}
+        self.gradients: dict[tuple[str, int], list[Any]] = {}
+        # Names, and how many tensors with a gradient each has, of what a stage got and made.
+        self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self.made: dict[tuple[int, int], list[tuple[str, int]]] = {}
+
+    def into(self, number: int, microbatch: int, x: Any) -> Any:
+        """What the stage gets: `x`, which may bring side inputs with it, and those that it takes."""
+        takes = self.names[number][1]
+        if isinstance(x, Carried):
+            self.values |= {(name, microbatch): value for name, value in x.sides.items()}
+            x = x.row
+        sides = {name: self.values[name, microbatch] for name in takes}
+        self._got[number, microbatch] = _counted(sides)
+        return Carried(x, sides) if takes else x
+
+    def out(self, number: int, microbatch: int, y: Any) -> Any:
+        """Of what the stage made the row's value, which goes on. What it gives stays here."""
+        if not isinstance(y, Carried):
+            return y
+        self.made[number, microbatch] = _counted(y.sides)
+        self.values |= {(name, microbatch): y.sides[name] for name in self.names[number][0]}
+        return y.row
+
+    def back_into(self, number: int, microbatch: int, given: Any) -> Any:
+        """The gradients of all that the stage made; None where the loss makes them."""
+        if given is None:
+            return None
+        gives, found = self.names[number][0], list(given)
+        for name, count in self.made.pop((number, microbatch), ()):  # what it took goes through it, too
+            found += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
+        return found
+
+    def back_out(self, number: int, microbatch: int, found: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The gradients of the row's input. Those of side inputs are added here."""
+        counts = self._got.pop((number, microbatch))
+        at = len(found) - sum(count for _, count in counts)
+        self.add(counts, microbatch, found[at:])
+        return found[:at]
+
+    def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor]) -> None:
+        """More gradients of side inputs. counts: their names, and how many of them each has."""
+        for name, count in counts:
+            mine, gradients = list(gradients[:count]), gradients[count:]
+            before = self.gradients.get((name, microbatch))
+            self.gradients[name, microbatch] = [a + b for a, b in zip(before, mine, strict=True)] if before else mine
+
+    def clear(self) -> None:
+        """Forget all microbatches."""
+        for one in (self.values, self.gradients, self._got, self.made):
+            one.clear()
+
+
+def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(name, len(trained(value))) for name, value in sides.items()]
+
+
+class Between(NamedTuple):
+    """The side inputs between stages. ends: name, in order → the stage that gives it, and the later ones that take it.
+    routes: of the problem."""
+
+    ends: Mapping[str, SideInput]
+    routes: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, names: Sequence[Names], counts: Sequence[int], problem: Problem) -> Between:
+        """names: of all layers. counts: layers of each stage. Raises BadInput where they do not fit each other, and for a
+        step that has what they do not go with."""
+        stage, ends = [s for s, count in enumerate(counts) for _ in range(count)], dict[str, SideInput]()
+        for name, (giver, takers) in sorted(side_values(names).items()):
+            if later := tuple(sorted({stage[i] for i in takers} - {stage[giver]})):
+                ends[name] = SideInput(stage[giver], later)
+        for feature in NOT_WITH if ends else ():
+            if problem.passes.that(feature=feature).any():
+                raise BadInput(f"side inputs: run knows none beside {feature}")
+        if ends and problem.slices > 1:
+            raise BadInput("side inputs: run knows none of slices")
+        return cls(ends, problem.routes)
+
+    def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:
+        """The ranks that take a side input of a microbatch, and on each the stages that do."""
+        return dict(self.ends[name].of_ranks(self.routes[microbatch % len(self.routes)]))
+
+    def giver(self, name: str, microbatch: int) -> int:
+        """The rank that gives it."""
+        return self.routes[microbatch % len(self.routes)][self.ends[name].giver]
+
+    def carried(self, message: Message) -> list[str]:
+        """The names of what a message, or the gradient in it, is of."""
+        rank = message.source if message.gradient else message.destination
+        mine = [name for name, one in self.ends.items() if one.giver == message.boundary]
+        return [name for name in mine if self.ranks(name, message.part).get(rank, (-1,))[0] == message.beside]
+
+    def sent(self, rank: int) -> dict[tuple[int, int, int], str]:
+        """What goes from a rank to others: (stage, first stage there, other rank) → a name."""
+        return {
+            (one.giver, stages[0], other): name
+            for turn in range(len(self.routes))
+            for name, one in self.ends.items()
+            for other, stages in self.ranks(name, turn).items()
+            if self.giver(name, turn) == rank != other
+        }
+
+
+class SideInputs(Part):
+    """The side inputs that this rank's stages give or take."""
+
+    name = "side inputs"
+    no_capture = "side inputs are handed on by the host"
+    no_ahead = "side inputs would be made twice where a step begins again"
+
+    def __init__(self, between: Between, program: Program, stages: Mapping[int, Any]) -> None:
+        self.between, self.program, self.here = between, program, SideValues(stages)
+        self._back = {(m.boundary, m.beside, m.source) for a in program.actions for m in a.sides if m.gradient}
+        self._left: dict[tuple[str, int], int] = {}  # how often a value is still used here
+
+    @classmethod
+    def of(cls, c: Connecting) -> SideInputs | None:
+        """The part of a rank, where layers of one stage take what another gives. All ranks call this. Raises BadInput."""
+        mine = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
+        names = told(c.peers, {i: one for i, one in mine.items() if any(one)}, sum(c.own.counts))
+        between = Between.of(names, c.own.counts, c.problem)
+        if between.ends and c.given.split != "layers":
+            raise BadInput(f"side inputs: split '{c.given.split}' knows none: take layers")
+        with together(c.peers, "side inputs") if any(map(any, names)) else nullcontext():
+            return cls.checked(between, c.own.program, c.stages)
+
+    @classmethod
+    def checked(cls, between: Between, program: Program, stages: Mapping[int, Any]) -> SideInputs | None:
+        """The part of one rank. Raises BadInput where the schedule has not the messages that the model needs."""
+        wanted = between.sent(program.rank)
+        sent = (m for action in program.actions for m in action.sends if m.beside and not m.gradient)
+        there = {(m.boundary, m.beside, m.destination) for m in sent}
+        if different := sorted(wanted.keys() ^ there):
+            (giver, taker, rank), name = different[0], wanted.get(different[0])
+            what = "has a side input that the model has not," if name is None else f"has no message of side input '{name}',"
+            where = f"from stage {giver} to stage {taker} on rank {rank}"
+            raise BadInput(f"schedule: it {what} {where}: profile the model and solve again")
+        return cls(between, program, stages) if between.ends else None
+
+    def around(self, kind: str, run: Run) -> Run:
+        """A forward gets what its stage takes and leaves what it gives; a backward does so with gradients."""
+
+        def forward(state: RankState, action: Action, given: Any) -> Any:
+            stage, m = action.stage, action.part
+            x = self.here.into(stage, m, state.data.inputs[m] if given is None else given)
+            for name in self.here.names[stage][1]:
+                self._used(name, m)
+            y = self.here.out(stage, m, run(state, action, x))
+            for message in (one for one in action.sends if one.beside):
+                self._check_gradient(message, action)
+            for name in self.here.names[stage][0]:
+                if name not in self.between.ends:  # its takers are in this stage
+                    self.here.values.pop((name, m), None)
+            return y
+
+        def backward(state: RankState, action: Action, given: Any) -> Any:
+            stage, m = action.stage, action.part
+            return self.here.back_out(stage, m, run(state, action, self.here.back_into(stage, m, given)))
+
+        return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
+
+    def _check_gradient(self, message: Message, action: Action) -> None:
+        """Raise BadInput where a gradient is to come back, and the schedule has no message of it, or the other way round."""
+        names = self.between.carried(message)
+        needed = any(trained(self.here.values[name, message.part]) for name in names)
+        comes = (message.boundary, message.beside, message.destination) in self._back
+        trains = any(PLAIN[kind].takes == "gradient" for kind in action.companions & PLAIN.keys())
+        if trains and needed != comes:
+            has, needs = ("no", "one") if needed else ("a", "none")
+            raise BadInput(
+                f"side inputs: the schedule has {has} gradient of '{names[0]}' from rank {message.destination}, and the "
+                f"model needs {needs}: profile it as it is trained now, and solve again"
+            )
+
+    def _used(self, name: str, microbatch: int) -> None:
+        """A value was used once: with the last time it goes."""
+        key, rank = (name, microbatch), self.program.rank
+        if key not in self._left:
+            ranks = self.between.ranks(name, microbatch)
+            away = len(ranks.keys() - {rank}) if self.between.giver(name, microbatch) == rank else 0
+            self._left[key] = len(ranks.get(rank, ())) + away
+        self._left[key] -= 1
+        if not self._left[key]:
+            del self._left[key], self.here.values[key]
+
+    def goes(self, message: Message) -> Any:
+        """What a message carries: values by name, or their gradients in one row."""
+        names, m = self.between.carried(message), message.part
+        if message.gradient:
+            return tuple(one for name in names for one in self.here.gradients.pop((name, m), ()))
+        found = {name: self.here.values[name, m] for name in names}
+        for name in names:
+            self._used(name, m)
+        return found
+
+    def came(self, message: Message, value: Any) -> None:
+        """What a message has brought."""
+        names, m = self.between.carried(message), message.part
+        if message.gradient:
+            self.here.add(sorted(one for one in self.here.made[message.boundary, m] if one[0] in names), m, value)
+        else:
+            self.here.values |= {(name, m): value[name] for name in names}
+
+    def begin(self, data: Any) -> None:
+        """A step begins."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what a step has left that broke off."""
+        self.here.clear()
+        self._left.clear()
+
+    def for_forwards(self, stages: Mapping[int, Any]) -> SideInputs:
+        """The same for a round of forwards alone."""
+        return SideInputs(self.between, self.program, stages)
+
+
+def told(peers: Peers, mine: Mapping[int, Names], layers: int) -> list[Names]:
+    """The names of all layers, of which each rank tells its own. All ranks call this. Raises LostRank."""
+    body = json.dumps(list(mine.items())).encode()
+    length = int(_everybody(peers, torch.tensor([len(body)])).max())
+    rows = _everybody(peers, torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8))
+    known = {number: names for row in rows for number, names in json.loads(row.numpy().tobytes())}
+    return [known.get(number, ((), ())) for number in range(layers)]
+
+
+def _everybody(peers: Peers, mine: Tensor) -> Tensor:
+    everything = torch.empty((peers.wires.size, len(mine)), dtype=mine.dtype)
+    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "side inputs")
+    return everything

@@ -1,0 +1,27 @@
+"""A profile's step with side inputs: layers say which they give and take, and how many bytes these have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..build.mixing import checked_room
+from ..build.sides import with_side_inputs
+from ..partition.stage_memory import side_inputs
+from ..problem import Problem
+from .feature import Feature
+
+
+def has_sides(profile: Any) -> bool:
+    """Whether a layer gives some."""
+    return any(layer.gives for layer in profile.layers)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    if not has_sides(staged.profile):
+        return problem
+    sides = side_inputs(staged.model.layers, staged.counts, staged.profile.link)
+    found = with_side_inputs(problem, *sides)
+    return found if staged.profile.microbatch_factors else checked_room(found)
+
+
+SIDES = Feature("side inputs", build=_build)

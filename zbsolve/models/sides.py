@@ -1,0 +1,62 @@
+"""Side inputs of a model: a layer's attribute `gives` names what it returns behind its output, and `takes` names what later
+layers are called with behind their input (see `docs/side-inputs.md`)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..util.errors import BadInput
+
+
+class Carried(NamedTuple):
+    """What goes from layer to layer where there are side inputs: the row's value, and those by name."""
+
+    row: Any
+    sides: dict[str, Any]
+
+
+def names_of(layer: nn.Module, number: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a layer gives and takes. number: of the layer, for errors. Raises BadInput for something else than names."""
+    return _names(layer, "gives", number), _names(layer, "takes", number)
+
+
+def _names(layer: nn.Module, what: str, number: int | None) -> tuple[str, ...]:
+    said = getattr(layer, what, ())
+    found = (said,) if isinstance(said, str) else said
+    if not isinstance(found, tuple | list) or not all(isinstance(name, str) and name for name in found):
+        where = type(layer).__name__ if number is None else f"layer {number}"
+        raise BadInput(f"{where}: '{what}' is a {type(said).__name__}: the names of side inputs are needed")
+    return tuple(found)
+
+
+def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What some layers in turn give, and what they take of layers before them, sorted."""
+    gives, takes = set[str](), set[str]()
+    for layer in layers:
+        given, taken = names_of(layer)
+        takes |= {*taken} - gives
+        gives |= {*given}
+    return tuple(sorted(gives)), tuple(sorted(takes))
+
+
+def called(layer: nn.Module, x: Any) -> Any:
+    """What a layer makes of its input, with side inputs where there are some. Raises BadInput where it does not give what it
+    says, or something is not there that it takes."""
+    gives, takes = names_of(layer)
+    row, sides = x if isinstance(x, Carried) else (x, {})
+    if missing := [name for name in takes if name not in sides]:
+        raise BadInput(f"{type(layer).__name__}: takes '{missing[0]}', which no layer before it gives")
+    y = layer(row, *(sides[name] for name in takes))
+    if gives:
+        if not isinstance(y, tuple) or len(y) != 1 + len(gives):
+            says = f"its output and behind it {', '.join(map(repr, gives))}, as a tuple"
+            raise BadInput(f"{type(layer).__name__}: 'gives' says that it returns {says}; it returns a {type(y).__name__}")
+        y, sides = y[0], {**sides, **dict(zip(gives, y[1:], strict=True))}
+    return Carried(y, sides) if sides else y
+
+
+def row_of(x: Any) -> Any:
+    """What goes on without side inputs."""
+    return x.row if isinstance(x, Carried) else x
