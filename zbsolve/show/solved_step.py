@@ -40,6 +40,9 @@ def solved(
         return Solved(schedule, None, peak, timed, attention=gain)
     usual, saves = usual_schedule(*given, schedule.problem.layers), _fused_saves(given[0], schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
+    if schedule.every_split is not None:
+        best = next(one.placement for one in tried if not one.why)
+        bounds[PARTITION] |= {best: schedule.every_split.bound}
     return Solved(schedule, usual, peak, timed, _copy_ratio(*given, schedule), saves, gain, tuple(tried), bounds, notes)
 
 
