@@ -110,8 +110,7 @@ def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
 
 
 def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, capsys: Any) -> None:
-    """Four microbatches, two ranks of two stages, eight layers of F = BW = 1: 34 µs (SlackPipe's fixture; work alone says 32).
-    No split takes less. The file says so, and `check` proves it; a higher bound and other layers are refused."""
+    """Four microbatches, two ranks of two stages, eight layers of F = BW = 1: 34 µs (SlackPipe's fixture). No split takes less. The file says so, and `check` proves it; a higher bound and other layers are refused."""
     equal_layers(8).save(tmp_path / "p.json")
     given = [str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--placement", "loop", "--fused"]
     assert main(["solve", *given, "--partition", "auto", "--effort", "2", "-o", str(tmp_path / "s.json")]) == 0

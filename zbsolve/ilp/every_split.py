@@ -1,7 +1,7 @@
 """A bound over every split of layers into stages: the split is a variable of CP-SAT, and cuts say what any of them takes.
 
 The model has where each stage ends, and the step's time T, which is at least each cut (see `partition.splits`). One after
-the other: the split whose T is least; its cuts, which are mostly higher there; and again, until they say no more of it than T.
+the other: the split whose T is least; its cuts, which are mostly higher there; and again, until they say no more of it.
 Then the split is looked at alone, by a closed form or an exact solver, and set apart where that says more. The least of T
 and of what was set apart is a bound over every split. A certificate keeps the splits that were looked at: their cuts are
 made again from them.
