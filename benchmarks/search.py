@@ -137,8 +137,8 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
 
 
 def breadth_first(problem: Problem) -> Schedule:
-    """Each rank runs its stages' forwards one after the other, all microbatches of each, then their backwards, the last stage
-    first (arXiv 2211.05953)."""
+    """Each rank runs its stages' forwards one after the other, all microbatches of each, then their backwards, the last
+    stage first (arXiv 2211.05953)."""
     order = {}
     for rank in range(problem.ranks):
         stages = [stage for stage, (home,) in enumerate(problem.stage_ranks) if home == rank]

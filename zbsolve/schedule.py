@@ -107,7 +107,7 @@ class EverySplit:
 
     bound: µs. layers: the model's, equal ones together. message: µs between two ranks, at least. room: bytes of each rank,
     at most, or None. looked: splits whose cuts prove it (see `partition.splits`). apart: splits that these do not exclude,
-    with a bound of each, µs, and its relaxation.
+    with a bound of each, µs, and its relaxation. full: ranks whose memory counts.
     """
 
     bound: int
@@ -116,6 +116,7 @@ class EverySplit:
     room: tuple[int, ...] | None
     looked: tuple[Split, ...] = ()
     apart: tuple[tuple[Split, int, str], ...] = ()
+    full: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,8 @@ def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
 
 
 def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, capsys: Any) -> None:
-    """Four microbatches, two ranks of two stages, eight layers of F = BW = 1: 34 µs (SlackPipe's fixture). No split takes less. The file says so, and `check` proves it; a higher bound and other layers are refused."""
+    """Four microbatches, two ranks of two stages, eight layers of F = BW = 1: 34 µs (SlackPipe's fixture). No split takes
+    less. The file says so, and `check` proves it; a higher bound and other layers are refused."""
     equal_layers(8).save(tmp_path / "p.json")
     given = [str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--placement", "loop", "--fused"]
     assert main(["solve", *given, "--partition", "auto", "--effort", "2", "-o", str(tmp_path / "s.json")]) == 0
@@ -149,14 +150,15 @@ def test_bounds_count_what_layers_hold() -> None:
 
 
 def test_splits_that_rise() -> None:
-    """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or half steps of that; a rank's last
-    stage has the rest. With one stage a rank there is nothing to make up with."""
+    """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
+    has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""
 
     def rising(placement: str, stages: int) -> list[tuple[int, ...]]:
         splits = Splits.of(Step(4, 4, placement, "equal", fused=True).costs(equal_layers(8 * stages)))
         assert splits is not None
         return SplitSearch(splits, MANY).lanes.rising()
 
-    assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), (1, 1, 2, 8, 15, 15, 14, 8)]
+    assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), *[(1, 1, 2, 8, 15, 15, 14, 8)] * 2]
+    assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
     assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
     assert rising("single", 4) == []

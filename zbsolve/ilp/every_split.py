@@ -59,7 +59,6 @@ class SplitModel:
             mine = np.flatnonzero(lanes.rank == lanes.rank[q]).tolist()
             behind = [self.length[lane] for lane in mine if lanes.place(lane) >= q]
             self._at_least(self.start[q] + lanes.microbatches * sum(behind))
-        self._hold()
         model.minimize(self.time)
 
     def _table(self, row: Sequence[int], end: Any) -> Any:
@@ -84,12 +83,8 @@ class SplitModel:
 
     def add(self, cut: Cut) -> None:
         """T is at least this cut."""
-        lanes, heads, tails, work = (
-            self.lanes,
-            list[Any](),
-            list[Any](),
-            list[Any](),
-        )  # `+=` would change a term of the model
+        lanes, heads, tails = self.lanes, list[Any](), list[Any]()
+        work = list[Any]()  # not a sum, as `+=` would change a term of the model
         for part in cut:
             at, late = lanes.place(part.lane), part.lane >= lanes.path
             head = self._with_jump(self.start[at], part.head, part.begin + 1)
@@ -109,28 +104,43 @@ class SplitModel:
         self.model.add_min_equality(found, all_)
         return found
 
-    def _hold(self) -> None:
-        """What layers hold fits the rooms: of one microbatch, and of all over time."""
-        splits, lanes = self.splits, self.lanes
-        if splits.room is None:
-            return
-        chain, bytes_ = splits.totals[:2].sum(axis=0), np.array(splits.held, np.int64)
-        each = bytes_ * (chain[-1] - chain[:-1])
-        most = float(each.sum(dtype=np.float64) + bytes_.sum() * lanes.waits[-1]) * splits.microbatches
-        coarse = max(1, int(most / MAX_SIZE))
-        off = int(coarse > 1)  # by which rounding makes more of a stage
-        way, held = ([0, *(np.cumsum(one) // coarse).tolist()] for one in (each, bytes_))
-        for rank, room in enumerate(-(-one // coarse) for one in splits.room):
-            mine, need, sizes = [s for s, one in enumerate(splits.ranks) if one == rank], list[Any](), list[Any]()
-            for s in mine:
-                ways, sums = ([self._table(row, self.ends[s + one]) for one in (1, 0)] for row in (way, held))
-                sizes.append(sums[0] - sums[1] - off)
-                hops = int(lanes.waits[lanes.path - 1 - s] - lanes.waits[s])
-                need.append(ways[0] - ways[1] - off + hops * sizes[-1])
-                need.append(-(held[-1] + 1) * 2 * splits.rounded * (splits.stages - s))
-            head, tail = self.start[mine[0]], self.end[-1] - self.end[lanes.path - 1 - mine[0]]
-            self.model.add(sum(sizes) <= room)
-            self.model.add(int(room) * (splits.unit * self.time - head - tail) >= splits.microbatches * sum(need))
+    def _held(self, rank: int, ends: Sequence[Any]) -> tuple[Any, Any, int]:
+        """What a rank must hold where stages end so: of one microbatch; of all, times units; and its room."""
+        splits, lanes, sizes, need = self.splits, self.lanes, list[Any](), list[Any]()
+        assert splits.room is not None
+        chain, each = splits.totals[:2].sum(axis=0).astype(np.float64), np.array(splits.held, np.float64)
+        way = each * (chain[-1] - chain[:-1])
+        coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_SIZE)
+        off = 0 if coarse == 1 else 2  # by which rounding makes more of a stage
+        ways, held = ([0, *np.floor(np.cumsum(one) / coarse).astype(np.int64).tolist()] for one in (way, each))
+        for s in (s for s, one in enumerate(splits.ranks) if one == rank):
+            size = self._table(held, ends[s + 1]) - self._table(held, ends[s]) - off
+            hops = int(lanes.waits[lanes.path - 1 - s] - lanes.waits[s])
+            less = off + (held[-1] + 1) * 2 * splits.rounded * (splits.stages - s)
+            need.append(self._table(ways, ends[s + 1]) - self._table(ways, ends[s]) - less + hops * size)
+            sizes.append(size)
+        return sum(sizes), splits.microbatches * sum(need), int(splits.room[rank] // coarse) + int(coarse > 1)
+
+    def _around(self, rank: int, start: Sequence[Any], end: Sequence[Any]) -> Any:
+        """Units before the first pass of a rank and behind its last backward."""
+        first = self.splits.ranks.index(rank)
+        return start[first] + end[-1] - end[self.lanes.path - 1 - first]
+
+    def fill(self, rank: int) -> None:
+        """What this rank holds fits its room."""
+        size, need, room = self._held(rank, self.ends)
+        self.model.add(size <= room)
+        self.model.add(room * (self.splits.unit * self.time - self._around(rank, self.start, self.end)) >= need)
+
+    def overfull(self, split: Split, time: int) -> list[int]:
+        """The ranks whose room is too small in this split, within so many µs."""
+        path, found = self.lanes.lengths(split)[: self.lanes.path], list[int]()
+        start = np.cumsum(path) - path + self.lanes.waits
+        for rank in range(len(self.splits.room or ())):
+            size, need, room = self._held(rank, layer_cuts(split))
+            left = self.splits.unit * time - int(self._around(rank, start.tolist(), (start + path).tolist()))
+            found += [rank] if size > room or room * left < need else []
+        return found
 
     def set_apart(self, split: Split) -> None:
         """No longer this split."""
@@ -156,6 +166,7 @@ class SplitSearch:
     bound: int = 0
     looked: list[Split] = field(default_factory=list)
     apart: list[tuple[Split, int, str]] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
     best: dict[Split, int] = field(default_factory=dict)
     ended: bool = False
 
@@ -186,11 +197,17 @@ class SplitSearch:
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
             self.best[split] = most
+            full = [rank for rank in model.overfull(split, time) if rank not in self.full]
+            for rank in full:
+                model.fill(rank)
+            self.full += full
             if most > time:
                 self.looked.append(split)
                 for value, cut in cuts:
                     if value > unit * time:
                         model.add(cut)
+            elif full:
+                continue
             elif status != cp_model.OPTIMAL or not self._set_apart(split, time, clock):
                 return
 
@@ -211,7 +228,8 @@ class SplitSearch:
     def found(self) -> EverySplit:
         """The bound, and what proves it again."""
         splits = self.splits
-        return EverySplit(self.bound, splits.rows, splits.message, splits.room, tuple(self.looked), tuple(self.apart))
+        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full))
+        return EverySplit(self.bound, splits.rows, splits.message, splits.room, *proof)
 
 
 def alone(splits: Splits, split: Split) -> int:
@@ -225,6 +243,8 @@ def alone(splits: Splits, split: Split) -> int:
 def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
     """Why the bound is not proven, or "" where it is."""
     clock, model = Clock(seconds), SplitModel(splits, every.bound - 1)
+    for rank in every.full:
+        model.fill(rank)
     for split in every.looked:
         for _, cut in model.lanes.cuts(split):
             model.add(cut)

@@ -31,6 +31,7 @@ from ..util.errors import BadInput
 from .stage_costs import StageCosts
 
 SCALE = 1000  # units of a µs, where layers' times are not whole
+STEPS = (1.0, 0.75, 0.5)  # of a layer: by so much first stages of splits rise
 ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and what units round
 
 
@@ -219,20 +220,22 @@ class Lanes:
         return np.asarray(-(-found // self.splits.unit))
 
     def rising(self) -> list[tuple[int, ...]]:
-        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each a layer, or
-        half of one, longer than that before, and the last stage of a rank has what its first one lacks."""
+        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of a
+        layer longer than that before, and what the first stage of a rank lacks its last two others have."""
         ranks, stages = np.array(self.splits.ranks), self.splits.stages
-        share, found = self.splits.layers // stages, list[tuple[int, ...]]()
-        firsts, lasts = ([int(np.flatnonzero(ranks == r)[at]) for r in range(int(ranks.max()) + 1)] for at in (0, -1))
-        for step in (1.0, 0.5) if stages > len(firsts) else ():
-            counts = np.full(stages, share)
-            counts[: self.splits.layers - share * stages] += 1
-            for nth, first in enumerate(sorted(firsts)[:-1]):
-                last = lasts[ranks[first]]
-                less = max(0, int(counts[first]) - 1 - int(step * nth))
+        share, more = divmod(self.splits.layers, stages)
+        mine = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
+        found = []
+        for step in STEPS if stages > len(mine) else ():
+            counts = [share + (stage < more) for stage in range(stages)]
+            for nth, (first, *others) in enumerate(mine[:-1]):
+                less = max(0, counts[first] - 1 - int(step * nth))
                 counts[first] -= less
-                counts[last] += less
-            found.append(tuple(counts.tolist()))
+                counts[others[-1]] += less
+                if len(others) > 1:
+                    counts[others[-1]] -= less // 2
+                    counts[others[-2]] += less // 2
+            found.append(tuple(counts))
         return found
 
     def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:

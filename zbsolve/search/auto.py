@@ -55,6 +55,7 @@ MOVED = ", single layers moved"  # behind the name of the partition that they we
 BOUND_SHARE = 0.1  # the share for a bound over every split, at the begin and at the end
 PROMISING = 3  # splits of the bound that are tried
 RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
+LARGE = 1500  # passes: of more, a look at each move costs what the best splits need to be solved
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -125,7 +126,8 @@ def solve_auto(
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
     try_more(race, profile, step, MOVE_SHARE * amount)
-    for moves in (ways := _ways(profile, step, bounds)):
+    ways = _ways(profile, step, bounds)
+    for moves in ways if bounds.small(race) else ():
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
     for i, moves in enumerate(ways):
@@ -164,6 +166,10 @@ class _Bounds:
             race.halted = partial(self.met, race, race.halted)
             self.go_on(race, amount)
             race.runs += self.runs(race)
+
+    def small(self, race: Race) -> bool:
+        """Whether moves come first."""
+        return not self.searches or max(len(run.problem.passes) for run in race.runs if run.problem is not None) <= LARGE
 
     def met(self, race: Race, stop: Callable[[], bool]) -> bool:
         """Whether no split of any placement has a shorter schedule than the best, or somebody else ends the race. What was
