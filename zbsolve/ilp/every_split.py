@@ -24,12 +24,12 @@ from ..partition.splits import NO_JUMP, Cut, Jump, Lanes, Splits
 from ..schedule import EverySplit, Split
 from ..util.clock import Clock
 from ..util.errors import Infeasible
-from ..util.machine import half_of_cores
 from .bounds.bound import PATH, WHOLE
 from .bounds.closed_forms import closed_form
-from .cp import FOUND, make_solver, refutes
+from .cp import FOUND, refutes, timed_solver
 
 MAX_WHOLE = 250  # passes of a split that an exact solver looks at alone
+WHOLE_SHARE = 0.25  # of the time left, for one of these
 MAX_SIZE = 1 << 40  # of numbers in the model: bytes times µs are counted in coarser units
 
 
@@ -159,7 +159,7 @@ class SplitModel:
 @dataclass
 class SplitSearch:
     """The search for the bound. below: µs of the best schedule known, further than which the bound need not go. best: what
-    is proven of each split that was looked at, µs."""
+    is proven of each split that was looked at, µs; known: what an exact solver proved elsewhere."""
 
     splits: Splits
     below: int
@@ -168,6 +168,7 @@ class SplitSearch:
     apart: list[tuple[Split, int, str]] = field(default_factory=list)
     full: list[int] = field(default_factory=list)
     best: dict[Split, int] = field(default_factory=dict)
+    known: dict[Split, int] = field(default_factory=dict)
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -183,16 +184,15 @@ class SplitSearch:
         self.below, model, unit = min(self.below, below), self._model, self.splits.unit
         model.model.add(model.time < self.below)
         while clock.left > 0 and not self.ended and self.bound < self.below and not stop():
-            solver = make_solver(clock.left, half_of_cores(), effort=clock.left if clock.counted else None)
+            solver = timed_solver(clock)
             status = solver.solve(model.model)
             clock.spend(solver.response_proto.deterministic_time)
-            least = min((bound for _, bound, _ in self.apart), default=self.below)
-            if status == cp_model.INFEASIBLE:
-                self.bound, self.ended = min(least, self.below), True
+            closed = status == cp_model.INFEASIBLE  # nothing is left but what was set apart
+            if not closed and status not in FOUND:
                 return
-            if status not in FOUND:
+            high = self.below if closed else int(np.ceil(solver.best_objective_bound - 1e-6))
+            if not self._raise(high, clock, closed):
                 return
-            self.bound = max(self.bound, min(least, int(np.ceil(solver.best_objective_bound - 1e-6))))
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
@@ -211,11 +211,31 @@ class SplitSearch:
             elif status != cp_model.OPTIMAL or not self._set_apart(split, time, clock):
                 return
 
+    def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
+        """The bound, where what is not set apart takes `high` µs or more; whether to go on. closed: nothing is left."""
+        while (low := min(self.apart, key=lambda one: one[1], default=None)) is not None and low[1] < high:
+            if not self._refuted(low[0], clock):
+                break
+            self.apart[self.apart.index(low)] = (low[0], self.below, WHOLE)
+        self.bound = max(self.bound, min([high, *(bound for _, bound, _ in self.apart)]))
+        self.ended = closed and self.bound >= self.below
+        return not closed
+
+    def _refuted(self, split: Split, clock: Clock) -> bool:
+        """Whether an exact solver proves that this split takes as long as the best schedule known."""
+        if self.known.get(split, 0) >= self.below:
+            return True
+        if self.splits.microbatches * len(self._model.lanes.stage) > MAX_WHOLE or clock.left <= 0:
+            return False
+        part = clock.apart(clock.left * WHOLE_SHARE)
+        found = refutes(self.splits.problem(split), self.below, part)
+        clock.spend(part.used)
+        return found
+
     def _set_apart(self, split: Split, time: int, clock: Clock) -> bool:
         """Whether more than `time` µs is proven of this split alone."""
         bound, kind = alone(self.splits, split), PATH
-        small = self.splits.microbatches * len(self._model.lanes.stage) <= MAX_WHOLE and not clock.counted
-        if bound < self.below and small and refutes(self.splits.problem(split), self.below, clock.left / 4):
+        if bound < self.below and self._refuted(split, clock):
             bound, kind = self.below, WHOLE
         self.best[split] = max(self.best[split], bound)
         if bound <= time:
@@ -252,9 +272,9 @@ def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
         if bound < every.bound:
             return f"split {split} is said to take {bound} µs or more alone"
         known = alone(splits, split) >= every.bound
-        if not known and (kind != WHOLE or not refutes(splits.problem(split), every.bound, max(0.1, clock.left / 2))):
+        if not known and (kind != WHOLE or not refutes(splits.problem(split), every.bound, clock)):
             return f"split {split} is not proven to take {every.bound} µs"
         model.set_apart(split)
-    if make_solver(max(0.1, clock.left), half_of_cores()).solve(model.model) != cp_model.INFEASIBLE:
+    if timed_solver(clock).solve(model.model) != cp_model.INFEASIBLE:
         return f"some split may take less than {every.bound} µs"
     return ""

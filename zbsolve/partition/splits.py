@@ -58,7 +58,7 @@ class Splits:
         held = [max(0, c.held_until_B + c.held_until_W - t) for c, t in zip(costs.layers, twice, strict=True)]
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *one) for one, same in groupby(each))
-        message = round(min(costs.link.message(one) for one in costs.layers))
+        message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
         return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit)
 
     @classmethod
@@ -220,8 +220,8 @@ class Lanes:
         return np.asarray(-(-found // self.splits.unit))
 
     def rising(self) -> list[tuple[int, ...]]:
-        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of a
-        layer longer than that before, and what the first stage of a rank lacks its last two others have."""
+        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of
+        a layer longer than that before, and what the first stage of a rank lacks its last two others have."""
         ranks, stages = np.array(self.splits.ranks), self.splits.stages
         share, more = divmod(self.splits.layers, stages)
         mine = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))

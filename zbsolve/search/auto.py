@@ -28,7 +28,7 @@ from ..features.feature import AUTO, is_auto
 from ..features.lengths import moves as moves_of_microbatches
 from ..features.offload import known_host
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
-from ..ilp.bounds.bound import serial_length
+from ..ilp.bounds.bound import WHOLE, serial_length
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..partition.splits import Splits
@@ -187,6 +187,11 @@ class _Bounds:
         if not self.searches or race.left <= 0:
             return
         clock, best = Clock(max(LEAST_SECONDS, min(amount, race.left)), amount if race.runner.counted else None), race.best()
+        for run in race.runs:
+            search, stated = self.searches.get(run.name), run.schedule and run.schedule.certificate
+            proven = stated is not None and stated.relaxation == WHOLE and search is not None
+            if proven and run.problem == search.splits.problem(run.layers):
+                search.known[run.layers] = stated.bound
         for i, search in enumerate(order := sorted(self.searches.values(), key=lambda one: one.bound)):
             if not race.stop():
                 part = clock.apart(clock.left / (len(order) - i))
