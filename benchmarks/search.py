@@ -113,6 +113,33 @@ def partitions(seconds: float = 30.0, every: int = 7, first: int = 0) -> Results
 
 
 BESIDE = ("breadth_first", "interleaved", "uniform")
+COLUMNS = (
+    "ranks",
+    "stages",
+    "microbatches",
+    "message",
+    "memory",
+    "breadth-first",
+    "interleaved",
+    "uniform",
+    "solved",
+    "bound",
+    "gap",
+)
+
+
+def partitions_table(results: Results) -> list[list[str]]:
+    """The rows as pages show them."""
+    rows = [
+        [
+            *(str(row[name]) for name in ("ranks", "stages", "microbatches", "message")),
+            "limit" if row["limited"] else "–",
+            *(str(row[name] or "–") for name in (*BESIDE, "value", "bound")),
+            f"{row['gap']:.2%}",
+        ]
+        for row in results["rows"]
+    ]
+    return [list(COLUMNS), *rows]
 
 
 def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limited: bool, seconds: float) -> Results:

@@ -132,13 +132,14 @@ def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, cap
     (tmp_path / "other.json").write_text(json.dumps(body))
     assert main(["check", str(tmp_path / "other.json"), "--bound"]) == 2
     assert "its layers do not make this problem's stages" in capsys.readouterr().err
-    with pytest.raises(BadInput, match="field 'layers' is not about the layers"):
-        Splits.told(replace(every, layers=()), schedule.problem)
+    for field, wrong in (("layers", ()), ("message", -1), ("room", (1,)), ("looked", ((1, 7),)), ("full", (0,))):
+        with pytest.raises(BadInput, match=f"field '{field}' is not about the layers"):
+            Splits.told(replace(every, **{field: wrong}), schedule.problem)
 
 
 def test_the_fixture_with_costs_by_role_is_proven_over_every_split() -> None:
-    """SlackPipe's other one: layers of unlike costs, and more for the first stage, those in the middle, and the last. Of its 35
-    splits 1, 2, 4, 1 takes 306 µs, and closed forms say as much, or more, of all others."""
+    """SlackPipe's other one: layers of unlike costs, and more for the first stage, those in the middle, and the last. Of
+    its 35 splits 1, 2, 4, 1 takes 306 µs, and closed forms say as much, or more, of all others."""
     totals, beside = (0, 1, 10, 12, 15, 19, 24, 30, 37), [(2, 5), (3, 6), (3, 6), (4, 7)]
     least = {}
     for ends in combinations(range(1, 8), 3):

@@ -30,6 +30,7 @@ from ..tables import Ints
 from ..util.errors import BadInput
 from .stage_costs import StageCosts
 
+MAX_LAYERS = 100_000  # of a file
 SCALE = 1000  # units of a µs, where layers' times are not whole
 STEPS = (1.0, 0.75, 0.5)  # of a layer: by so much first stages of splits rise
 ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and what units round
@@ -65,19 +66,22 @@ class Splits:
     def told(cls, every: EverySplit, problem: Problem) -> Splits:
         """What a schedule's file says of the splits of its problem's layers. Raises BadInput where that makes no sense, or
         the problem is none of them."""
-        wrong = (
-            sum(row.number for row in every.layers) != sum(problem.layers)
-            or len({len(row.times) for row in every.layers}) != 1
-        )
-        if (
-            wrong
-            or min(min(row.times, default=-1) for row in every.layers) < 0
-            or min(row.number for row in every.layers) < 1
-        ):
-            raise BadInput("every_split: field 'layers' is not about the layers of this problem")
-        found = cls(
-            tuple(ranks[0] for ranks in problem.stage_ranks), problem.microbatches, every.layers, every.message, every.room
-        )
+        ranks, layers, rows = problem.ranks, sum(problem.layers), every.layers
+        splits = [*every.looked, *(split for split, _, _ in every.apart)]
+        wrong = {
+            "layers": layers > MAX_LAYERS
+            or sum(row.number for row in rows) != layers
+            or {len(row.times) for row in rows} not in ({2}, {3})
+            or min(min(row.number - 1, row.held, *row.times) for row in rows) < 0,
+            "message": every.message < 0,
+            "room": every.room is not None and (len(every.room) != ranks or min(every.room) < 0),
+            "looked": any(len(one) != problem.stages or sum(one) != layers or min(one) < 1 for one in splits),
+            "full": not set(every.full) <= set(range(ranks if every.room else 0)),
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise BadInput(f"every_split: field '{name}' is not about the layers of this problem")
+        homes = tuple(home[0] for home in problem.stage_ranks)
+        found = cls(homes, problem.microbatches, rows, every.message, every.room)
         if not found.covers(problem):
             raise BadInput("every_split: its layers do not make this problem's stages")
         return found

@@ -187,10 +187,10 @@ class _Bounds:
         if not self.searches or race.left <= 0:
             return
         clock, best = Clock(max(LEAST_SECONDS, min(amount, race.left)), amount if race.runner.counted else None), race.best()
-        for run in race.runs:
-            search, stated = self.searches.get(run.name), run.schedule and run.schedule.certificate
-            proven = stated is not None and stated.relaxation == WHOLE and search is not None
-            if proven and run.problem == search.splits.problem(run.layers):
+        for run in [run for run in race.runs if run.schedule is not None and run.name in self.searches]:
+            search, stated = self.searches[run.name], run.schedule.certificate  # type: ignore[union-attr]
+            assert stated is not None
+            if stated.relaxation == WHOLE and run.problem == search.splits.problem(run.layers):
                 search.known[run.layers] = stated.bound
         for i, search in enumerate(order := sorted(self.searches.values(), key=lambda one: one.bound)):
             if not race.stop():
