@@ -126,15 +126,7 @@ def solve_auto(
     if every and keeping:
         _other_partitions(race, profile, LOOK_SHARE * amount)
     try_more(race, profile, step, MOVE_SHARE * amount)
-    ways = _ways(profile, step, bounds)
-    for moves in ways if bounds.small(race) else ():
-        move(race, profile, moves, MOVE_SHARE * amount / len(ways))
-    kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
-    for i, moves in enumerate(ways):
-        if i == 0:
-            _spend(race, kept)
-        move(race, profile, moves, (race.left - kept) / (len(ways) - i))
-    _spend(race, kept)
+    _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
     bounds.go_on(race, race.left)
     best = race.leanest()
     if best is None:
@@ -144,6 +136,18 @@ def solve_auto(
     left = None if not plain else memory_clock(seconds, effort, prefer, amount - race.left)
     tried = tuple(_tried(race, run, best, profile) for run in by_slices(race.runs))
     return bounds.told(less_memory(best.schedule, prefer or "", left, peaks), best), tried
+
+
+def _improve(race: Race, profile: Profile, ways: list[Moves], bounds: _Bounds, amount: float) -> None:
+    """Moves one by one, longer searches of what can still win, and moves again; bounds over every split keep their time."""
+    for moves in ways if bounds.small(race) else ():
+        move(race, profile, moves, MOVE_SHARE * amount / len(ways))
+    kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
+    for i, moves in enumerate(ways):
+        if i == 0:
+            _spend(race, kept)
+        move(race, profile, moves, (race.left - kept) / (len(ways) - i))
+    _spend(race, kept)
 
 
 class _Bounds:
