@@ -8,6 +8,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve import Problem, Schedule, Step, pipeline
+from zbsolve import BadInput, Layer, Link, Problem, Profile, Schedule, Step, pipeline, solve, solve_auto, verify
 from zbsolve.bench.suites import suite
 from zbsolve.greedy.lists.list_scheduler import list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
@@ -26,6 +27,7 @@ from zbsolve.search.certify import work_bound
 from zbsolve.search.solver import compiled, ready, search
 from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS
 from zbsolve.search.state import State
+from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 
 from . import profiles
@@ -80,6 +82,96 @@ def plain_step(ranks: int, times: int, placement: str, room: float, objective: s
     F, B, W = (t // share for t in TIMES[times])
     how = {"placement": where, "microbatches": 3 * ranks, "objective": objective, **HELD}
     return pipeline(F, B, W, comm=round(F * 0.005), capacity=int(10 * len(where) * room), **how)
+
+
+@table()
+def partitions(seconds: float = 30.0, every: int = 7, first: int = 0) -> Results:
+    """Split and order together, on SlackPipe's grid: 2, 4 and 8 ranks, one, two and four stages a rank, half as many
+    microbatches as stages, as many, twice as many; 8 equal layers a stage, F = 1, BW = 2; messages 0, 2, 8; memory without a
+    limit, and what each rank takes of the uniform split in breadth-first order. Beside the bound over every split, and the
+    uniform split in breadth-first and interleaved 1F1B order, and solved for a third of the time. every, first: of the 162
+    problems, those that are kept."""
+    compiled()
+    ready()
+    grid = [
+        (ranks, chunks, chunks * ranks * half // 2, message, limited)
+        for limited in (False, True)
+        for ranks in (2, 4, 8)
+        for chunks in (1, 2, 4)
+        for half in (1, 2, 4)
+        for message in (0, 2, 8)
+    ]
+    found = listed(_partitioned(*one, seconds) for one in grid[first::every])
+    ratio = mean_of(row["breadth_first"] / row["value"] for row in found)
+    longer = sum(row["value"] > min(row[name] for name in BESIDE if row[name]) for row in found)
+    said = (
+        f"{_counts(found)}, mean gap {sum(row['gap'] for row in found) / len(found):.2%}; longer than one beside: {longer}"
+    )
+    summary = f"{said}; {ratio:.3f} times as fast as breadth-first"
+    print(summary)
+    return {"seconds": seconds, "summary": summary, "rows": found}
+
+
+BESIDE = ("breadth_first", "interleaved", "uniform")
+COLUMNS = (
+    "ranks",
+    "stages",
+    "microbatches",
+    "message",
+    "memory",
+    "breadth-first",
+    "interleaved",
+    "uniform",
+    "solved",
+    "bound",
+    "gap",
+)
+
+
+def partitions_table(results: Results) -> list[list[str]]:
+    """The rows as pages show them."""
+    rows = [
+        [
+            *(str(row[name]) for name in ("ranks", "stages", "microbatches", "message")),
+            "limit" if row["limited"] else "–",
+            *(str(row[name] or "–") for name in (*BESIDE, "value", "bound")),
+            f"{row['gap']:.2%}",
+        ]
+        for row in results["rows"]
+    ]
+    return [list(COLUMNS), *rows]
+
+
+def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limited: bool, seconds: float) -> Results:
+    stages = ranks * chunks
+    each = Layer("layer", 1.0, 0.0, 0.0, 2.0, 1, 0, 0, 0)
+    profile = Profile("given", "equal", (each,) * (8 * stages), Link(float(message), 1e12), 0.0, None, {}, {})
+    memory = ",".join([f"{8 * chunks * microbatches}B"] * ranks) if limited else None
+    step = Step(ranks, microbatches, "single" if chunks == 1 else f"loop{chunks}", (8,) * stages, memory=memory, fused=True)
+    uniform = step.problem(profile)
+    beside: Results = {"breadth_first": int(breadth_first(uniform).timeline().value), "interleaved": None}
+    with suppress(BadInput):
+        order = preset("1f1b" if chunks == 1 else "interleaved", uniform)
+        beside["interleaved"] = None if verify(uniform, order) else int(order.timeline().value)
+    beside["uniform"] = solve(uniform, seconds=seconds / 3).certificate.value
+    began = time.monotonic()
+    schedule, _ = solve_auto(profile, replace(step, partition="auto"), seconds=seconds)
+    assert verify(schedule.problem, schedule) == ()
+    value, bound = schedule.certificate.value, schedule.every_split.bound
+    named = {"ranks": ranks, "stages": stages, "microbatches": microbatches, "message": message, "limited": limited}
+    found = {"value": value, "bound": bound, "gap": 1 - bound / value, "seconds": round(time.monotonic() - began, 1)}
+    return named | found | beside | {"layers": schedule.problem.layers}
+
+
+def breadth_first(problem: Problem) -> Schedule:
+    """Each rank runs its stages' forwards one after the other, all microbatches of each, then their backwards, the last
+    stage first (arXiv 2211.05953)."""
+    order = {}
+    for rank in range(problem.ranks):
+        stages = [stage for stage, (home,) in enumerate(problem.stage_ranks) if home == rank]
+        passes = [("F", stage) for stage in stages] + [("BW", stage) for stage in reversed(stages)]
+        order[f"compute:{rank}"] = tuple(f"{stage}{kind}{m}" for kind, stage in passes for m in range(problem.microbatches))
+    return Schedule(problem, order)
 
 
 @table()

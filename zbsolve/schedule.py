@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -89,6 +89,36 @@ class Certificate:
                 raise BadInput(f"{where}: certificate: field '{name}' is {said}, but value and bound say otherwise")
 
 
+Split = tuple[int, ...]  # layers of each stage
+
+
+class LayerRow(NamedTuple):
+    """Equal layers in a row: how many, µs of each pass of one (F, B, W or F, BW), and bytes that it keeps from F to the
+    backward, at least."""
+
+    number: int
+    times: tuple[float, ...]
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class EverySplit:
+    """A bound over every split of the layers into the stages of a schedule's problem, and what proves it again.
+
+    bound: µs. layers: the model's, equal ones together. message: µs between two ranks, at least. room: bytes of each rank,
+    at most, or None. looked: splits whose cuts prove it (see `partition.splits`). apart: splits that these do not exclude,
+    with a bound of each, µs, and its relaxation. full: ranks whose memory counts.
+    """
+
+    bound: int
+    layers: tuple[LayerRow, ...]
+    message: int
+    room: tuple[int, ...] | None
+    looked: tuple[Split, ...] = ()
+    apart: tuple[tuple[Split, int, str], ...] = ()
+    full: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """Which pass runs after which on every stream of a problem, and how good that is known to be.
@@ -97,6 +127,7 @@ class Schedule:
     order: stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`.
     syncs: further (before, after) pairs of names, where memory needs them.
     certificate: value, bound and gap where `solve` made it.
+    every_split: a bound over other splits of the layers too, where one was proven.
 
     Not checked here: `verify` does.
     """
@@ -105,6 +136,7 @@ class Schedule:
     order: Mapping[str, tuple[str, ...]]
     syncs: tuple[tuple[str, str], ...] = ()
     certificate: Certificate | None = None
+    every_split: EverySplit | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, Order):
@@ -168,6 +200,7 @@ class Schedule:
         return {
             "digest": self.problem.digest,
             "certificate": None if self.certificate is None else self.certificate.to_json(),
+            **({} if self.every_split is None else {"every_split": asdict(self.every_split)}),
             "order": order_as_json(self.order),
             "syncs": [list(pair) for pair in self.syncs],
             "problem": self.problem.to_json(),
@@ -183,7 +216,7 @@ class Schedule:
         if form.certificate is not None:
             said = body["certificate"]
             form.certificate.check(said.get("gap"), said.get("status"), where)
-        return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate)
+        return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a schedule file, whole or not at all; `-` is standard output."""
@@ -203,3 +236,4 @@ class ScheduleForm(msgspec.Struct):
     syncs: list[tuple[str, str]]
     problem: ProblemForm
     certificate: Certificate | None = None
+    every_split: EverySplit | None = None

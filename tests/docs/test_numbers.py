@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks.emulation import slices_run_table
+from benchmarks.harness import mean_of
 from benchmarks.offload import LAYERS, memory_table
+from benchmarks.search import BESIDE, partitions_table
 from benchmarks.sharded import MODELS, vocabulary_table
 from benchmarks.slices import contexts_table, slices_table
 from benchmarks.traces import MESSAGES, less_table, noise_table, ranks_table, replays_table, traced_table
@@ -139,6 +141,21 @@ def test_other_generators() -> None:
     assert f"The worst is at {100 * worst['gap']:.1f} %." in said
     assert f"An hour left {100 * longer['gap']:.1f} % of a loop on 16 ranks" in said
     assert f"ten seconds leave {100 * now:.1f} % now" in said
+
+
+def test_split_and_order_together() -> None:
+    rows, text = kept("partitions")["rows"], sentences("docs/partition.md")
+    assert shown("docs/partition.md", "partitions") == partitions_table(kept("partitions"))
+    proven, near = (sum(row["gap"] <= most for row in rows) for most in (0, 0.01))
+    gaps = f"the mean gap {mean(row['gap'] for row in rows):.1%}, the worst {max(row['gap'] for row in rows):.1%}"
+    assert (
+        f"Of {len(rows)} problems {proven} are proven over every split, {near} are within 1 % of the bound; {gaps}." in text
+    )
+    longer = [row for row in rows if row["value"] > min(row[name] for name in BESIDE if row[name])]
+    assert (longer == []) == ("None is longer than one of the orders of the uniform split." in text)
+    breadth_first, uniform = (mean_of(row[name] / row["value"] for row in rows) for name in ("breadth_first", "uniform"))
+    assert f"{breadth_first:.3f} times as fast as breadth-first" in text
+    assert f"{uniform:.3f} times as fast as the uniform split" in text
 
 
 def test_named_systems() -> None:

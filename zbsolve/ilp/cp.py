@@ -164,10 +164,18 @@ def _objective(m: CpModel, horizon: int) -> None:
     model.minimize(m.value)
 
 
-def refutes(problem: Problem, bound: int, seconds: float) -> bool:
-    """Whether CP-SAT proves within `seconds` that no schedule has a value under `bound` (µs)."""
-    built = build_cp(problem, 0, bound - 1)
-    return make_solver(seconds, half_of_cores()).solve(built.model) == cp_model.INFEASIBLE
+def refutes(problem: Problem, bound: int, clock: Clock) -> bool:
+    """Whether CP-SAT proves in the time of the clock that no schedule has a value under `bound` (µs)."""
+    solver = timed_solver(clock)
+    found = solver.solve(build_cp(problem, 0, bound - 1).model)
+    clock.spend(solver.response_proto.deterministic_time)
+    return found == cp_model.INFEASIBLE
+
+
+def timed_solver(clock: Clock) -> cp_model.CpSolver:
+    """A solver that has what is left of the clock."""
+    left = clock.left
+    return make_solver(left, 1, seed=0, effort=left) if clock.counted else make_solver(left, half_of_cores())
 
 
 def _value(known: Schedule | int) -> int:

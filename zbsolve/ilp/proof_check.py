@@ -61,7 +61,7 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 
-        proven: bool | None = refutes(problem, bound.value, seconds)
+        proven: bool | None = refutes(problem, bound.value, Clock(seconds))
         return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
     if bound.kind == STREAMS:
         from .cp import make_solver, ranks_refute, streams_bound

@@ -5,6 +5,10 @@ Which partition is best no sum of times decides: a stage's F delays the first mi
 or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
 from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
 
+Where the partition is open and the step plain, a bound over every split (`ilp.every_split`) is looked for first and last, in
+a tenth of the time each. Splits of which it knows nothing against are tried too, and so are some that let ranks begin soon.
+The race is over when nothing can be shorter.
+
 Each choice is looked at for an equal part of a fifth of the time. Up to three tenths go to moved layers and changed stages.
 The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next,
 and so on; what nobody needs goes to moves again.
@@ -13,7 +17,7 @@ and so on; what nobody needs goes to moves again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,13 +27,16 @@ from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..features.table import FEATURES
+from ..ilp.bounds.bound import WHOLE, serial_length
 from ..noise import Aim
 from ..partition.by_name import SEARCHED, ordered_neighbours
 from ..partition.file import Partition
+from ..partition.splits import Splits
 from ..placement import parse
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import OPEN, Step
+from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
 from .climb import Way, built, by_number, move, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
@@ -43,7 +50,12 @@ SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: ea
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 FIRST_PARTITION = "balanced"
+INTERRUPTED, NOT_SHORTER = "not tried: interrupted", "not tried: proven, no split takes less than the best"
 MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
+BOUND_SHARE = 0.1  # the share for a bound over every split, at the begin and at the end
+PROMISING = 3  # splits of the bound that are tried
+RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
+LARGE = 1500  # passes: of more, a look at each move costs what the best splits need to be solved
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -103,30 +115,122 @@ def solve_auto(
     amount = value_clock(seconds, effort, prefer).total
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
     told_apart = any(one.apart for one in choices), any(one.compared for one in choices)
+    bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
+    bounds.begin(race, BOUND_SHARE * amount)
     _look(race, runs, LOOK_SHARE * amount)
     if every and KEEPING.choices in choices:
         _other_partitions(race, profile, LOOK_SHARE * amount)
     ladders = [one.ladder for one in choices if one.ladder is not None]
     for ladder in ladders:
         try_more(race, profile, step, ladder, MOVE_SHARE * amount)
-    for moves in (ways := _ways(profile, step)):
-        move(race, profile, moves, MOVE_SHARE * amount / len(ways))
-    for i, moves in enumerate(ways):
-        if i == 0:
-            _spend(race)
-        move(race, profile, moves, race.left / (len(ways) - i))
-    _spend(race)
+    _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
+    bounds.go_on(race, race.left)
     best = race.leanest()
     if best is None:
         raise _nothing(race, step)
     assert best.schedule is not None
-    plain = options.get("method", "auto") == "auto" and prefer is not None and not race.stop()
+    plain = options.get("method", "auto") == "auto" and prefer is not None and not (race.interrupted or stop())
     left = None if not plain else second_clock(seconds, effort, prefer, amount - race.left)
     for ladder in ladders:
         race.runs = by_number(race.runs, ladder)
     tried = tuple(_tried(race, run, best, profile) for run in race.runs)
-    return preferred(best.schedule, prefer, left, peaks, (run.schedule for run in race.runs if run.schedule)), tried
+    others = (run.schedule for run in race.runs if run.schedule)
+    return bounds.told(preferred(best.schedule, prefer, left, peaks, others), best), tried
+
+
+def _improve(race: Race, profile: Profile, ways: list[Way], bounds: _Bounds, amount: float) -> None:
+    """Moves one by one, longer searches of what can still win, and moves again; bounds over every split keep their time."""
+    for moves in ways if bounds.small(race) else ():
+        move(race, profile, moves, MOVE_SHARE * amount / len(ways))
+    kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
+    for i, moves in enumerate(ways):
+        if i == 0:
+            _spend(race, kept)
+        move(race, profile, moves, (race.left - kept) / (len(ways) - i))
+    _spend(race, kept)
+
+
+class _Bounds:
+    """Bounds over every split, of each placement whose splits differ in nothing else."""
+
+    def __init__(self, profile: Profile, runs: Sequence[Run]) -> None:
+        self.profile, self.searches = profile, dict[str, Any]()
+        for run in runs:
+            from ..ilp.every_split import SplitSearch  # CP-SAT takes a second to load
+
+            if run.problem is None or run.name != run.place or run.name in self.searches:
+                continue
+            splits = Splits.of(run.step.costs(profile))
+            if splits is not None and splits.covers(run.problem):
+                self.searches[run.name] = SplitSearch(splits, serial_length(run.problem))
+
+    def begin(self, race: Race, amount: float) -> None:
+        """Bounds before the race, and splits for it."""
+        if self.searches:
+            race.halted = partial(self.met, race, race.halted)
+            self.go_on(race, amount)
+            race.runs += self.runs(race)
+
+    def small(self, race: Race) -> bool:
+        """Whether moves come first."""
+        return not self.searches or max(len(run.problem.passes) for run in race.runs if run.problem is not None) <= LARGE
+
+    def met(self, race: Race, stop: Callable[[], bool]) -> bool:
+        """Whether no split of any placement has a shorter schedule than the best, or somebody else ends the race. What was
+        not tried then says why."""
+        best, places = race.best(), {run.name for run in race.runs if run.problem is not None}
+        known = {name: search.bound for name, search in self.searches.items()}
+        proven = best is not None and places == set(known) and min(known.values()) >= best.value
+        for run in race.runs if proven else ():
+            run.failed = NOT_SHORTER if run.failed == INTERRUPTED else run.failed
+        return proven or stop()
+
+    def go_on(self, race: Race, amount: float) -> None:
+        """Higher bounds for so much time, the lowest first."""
+        race.settle()
+        if not self.searches or race.left <= 0:
+            return
+        clock, best = Clock(max(LEAST_SECONDS, min(amount, race.left)), amount if race.runner.counted else None), race.best()
+        for run in [run for run in race.runs if run.schedule is not None and run.name in self.searches]:
+            search, stated = self.searches[run.name], run.schedule.certificate  # type: ignore[union-attr]
+            assert stated is not None
+            if stated.relaxation == WHOLE and run.problem == search.splits.problem(run.layers):
+                search.known[run.layers] = stated.bound
+        for i, search in enumerate(order := sorted(self.searches.values(), key=lambda one: one.bound)):
+            if not race.stop():
+                part = clock.apart(clock.left / (len(order) - i))
+                search.go_on(part, search.below if best is None else best.value)
+                clock.spend(part.used)
+        race.left = max(0.0, race.left - clock.used)
+
+    def runs(self, race: Race) -> list[Run]:
+        """Splits that look good by their bounds, and those that rise."""
+        found, known = list[Run](), {(run.name, run.layers) for run in race.runs}
+        for first in [run for run in race.runs if run.name in self.searches]:
+            search = self.searches[first.name]
+            ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
+            for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
+                for split in splits:
+                    if (first.name, split) not in known:
+                        known.add((first.name, split))
+                        run = Run(replace(first.step, partition=split), first.name, name, place=first.place)
+                        found.append(built(self.profile, run))
+        return found
+
+    def near(self, run: Run, splits: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Of these those that may be shorter than `run`, the least bound first."""
+        if run.name not in self.searches or not splits:
+            return list(splits)
+        least = self.searches[run.name].lanes.least(splits).tolist()
+        return [
+            split for bound, split in sorted(zip(least, splits, strict=True), key=lambda one: one[0]) if bound < run.value
+        ]
+
+    def told(self, schedule: Schedule, best: Run) -> Schedule:
+        """The schedule with what was proven of all splits on its placement."""
+        search = self.searches.get(best.name)
+        return schedule if search is None else replace(schedule, every_split=search.found)
 
 
 def _open(step: Step) -> list[Choices]:
@@ -226,11 +330,12 @@ def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
         _look(race, runs, amount)
 
 
-def _ways(profile: Profile, step: Step) -> list[Way]:
+def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
     """How steps are changed one by one."""
 
     def layers(run: Run) -> Iterator[Run]:
-        for counts in () if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers):
+        near = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        for counts in bounds.near(run, near):
             moved = replace(run.step, partition=counts)
             name = run.partition.removesuffix(MOVED) + MOVED
             yield Run(moved, run.name, name, counts, place=run.place, moved="layers")
@@ -251,21 +356,22 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
         pass
     for run in open_runs:
         if run.schedule is None and not run.failed and not run.least:
-            run.failed = "not tried: interrupted"
+            run.failed = INTERRUPTED
 
 
-def _spend(race: Race) -> None:
-    """The rest, to those that can still win, the best first."""
+def _spend(race: Race, keep: float) -> None:
+    """What is beyond `keep`, to those that can still win, the best first."""
     order = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
     able = [run for run in order if (best := race.best()) is not None and run.bound < best.value]
 
     def jobs() -> Iterator[Job]:
         for i, run in enumerate(order):
             best = race.best()
-            if best is None or race.stop() or race.left <= 0:
+            left = race.left - keep
+            if best is None or race.stop() or left <= 0:
                 return
             if run.bound < best.value:
-                yield Job(run, race.left if i == len(order) - 1 else race.left / 2)
+                yield Job(run, left if i == len(order) - 1 else left / 2)
 
     for _ in race.solve_each(jobs(), len(able), SPEND_ROUND):
         pass

@@ -56,6 +56,9 @@ def solved(
     usual = None if work else usual_schedule(*given, schedule.problem.layers)
     saves, copies = _fused_saves(given[0], schedule), _copy_ratio(*given, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
+    if schedule.every_split is not None:
+        best = next(one.placement for one in tried if not one.why)
+        bounds[PARTITION] |= {best: schedule.every_split.bound}
     return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
 

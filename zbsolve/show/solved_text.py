@@ -221,7 +221,7 @@ def solved_as_text(solved: Solved) -> str:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     if solved.fused_saves > NOTABLE:
         lines.append(_another_problem(solved))
-    return "\n".join([*lines, *_bound_lines(solved.bounds)]) + "\n"
+    return "\n".join([*lines, *_bound_lines(solved)]) + "\n"
 
 
 def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
@@ -271,15 +271,17 @@ def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[in
     return f"layers moved from {split}: {said}; those between move along; {change} ({format_times(value)[0]} there)"
 
 
-def _bound_lines(bounds: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+def _bound_lines(solved: Solved) -> Iterator[str]:
     """What holds for all that was tried, a line each."""
-    for what, every in bounds.items():
+    for what, every in solved.bounds.items():
         if what == LONGER:
             said = ", ".join(f"{count} on {placement}" for placement, count in every.items())
             yield f"more slices take longer than the best, however long they are: proven from {said}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        yield f"each bound is for its own {what}; for every {what}: at least {least}; no certificate says that"
+        kept = what == PARTITION and solved.schedule.every_split is not None
+        proof = "the schedule's file proves that (check --bound)" if kept else "no certificate says that"
+        yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 
 
 def _held_before_copies(solved: Solved) -> list[str]:

@@ -1,0 +1,194 @@
+"""Bounds over every split of layers into stages: against exhaustive search over every split and order, and in files."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import accumulate, combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ortools.sat.python.cp_model import OPTIMAL
+
+from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step, pipeline, solve
+from zbsolve.cli import main
+from zbsolve.ilp.bounds.closed_forms import closed_form
+from zbsolve.ilp.cp import make_solver, solve_cp
+from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
+from zbsolve.partition.splits import Splits
+from zbsolve.partition.stage_costs import least_step
+from zbsolve.util.clock import Clock
+from zbsolve.util.errors import Infeasible
+
+MANY = 10**6  # µs: longer than any of these steps
+SHAPES = (("single", 2, 2), ("single", 3, 3), ("loop", 2, 4), ("vee", 2, 4))  # placement, ranks, stages
+
+
+def equal_layers(count: int, forward: float = 1.0, backward: float = 1.0) -> Profile:
+    """One byte a layer; messages take no time."""
+    layers = tuple(Layer(f"l{i}", forward, 0.0, 0.0, backward, 1, 0, 0, 0) for i in range(count))
+    return Profile("given", "equal", layers, Link(0.0, 1e12), 0.0, None, {}, {})
+
+
+def drawn(rng: random.Random) -> tuple[Profile, Step, int]:
+    """A model of few layers, unequal or equal, of whole times or not, with messages and memory or without; and stages."""
+    placement, ranks, stages = rng.choice(SHAPES)
+    count, m, whole, same = stages + rng.choice([1, 2]), rng.choice([1, 2, 3]), rng.random() < 0.7, rng.random() < 0.3
+
+    def time(most: int) -> float:
+        return rng.randint(1, most) + (0.0 if whole else rng.choice([0.3, 0.5, 0.7]))
+
+    def layer(i: int) -> Layer:
+        held = rng.randint(0, 4), rng.randint(0, 3)
+        return Layer(f"l{i}", time(9), time(9), time(9), time(16), *held, 0, 0, message=float(rng.choice([0, 0, 1, 5])))
+
+    first, link, total = layer(0), Link(float(rng.choice([0, 1, 6])), 1e12), 0
+    layers = tuple(first if same else layer(i) for i in range(count))
+    total = sum(one.held_until_B + one.held_until_W for one in layers)
+    room = [max(1, int(total * rng.uniform(0.4, 1 + m / 2) * 1.2 / ranks)) for _ in range(ranks)]
+    memory = ",".join(f"{one}B" for one in room) if rng.random() < 0.5 else None
+    step = Step(ranks, m, placement, "equal", memory=memory, fused=rng.random() < 0.6)
+    return Profile("given", "random", layers, link, 0.0, None, {}, {}), step, stages
+
+
+def shortest(profile: Profile, step: Step, stages: int) -> int | None:
+    """The least of every split and order, each solved to the end; None where none fits."""
+    found, count = list[int](), len(profile.layers)
+    for ends in combinations(range(1, count), stages - 1):
+        counts = tuple(b - a for a, b in pairwise((0, *ends, count)))
+        try:
+            result = solve_cp(replace(step, partition=counts).problem(profile), None, 0, 20.0)
+        except Infeasible:
+            continue
+        found += [] if result.infeasible else [result.bound]
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_split_has_a_schedule_below_the_bound(seed: int) -> None:
+    """Every split and order. Nor is more proven than there is, whatever a file says; and the bound is more than that which
+    looks at one stage at a time."""
+    rng, tight, higher, looked = random.Random(seed), 0, 0, 0
+    for _ in range(4):
+        profile, step, stages = drawn(rng)
+        best = shortest(profile, step, stages)
+        if best is None:
+            continue
+        looked += 1
+        costs = step.costs(profile)
+        splits = Splits.of(costs)
+        assert splits is not None
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(2.0), MANY)
+        assert least_step(costs, "makespan") <= search.bound <= best
+        higher += search.bound > least_step(costs, "makespan")
+        tight += search.bound > 0.9 * best
+        cut_off = SplitSearch(splits, best)
+        cut_off.go_on(Clock(2.0), best)
+        assert search.bound <= cut_off.bound <= best
+        assert proven_again(splits, cut_off.found, 5.0) == ""
+        assert proven_again(splits, replace(cut_off.found, bound=best + 1), 5.0)
+    assert tight >= looked / 2
+    assert higher >= looked / 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
+    """What the cuts of a split say of itself, and of every other one, is no more than its optimum."""
+    rng = random.Random(seed)
+    profile, step, stages = drawn(rng)
+    splits = Splits.of(replace(step, memory=None).costs(profile))
+    assert splits is not None
+    count = len(profile.layers)
+    every = [tuple(b - a for a, b in pairwise((0, *ends, count))) for ends in combinations(range(1, count), stages - 1)]
+    optima = {split: solve_cp(splits.problem(split), None, 0, 20.0).bound for split in every}
+    for split in every:
+        cuts = SplitModel(splits, MANY).lanes.cuts(split)
+        own = max(value for value, _ in cuts) / splits.unit
+        assert SplitModel(splits, MANY).lanes.least([split])[0] <= -(-own // 1) <= optima[split]
+        for other in every[:: max(1, len(every) // 6)]:
+            model = SplitModel(splits, MANY)
+            for _, cut in cuts:
+                model.add(cut)
+            for end, before in zip(model.ends, accumulate(other, initial=0), strict=True):
+                model.model.add(end == before)
+            solver = make_solver(5.0, 1)
+            assert solver.solve(model.model) == OPTIMAL
+            assert solver.value(model.time) <= optima[other]
+
+
+def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, capsys: Any) -> None:
+    """Four microbatches, two ranks of two stages, eight layers of F = BW = 1: 34 µs (SlackPipe's fixture). No split takes
+    less. The file says so, and `check` proves it; a higher bound and other layers are refused."""
+    equal_layers(8).save(tmp_path / "p.json")
+    given = [str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--placement", "loop", "--fused"]
+    assert main(["solve", *given, "--partition", "auto", "--effort", "2", "-o", str(tmp_path / "s.json")]) == 0
+    assert "for every partition: at least 34 µs on loop; the schedule's file proves that" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "s.json"), "--bound"]) == 0
+    assert "every split of its layers takes 34 µs or more" in capsys.readouterr().out
+    schedule = Schedule.load(tmp_path / "s.json")
+    every = schedule.every_split
+    assert every is not None
+    assert (schedule.certificate.value, every.bound) == (34, 34)
+    body = json.loads((tmp_path / "s.json").read_text())
+    body["every_split"]["bound"] = 35
+    (tmp_path / "high.json").write_text(json.dumps(body))
+    assert main(["check", str(tmp_path / "high.json"), "--bound"]) == 1
+    assert "bound of every split: some split may take less than 35 µs" in capsys.readouterr().out
+    body["every_split"] |= {"bound": 34, "layers": [[8, [2.0, 1.0], 1]]}
+    (tmp_path / "other.json").write_text(json.dumps(body))
+    assert main(["check", str(tmp_path / "other.json"), "--bound"]) == 2
+    assert "its layers do not make this problem's stages" in capsys.readouterr().err
+    for field, wrong in (("layers", ()), ("message", -1), ("room", (1,)), ("looked", ((1, 7),)), ("full", (0,))):
+        with pytest.raises(BadInput, match=f"field '{field}' is not about the layers"):
+            Splits.told(replace(every, **{field: wrong}), schedule.problem)
+
+
+def test_the_fixture_with_costs_by_role_is_proven_over_every_split() -> None:
+    """SlackPipe's other one: layers of unlike costs, and more for the first stage, those in the middle, and the last. Of
+    its 35 splits 1, 2, 4, 1 takes 306 µs, and closed forms say as much, or more, of all others."""
+    totals, beside = (0, 1, 10, 12, 15, 19, 24, 30, 37), [(2, 5), (3, 6), (3, 6), (4, 7)]
+    least = {}
+    for ends in combinations(range(1, 8), 3):
+        stages = list(pairwise((0, *ends, 8)))
+        times = [
+            (totals[b] - totals[a] + f, 2 * (totals[b] - totals[a]) + g)
+            for (a, b), (f, g) in zip(stages, beside, strict=True)
+        ]
+        F, BW = (list(one) for one in zip(*times, strict=True))
+        problem = pipeline(F, BW=BW, placement=(0, 1, 0, 1), microbatches=4)
+        least[tuple(b - a for a, b in stages)] = closed_form(problem).value, problem
+    assert len(least) == 35
+    bound, problem = least[1, 2, 4, 1]
+    assert bound == min(value for value, _ in least.values()) == solve(problem, effort=0.2).certificate.value == 306
+
+
+def test_bounds_count_what_layers_hold() -> None:
+    """Two ranks of one stage, four microbatches of F = BW = 1 in two layers of a byte. A byte lies on rank 0 for the whole
+    way there and back, 4 µs: where it has room for one, the four microbatches take 16 µs; with room for two 10: the way, 4,
+    and 3 times the work of a stage, 2."""
+    profile = equal_layers(2)
+    for room, bound in (("1B,4B", 16), ("2B,4B", 10)):
+        step = Step(2, 4, "single", "equal", memory=room, fused=True)
+        splits = Splits.of(step.costs(profile))
+        assert splits is not None
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(2.0), MANY)
+        assert search.bound == bound == shortest(profile, step, 2)
+
+
+def test_splits_that_rise() -> None:
+    """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
+    has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""
+
+    def rising(placement: str, stages: int) -> list[tuple[int, ...]]:
+        splits = Splits.of(Step(4, 4, placement, "equal", fused=True).costs(equal_layers(8 * stages)))
+        assert splits is not None
+        return SplitSearch(splits, MANY).lanes.rising()
+
+    assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), *[(1, 1, 2, 8, 15, 15, 14, 8)] * 2]
+    assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
+    assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
+    assert rising("single", 4) == []

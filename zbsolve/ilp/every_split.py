@@ -1,0 +1,280 @@
+"""A bound over every split of layers into stages: the split is a variable of CP-SAT, and cuts say what any of them takes.
+
+The model has where each stage ends, and the step's time T, which is at least each cut (see `partition.splits`). One after
+the other: the split whose T is least; its cuts, which are mostly higher there; and again, until they say no more of it.
+Then the split is looked at alone, by a closed form or an exact solver, and set apart where that says more. The least of T
+and of what was set apart is a bound over every split. A certificate keeps the splits that were looked at: their cuts are
+made again from them.
+
+Memory: a layer's bytes are held for the way from it to the end and back, at least. What all layers of a rank need so, bytes
+times µs, its room must give between the first start of the rank and its last backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from ..layer import layer_cuts
+from ..partition.splits import NO_JUMP, Cut, Jump, Lanes, Splits
+from ..schedule import EverySplit, Split
+from ..util.clock import Clock
+from ..util.errors import Infeasible
+from .bounds.bound import PATH, WHOLE
+from .bounds.closed_forms import closed_form
+from .cp import FOUND, refutes, timed_solver
+
+MAX_WHOLE = 250  # passes of a split that an exact solver looks at alone
+WHOLE_SHARE = 0.25  # of the time left, for one of these
+MAX_SIZE = 1 << 40  # of numbers in the model: bytes times µs are counted in coarser units
+
+
+class SplitModel:
+    """The model: `ends[s]`, the layers before stage s, and `time`, µs of the step."""
+
+    def __init__(self, splits: Splits, below: int) -> None:
+        self.splits, self.lanes = splits, Lanes(splits)
+        self.model = model = cp_model.CpModel()
+        stages, layers = splits.stages, splits.layers
+        inner = [model.new_int_var(s, layers - stages + s, f"end{s}") for s in range(1, stages)]
+        self.ends: list[Any] = [0, *inner, layers]
+        for a, b in zip(self.ends, self.ends[1:], strict=False):
+            model.add(a + 1 <= b)
+        self.time = model.new_int_var(0, below, "time")
+        totals = [[self._table(row, end) for end in self.ends] for row in splits.totals.tolist()]
+        off = splits.rounded
+        lanes = self.lanes
+        self.length: list[Any] = [
+            totals[k][s + 1] - totals[k][s] - off for k, s in zip(lanes.kind, lanes.stage, strict=True)
+        ]
+        self.start: list[Any] = [sum(self.length[:q]) + int(lanes.waits[q]) for q in range(lanes.path)]
+        self.end = [start + length for start, length in zip(self.start, self.length, strict=False)]
+        for jump in lanes.jumps:
+            self._at_least(self._with_jump(self.end[-1], jump, lanes.microbatches))
+        for q in range(lanes.path):
+            mine = np.flatnonzero(lanes.rank == lanes.rank[q]).tolist()
+            behind = [self.length[lane] for lane in mine if lanes.place(lane) >= q]
+            self._at_least(self.start[q] + lanes.microbatches * sum(behind))
+        model.minimize(self.time)
+
+    def _table(self, row: Sequence[int], end: Any) -> Any:
+        """`row[end]`."""
+        if isinstance(end, int):
+            return row[end]
+        if len(set(np.diff(row).tolist())) == 1:
+            return row[1] * end
+        found = self.model.new_int_var(0, row[-1], "")
+        self.model.add_element(end, row, found)
+        return found
+
+    def _at_least(self, units: Any) -> None:
+        self.model.add(self.splits.unit * self.time >= units)
+
+    def _with_jump(self, way: Any, jump: Jump, microbatches: int) -> Any:
+        """A way along the path with a jump in it over so many microbatches."""
+        if jump == NO_JUMP:
+            return way
+        inside = sum(self.length[q] for q in self.lanes.inside(jump))
+        return way - (self.end[jump.last] - self.start[jump.first]) + microbatches * inside
+
+    def add(self, cut: Cut) -> None:
+        """T is at least this cut."""
+        lanes, heads, tails = self.lanes, list[Any](), list[Any]()
+        work = list[Any]()  # not a sum, as `+=` would change a term of the model
+        for part in cut:
+            at, late = lanes.place(part.lane), part.lane >= lanes.path
+            head = self._with_jump(self.start[at], part.head, part.begin + 1)
+            heads.append(head + (self.length[at] if late else 0))
+            tails.append(
+                0 if late else self._with_jump(self.end[-1] - self.end[at], part.tail, lanes.microbatches - part.end)
+            )
+            work.append((part.end - part.begin + 1) * self.length[part.lane])
+        self._at_least(self._least(heads) + sum(work) + self._least(tails))
+
+    def _least(self, all_: Sequence[Any]) -> Any:
+        if any(isinstance(one, int) for one in all_):
+            return 0  # a tail of nothing
+        if len(all_) == 1:
+            return all_[0]
+        found = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add_min_equality(found, all_)
+        return found
+
+    def _held(self, rank: int, ends: Sequence[Any]) -> tuple[Any, Any, int]:
+        """What a rank must hold where stages end so: of one microbatch; of all, times units; and its room."""
+        splits, lanes, sizes, need = self.splits, self.lanes, list[Any](), list[Any]()
+        assert splits.room is not None
+        chain, each = splits.totals[:2].sum(axis=0).astype(np.float64), np.array(splits.held, np.float64)
+        way = each * (chain[-1] - chain[:-1])
+        coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_SIZE)
+        off = 0 if coarse == 1 else 2  # by which rounding makes more of a stage
+        ways, held = ([0, *np.floor(np.cumsum(one) / coarse).astype(np.int64).tolist()] for one in (way, each))
+        for s in (s for s, one in enumerate(splits.ranks) if one == rank):
+            size = self._table(held, ends[s + 1]) - self._table(held, ends[s]) - off
+            hops = int(lanes.waits[lanes.path - 1 - s] - lanes.waits[s])
+            less = off + (held[-1] + 1) * 2 * splits.rounded * (splits.stages - s)
+            need.append(self._table(ways, ends[s + 1]) - self._table(ways, ends[s]) - less + hops * size)
+            sizes.append(size)
+        return sum(sizes), splits.microbatches * sum(need), int(splits.room[rank] // coarse) + int(coarse > 1)
+
+    def _around(self, rank: int, start: Sequence[Any], end: Sequence[Any]) -> Any:
+        """Units before the first pass of a rank and behind its last backward."""
+        first = self.splits.ranks.index(rank)
+        return start[first] + end[-1] - end[self.lanes.path - 1 - first]
+
+    def fill(self, rank: int) -> None:
+        """What this rank holds fits its room."""
+        size, need, room = self._held(rank, self.ends)
+        self.model.add(size <= room)
+        self.model.add(room * (self.splits.unit * self.time - self._around(rank, self.start, self.end)) >= need)
+
+    def overfull(self, split: Split, time: int) -> list[int]:
+        """The ranks whose room is too small in this split, within so many µs."""
+        path, found = self.lanes.lengths(split)[: self.lanes.path], list[int]()
+        start = np.cumsum(path) - path + self.lanes.waits
+        for rank in range(len(self.splits.room or ())):
+            size, need, room = self._held(rank, layer_cuts(split))
+            left = self.splits.unit * time - int(self._around(rank, start.tolist(), (start + path).tolist()))
+            found += [rank] if size > room or room * left < need else []
+        return found
+
+    def set_apart(self, split: Split) -> None:
+        """No longer this split."""
+        inner = [end for end in self.ends if not isinstance(end, int)]
+        if not inner:
+            self.model.add(self.time < 0)  # there is one split alone
+        else:
+            self.model.add_forbidden_assignments(inner, [layer_cuts(split)[1:-1]])
+
+    def split_of(self, solver: cp_model.CpSolver) -> Split:
+        """The split that was found."""
+        ends = [end if isinstance(end, int) else solver.value(end) for end in self.ends]
+        return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+
+
+@dataclass
+class SplitSearch:
+    """The search for the bound. below: µs of the best schedule known, further than which the bound need not go. best: what
+    is proven of each split that was looked at, µs; known: what an exact solver proved elsewhere."""
+
+    splits: Splits
+    below: int
+    bound: int = 0
+    looked: list[Split] = field(default_factory=list)
+    apart: list[tuple[Split, int, str]] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
+    best: dict[Split, int] = field(default_factory=dict)
+    known: dict[Split, int] = field(default_factory=dict)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._model = SplitModel(self.splits, self.below)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of all splits."""
+        return self._model.lanes
+
+    def go_on(self, clock: Clock, below: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Raise the bound while there is time, up to `below` µs."""
+        self.below, model, unit = min(self.below, below), self._model, self.splits.unit
+        model.model.add(model.time < self.below)
+        while clock.left > 0 and not self.ended and self.bound < self.below and not stop():
+            solver = timed_solver(clock)
+            status = solver.solve(model.model)
+            clock.spend(solver.response_proto.deterministic_time)
+            closed = status == cp_model.INFEASIBLE  # nothing is left but what was set apart
+            if not closed and status not in FOUND:
+                return
+            high = self.below if closed else int(np.ceil(solver.best_objective_bound - 1e-6))
+            if not self._raise(high, clock, closed):
+                return
+            time, split = solver.value(model.time), model.split_of(solver)
+            cuts = model.lanes.cuts(split)
+            most = -(-max(value for value, _ in cuts) // unit)
+            self.best[split] = most
+            full = [rank for rank in model.overfull(split, time) if rank not in self.full]
+            for rank in full:
+                model.fill(rank)
+            self.full += full
+            if most > time:
+                self.looked.append(split)
+                for value, cut in cuts:
+                    if value > unit * time:
+                        model.add(cut)
+            elif full:
+                continue
+            elif status != cp_model.OPTIMAL or not self._set_apart(split, time, clock):
+                return
+
+    def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
+        """The bound, where what is not set apart takes `high` µs or more; whether to go on. closed: nothing is left."""
+        while (low := min(self.apart, key=lambda one: one[1], default=None)) is not None and low[1] < high:
+            if not self._refuted(low[0], clock):
+                break
+            self.apart[self.apart.index(low)] = (low[0], self.below, WHOLE)
+        self.bound = max(self.bound, min([high, *(bound for _, bound, _ in self.apart)]))
+        self.ended = closed and self.bound >= self.below
+        return not closed
+
+    def _refuted(self, split: Split, clock: Clock) -> bool:
+        """Whether an exact solver proves that this split takes as long as the best schedule known."""
+        if self.known.get(split, 0) >= self.below:
+            return True
+        if self.splits.microbatches * len(self._model.lanes.stage) > MAX_WHOLE or clock.left <= 0:
+            return False
+        part = clock.apart(clock.left * WHOLE_SHARE)
+        found = refutes(self.splits.problem(split), self.below, part)
+        clock.spend(part.used)
+        return found
+
+    def _set_apart(self, split: Split, time: int, clock: Clock) -> bool:
+        """Whether more than `time` µs is proven of this split alone."""
+        bound, kind = alone(self.splits, split), PATH
+        if bound < self.below and self._refuted(split, clock):
+            bound, kind = self.below, WHOLE
+        self.best[split] = max(self.best[split], bound)
+        if bound <= time:
+            return False
+        self._model.set_apart(split)
+        self.apart.append((split, min(bound, self.below), kind))
+        return True
+
+    @property
+    def found(self) -> EverySplit:
+        """The bound, and what proves it again."""
+        splits = self.splits
+        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full))
+        return EverySplit(self.bound, splits.rows, splits.message, splits.room, *proof)
+
+
+def alone(splits: Splits, split: Split) -> int:
+    """µs that no schedule of one split undercuts, in closed form; more than any where it has none."""
+    try:
+        return closed_form(splits.problem(split)).value
+    except Infeasible:
+        return MAX_SIZE
+
+
+def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
+    """Why the bound is not proven, or "" where it is."""
+    clock, model = Clock(seconds), SplitModel(splits, every.bound - 1)
+    for rank in every.full:
+        model.fill(rank)
+    for split in every.looked:
+        for _, cut in model.lanes.cuts(split):
+            model.add(cut)
+    for split, bound, kind in every.apart:
+        if bound < every.bound:
+            return f"split {split} is said to take {bound} µs or more alone"
+        known = alone(splits, split) >= every.bound
+        if not known and (kind != WHOLE or not refutes(splits.problem(split), every.bound, clock)):
+            return f"split {split} is not proven to take {every.bound} µs"
+        model.set_apart(split)
+    if timed_solver(clock).solve(model.model) != cp_model.INFEASIBLE:
+        return f"some split may take less than {every.bound} µs"
+    return ""

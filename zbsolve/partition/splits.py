@@ -1,0 +1,300 @@
+"""Every split of a model's layers into the stages of a placement, as bounds over all of them see it: the recipe that
+certificates keep, and what ranks must do in one split, as terms that are linear in the times of its stages.
+
+Lanes are the passes of one stage and kind. A microbatch goes through the lanes F₀ … F_{N−1}, B_{N−1} … B₀ (or BW) one after
+the other: that is its path. W comes behind its B. A **jump** from lane i to lane j behind it, both on one rank: between the
+start of i's first pass and the end of j's pass m that rank runs passes 0 … m of all its lanes between i and j, for each of
+them comes behind the one and before the other. So heads (and tails alike) are a path with one jump in it:
+
+    start of pass m of l ≥ path to i, (m + 1) times the lanes of the jump, path from behind j to l.
+
+A **cut** is a set of passes of one rank, microbatches x … y of some lanes: a step takes at least the least head in it, all
+its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). It holds in every split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..build.plain import pipeline
+from ..layer import layer_cuts
+from ..problem import Problem
+from ..schedule import EverySplit, LayerRow
+from ..tables import Ints
+from ..util.errors import BadInput
+from .stage_costs import StageCosts
+
+MAX_LAYERS = 100_000  # of a file
+SCALE = 1000  # units of a µs, where layers' times are not whole
+STEPS = (1.0, 0.75, 0.5)  # of a layer: by so much first stages of splits rise
+ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and what units round
+
+
+@dataclass(frozen=True)
+class Splits:
+    """All splits of these layers into stages. ranks: of each stage; rows: the layers, times F, B, W or F, BW; message: µs
+    between two ranks, at least; room: bytes of each rank, at most, or None."""
+
+    ranks: tuple[int, ...]
+    microbatches: int
+    rows: tuple[LayerRow, ...]
+    message: int
+    room: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, costs: StageCosts) -> Splits | None:
+        """Of a step; None where stages' times are not the sums of their layers', or microbatches take several routes."""
+        plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained
+        if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
+            return None
+        kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
+        pairs = [*pairwise(costs.layers), (costs.layers[-1], costs.layers[-1])]
+        twice = [max(a.output_kept, b.input_unneeded) for a, b in pairs]  # a tensor that both keep counts once in a stage
+        held = [max(0, c.held_until_B + c.held_until_W - t) for c, t in zip(costs.layers, twice, strict=True)]
+        each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
+        rows = tuple(LayerRow(len(list(same)), *one) for one, same in groupby(each))
+        message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
+        return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit)
+
+    @classmethod
+    def told(cls, every: EverySplit, problem: Problem) -> Splits:
+        """What a schedule's file says of the splits of its problem's layers. Raises BadInput where that makes no sense, or
+        the problem is none of them."""
+        ranks, layers, rows = problem.ranks, sum(problem.layers), every.layers
+        splits = [*every.looked, *(split for split, _, _ in every.apart)]
+        wrong = {
+            "layers": layers > MAX_LAYERS
+            or sum(row.number for row in rows) != layers
+            or {len(row.times) for row in rows} not in ({2}, {3})
+            or min(min(row.number - 1, row.held, *row.times) for row in rows) < 0,
+            "message": every.message < 0,
+            "room": every.room is not None and (len(every.room) != ranks or min(every.room) < 0),
+            "looked": any(len(one) != problem.stages or sum(one) != layers or min(one) < 1 for one in splits),
+            "full": not set(every.full) <= set(range(ranks if every.room else 0)),
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise BadInput(f"every_split: field '{name}' is not about the layers of this problem")
+        homes = tuple(home[0] for home in problem.stage_ranks)
+        found = cls(homes, problem.microbatches, rows, every.message, every.room)
+        if not found.covers(problem):
+            raise BadInput("every_split: its layers do not make this problem's stages")
+        return found
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.ranks)
+
+    @cached_property
+    def layers(self) -> int:
+        """The number of layers."""
+        return sum(row.number for row in self.rows)
+
+    @cached_property
+    def times(self) -> list[list[float]]:
+        """µs of each layer, a row a kind of pass."""
+        return [[row.times[k] for row in self.rows for _ in range(row.number)] for k in range(len(self.rows[0].times))]
+
+    @cached_property
+    def held(self) -> list[int]:
+        """Bytes that each layer keeps."""
+        return [row.held for row in self.rows for _ in range(row.number)]
+
+    @cached_property
+    def unit(self) -> int:
+        """Units of a µs."""
+        return 1 if all(float(one).is_integer() for row in self.rows for one in row.times) else SCALE
+
+    @property
+    def rounded(self) -> int:
+        """Units that a stage's pass may be shorter than its layers."""
+        return 0 if self.unit == 1 else ROUNDED
+
+    @cached_property
+    def totals(self) -> Ints:
+        """[kind, a]: units of the layers before a."""
+        sums = np.cumsum([[0.0, *row] for row in self.times], axis=1)
+        return np.floor(self.unit * sums + 1e-6).astype(np.int64)
+
+    def problem(self, counts: Sequence[int]) -> Problem:
+        """The step of one split. Of another that takes longer, or keeps more, its bounds hold too."""
+        stages = list(pairwise(layer_cuts(counts)))
+        held = [sum(self.held[a:b]) for a, b in stages]
+        rows = [[round(sum(row[a:b])) for a, b in stages] for row in self.times]
+        passes: dict[str, Any] = dict(zip(("F", "BW") if len(rows) == 2 else ("F", "B", "W"), rows, strict=True))
+        how: dict[str, Any] = {"placement": self.ranks, "microbatches": self.microbatches, "comm": self.message}
+        return pipeline(**passes, **how, held_until_B=held, capacity=self.room, layers=tuple(counts))
+
+    def covers(self, problem: Problem) -> bool:
+        """Whether a problem is the step of one of these splits, or takes longer, or keeps more in no more room."""
+        if len(problem.layers) != self.stages or sum(problem.layers) != self.layers or problem.objective != "makespan":
+            return False
+        own = self.problem(problem.layers)
+        if sorted(own.names) != sorted(problem.names):  # a step with passes of features keeps other things
+            return False
+        rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
+        mine, its = own.edges, problem.edges
+        known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
+        wanted = zip((rows[mine.before] * names + rows[mine.after]).tolist(), mine.lag.tolist(), strict=True)
+        rooms = (0,) if self.room is None else self.room
+        return bool(
+            (problem.passes.rank[rows] == own.passes.rank).all()
+            and (problem.passes.duration[rows] >= own.passes.duration).all()
+            and all(known.get(pair, -1) >= lag for pair, lag in wanted)
+            and (self.room is None or problem.capacity is not None)
+            and all(one <= room for one, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
+            and (self.room is None or (problem.taken[rows] >= own.taken).all())
+        )
+
+
+class Jump(NamedTuple):
+    """From lane `first` to lane `last`, both on one rank."""
+
+    first: int
+    last: int
+
+
+NO_JUMP = Jump(-1, -1)
+
+
+class Part(NamedTuple):
+    """Microbatches `begin` … `end` of a lane in a cut, with the jumps of its head and of its tail."""
+
+    lane: int
+    begin: int
+    end: int
+    head: Jump
+    tail: Jump
+
+
+Cut = tuple[Part, ...]
+
+
+class Lanes:
+    """The lanes of a placement: first the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`): of each;
+    waits: units of messages before each of the path."""
+
+    def __init__(self, splits: Splits) -> None:
+        N, kinds = splits.stages, len(splits.rows[0].times)
+        self.splits, self.path, self.microbatches = splits, 2 * N, splits.microbatches
+        self.stage = np.array([*range(N), *reversed(range(N)), *(range(N) if kinds == 3 else ())])
+        self.kind = np.repeat(np.arange(kinds), N)
+        self.rank = np.array(splits.ranks)[self.stage]
+        hops = self.rank[1 : self.path] != self.rank[: self.path - 1]
+        self.waits = splits.unit * splits.message * np.concatenate([[0], np.cumsum(hops)])
+        on_rank = [np.flatnonzero(self.rank[: self.path] == r).tolist() for r in range(max(splits.ranks) + 1)]
+        self.jumps = [Jump(i, j) for mine in on_rank for at, i in enumerate(mine) for j in mine[at:]]
+
+    def inside(self, jump: Jump) -> list[int]:
+        """The lanes of a jump: those of its rank on the path between its ends."""
+        return [q for q in range(jump.first, jump.last + 1) if self.rank[q] == self.rank[jump.first]]
+
+    def place(self, lane: int) -> int:
+        """Where a lane is on the path; W where its B is."""
+        return lane if lane < self.path else self.path - 1 - int(self.stage[lane])
+
+    def lengths(self, counts: Sequence[int]) -> Ints:
+        """Units of a pass of each lane in a split, at least."""
+        ends = np.array(layer_cuts(counts))
+        found = (
+            self.splits.totals[self.kind, ends[self.stage + 1]]
+            - self.splits.totals[self.kind, ends[self.stage]]
+            - self.splits.rounded
+        )
+        return np.asarray(np.maximum(found, 0))
+
+    def least(self, splits: Sequence[Sequence[int]]) -> Ints:
+        """µs that each of these splits takes at least: its path with one jump over all microbatches, and what is behind a
+        lane on its rank."""
+        length, B = np.array([self.lengths(one) for one in splits]).T, self.microbatches
+        path = length[: self.path]
+        start = np.cumsum(path, axis=0) - path + self.waits[:, None]
+        end, places = start + path, np.array([self.place(q) for q in range(len(self.stage))])
+        behind = (self.rank == self.rank[: self.path, None]) & (places >= np.arange(self.path)[:, None])
+        found = (start + B * (behind.astype(np.int64) @ length)).max(axis=0)
+        for jump in self.jumps:
+            inside = length[self.inside(jump)].sum(axis=0)
+            found = np.maximum(found, end[-1] - (end[jump.last] - start[jump.first]) + B * inside)
+        return np.asarray(-(-found // self.splits.unit))
+
+    def rising(self) -> list[tuple[int, ...]]:
+        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of
+        a layer longer than that before, and what the first stage of a rank lacks its last two others have."""
+        ranks, stages = np.array(self.splits.ranks), self.splits.stages
+        share, more = divmod(self.splits.layers, stages)
+        mine = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
+        found = []
+        for step in STEPS if stages > len(mine) else ():
+            counts = [share + (stage < more) for stage in range(stages)]
+            for nth, (first, *others) in enumerate(mine[:-1]):
+                less = max(0, counts[first] - 1 - int(step * nth))
+                counts[first] -= less
+                counts[others[-1]] += less
+                if len(others) > 1:
+                    counts[others[-1]] -= less // 2
+                    counts[others[-2]] += less // 2
+            found.append(tuple(counts))
+        return found
+
+    def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:
+        """For each rank the cut that says most of this split, and what it says, units."""
+        length, B = self.lengths(counts), self.microbatches
+        path = length[: self.path]
+        start = np.concatenate([[0], np.cumsum(path)[:-1]]) + self.waits
+        end, whole = start + path, int(start[-1] + path[-1])
+        each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
+        way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
+        more = (
+            np.arange(1, B + 1) * each[:, None] - way[:, None]
+        )  # [jump, m]: a jump over m + 1 microbatches, beyond the way
+        up, by_up = _best(more, np.array([jump.last for jump in self.jumps]), self.path)
+        first = np.array([self.path - 1 - jump.first for jump in self.jumps])
+        down, by_down = (one[::-1, ::-1] for one in _best(more, first, self.path))
+        head, tail = start[:, None] + up, (whole - end)[:, None] + down
+        found = []
+        for rank in range(int(self.rank.max()) + 1):
+            lanes = np.flatnonzero(self.rank == rank).tolist()
+            at = [self.place(q) for q in lanes]
+            late = [q >= self.path for q in lanes]
+            heads = np.array([head[p] + (length[p] if w else 0) for p, w in zip(at, late, strict=True)])
+            tails = np.array([np.zeros(B, np.int64) if w else tail[p] for p, w in zip(at, late, strict=True)])
+            value, h, t = _densest(heads, tails, length[lanes])
+            cut = []
+            for row, (q, p) in enumerate(zip(lanes, at, strict=True)):
+                inside = np.flatnonzero((heads[row] >= h) & (tails[row] >= t)).tolist()
+                if inside:
+                    ends = by_up[p, inside[0]], -1 if q >= self.path else by_down[p, inside[-1]]
+                    cut.append(Part(q, inside[0], inside[-1], *(self.jumps[n] if n >= 0 else NO_JUMP for n in ends)))
+            found.append((value, tuple(cut)))
+        return found
+
+
+def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
+    """[l, m]: the most of the rows whose place is l or less, at least 0, and which row that is (−1: none)."""
+    best, which = np.zeros(more.shape[1], np.int64), np.full(more.shape[1], -1)
+    found = []
+    for at in range(count):
+        for row in np.flatnonzero(place == at).tolist():
+            better = more[row] > best
+            best, which = np.where(better, more[row], best), np.where(better, row, which)
+        found.append((best, which))
+    return np.array([one for one, _ in found]), np.array([one for _, one in found])
+
+
+def _densest(heads: Ints, tails: Ints, lengths: Ints) -> tuple[int, int, int]:
+    """Of all sets of passes with heads and tails of so much at least the most that least head, work and least tail add up
+    to; and that head and tail."""
+    rows, row = np.unique(heads, return_inverse=True)
+    columns, column = np.unique(tails, return_inverse=True)
+    work = np.zeros((len(rows), len(columns)), np.int64)
+    np.add.at(work, (row.ravel(), column.ravel()), np.repeat(lengths, heads.shape[1]))
+    work = work[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    value = np.where(work > 0, work + rows[:, None] + columns[None, :], 0)
+    h, t = np.unravel_index(int(value.argmax()), value.shape)
+    return int(value[h, t]), int(rows[h]), int(columns[t])
