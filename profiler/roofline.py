@@ -42,10 +42,10 @@ from .devices import (
     matrix_share,
 )
 from .memory import LayerMemory, costs_of, held
-from .operation_costs import FusedNorms, Op, OptimizerState, PassOps, passes, state_of, total
+from .operation_costs import FusedNorms, Op, OptimizerState, PassOps, passes, passes_of, state_of, total
 from .stage_rounds import stages_of
 from .vocabulary_cut import cut_of
-from .vocabulary_times import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
+from .vocabulary_times import Clock, counted_shard, counted_table, held_by_shard, vocabulary_costs
 
 HEADS = "heads"  # of queries in causal attention, a number that divides those of all layers; 0: there is none
 SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
@@ -169,7 +169,9 @@ def _vocabulary(
                 lambda ranks, barriers: times(counted_shard(cut, ranks, barriers)),
                 partial(held_by_shard, cut),
                 lambda ranks: times(counted_table(cut, ranks)),
-                lambda rest, sizes: layer(rest.number, counted_rest(rest, cut.labels), sizes, rest.parameter_bytes),
+                lambda rest, sizes: layer(
+                    rest.number, passes_of(rest.stage, rest.given, cut.labels), sizes, rest.parameter_bytes
+                ),
             )
             return vocabulary_costs(source, cut, clock), {}
     except Exception as error:  # the model runs: a vocabulary that cannot be looked at is no reason to refuse it
