@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import asdict
 
 from zbsolve.layer import Link
-from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, CollectiveRow
 
 from .stage_rounds import PassTimer
 
@@ -65,8 +66,7 @@ class Curve:
 
     def facts(self, line: Link) -> dict[str, object]:
         """What a profile says of it. line: through the samples' medians."""
-        fitted = {"latency": line.latency, "bytes_per_us": line.bytes_per_us}
-        return {"kind": self.kind, "ranks": self.ranks, "nodes": self.nodes, **fitted}
+        return asdict(CollectiveRow(self.kind, self.ranks, self.nodes, line.latency, line.bytes_per_us))
 
 
 def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[float]]:

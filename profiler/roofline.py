@@ -84,6 +84,8 @@ def estimate(
     )
     layers = without_backwards(layers, look.through.untrained)
     sequence = sequence_fact(look.work.values())
+    if not sequence:
+        layers = tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers)
     heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"
     rest = partial(_layer, model, state=state, on=target)
@@ -92,9 +94,7 @@ def estimate(
     found = Profile(
         source,
         spec,
-        layers
-        if sequence
-        else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers),
+        layers,
         Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
         state.factor,
         int(target.memory * 1e9),
@@ -149,8 +149,7 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
         raise
     except Exception as error:
         raise BadInput(f"model '{model.name}': it cannot be estimated: {one_line(error)}") from error
-    alike = tuple(next(j for j in taken if kinds[j] == kind) for kind in kinds)
-    return _Look(through, taken, alike, work, memory, [p for stage in stages for p in stage.parameters()])
+    return _Look(through, taken, kinds, work, memory, [p for stage in stages for p in stage.parameters()])
 
 
 def _vocabulary(
@@ -207,17 +206,14 @@ def _gathered(forward: Sequence[Op]) -> int:
 def _layer(
     model: Model, i: int, work: PassOps, sizes: dict[str, Any], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
-    times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
+    times: dict[str, Any] = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
     attention = {kind: round(time_us([op for op in work[kind] if op.tokens], on), 3) for kind in ("F", "B")}
     return Layer(
         name=model.layer_names[i],
-        F=times["F"],
-        B=times["B"],
-        W=times["W"],
-        BW=times["BW"],
+        **times,
+        X=times["F"],
         parameter_bytes=parameters,
         **sizes,
-        X=times["F"],
         U=round(state.traffic * (parameters - sizes["frozen_bytes"]) / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
         attention_F=attention["F"],
         attention_B=attention["B"],
