@@ -274,8 +274,8 @@ class _End:
                 product()
             for out, back in pairs:
                 mailbox.post(back)
-                steps = partial(mailbox.send, out, body), partial(mailbox.take, back)
-                timer.run(size, "", _in_turn, steps if first else steps[::-1])
+                steps = [partial(mailbox.send, out, body), partial(mailbox.take, back)]
+                timer.run(size, "", lambda calls: [call() for call in calls], steps if first else steps[::-1])
         found: Times = {}
         for size, _, us, _ in self._drained(mailbox, timer):
             found.setdefault(size, []).append(us)
@@ -331,11 +331,6 @@ class _End:
             return Message(key, key, source, destination, size + down, 0, False)
 
         return {size: [message(size, i) for i in range(self.lot.warmups + self.lot.repeats)] for size in sizes}
-
-
-def _in_turn(calls: tuple[Callable[[], Any], ...]) -> None:
-    for call in calls:
-        call()
 
 
 def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:

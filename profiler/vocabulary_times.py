@@ -175,14 +175,11 @@ class VocabularyTimes:
 
     def samples(self, names: tuple[str, ...]) -> dict[str, list[float]]:
         """All of them by name, as in a profile. names: of the model's layers."""
-        shards = {
-            f"vocabulary/{ranks}/{name}{barriers}": row
-            for (ranks, barriers), rows in self.shards.items()
-            for name, row in rows.items()
-        }
-        tables = {f"vocabulary/{ranks}/{name}": row for ranks, rows in self.tables.items() for name, row in rows.items()}
-        rests = {f"vocabulary/{names[i]}/{kind}": row for i, rows in self.rests.items() for kind, row in rows.items()}
-        return shards | tables | rests
+        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # place, and what stands behind a pass
+        parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
+        parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
+        found = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
+        return dict(found)
 
 
 def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
