@@ -10,16 +10,17 @@ from __future__ import annotations
 import platform
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import asdict
 
 from zbsolve.layer import Link
-from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, CollectiveRow
 
 from .stage_rounds import PassTimer
 
@@ -65,8 +66,7 @@ class Curve:
 
     def facts(self, line: Link) -> dict[str, object]:
         """What a profile says of it. line: through the samples' medians."""
-        fitted = {"latency": line.latency, "bytes_per_us": line.bytes_per_us}
-        return {"kind": self.kind, "ranks": self.ranks, "nodes": self.nodes, **fitted}
+        return asdict(CollectiveRow(self.kind, self.ranks, self.nodes, line.latency, line.bytes_per_us))
 
 
 def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[float]]:
@@ -87,29 +87,17 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
     numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
     hosts, sizes = _hosts(ranks.group), BYTES[ranks.device.type]
     found = []
-    for count in _counts(size):
-        some = ranks if count == size else replace(ranks, group=_first_ranks(numbers[:count]))
-        if dist.get_rank() in numbers[:count]:
+    for count in sorted({min(1 << i, size) for i in range(1, 1 + size.bit_length())} - {1}):
+        some, among = ranks, dist.get_rank() in numbers[:count]
+        if among and count < size:  # they alone make their group
+            some = replace(ranks, group=dist.new_group(numbers[:count], use_local_synchronization=True))
+        if among:
             nodes = len(set(hosts[:count]))
             rows = {bytes_: _timed(_calls(some, bytes_), some, (CURVE_WARMUPS, CURVE_REPEATS)) for bytes_ in sizes}
             kinds = rows[sizes[0]]
             found += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
         ranks.meet()
     return found
-
-
-def _counts(size: int) -> Iterator[int]:
-    count = 2
-    while count < size:
-        yield count
-        count *= 2
-    if size > 1:
-        yield size
-
-
-def _first_ranks(ranks: list[int]) -> Any:
-    """A group of these ranks, which alone make it."""
-    return dist.new_group(ranks, use_local_synchronization=True) if dist.get_rank() in ranks else None
 
 
 def _hosts(group: Any) -> list[int]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -188,8 +189,7 @@ def measure_links(
     with ends(device) if started is None else nullcontext(started) as two:
         write_text(two.folder / GO, json.dumps([timeout, sizes]))
         _wait(two.processes, timeout)
-        rows, collectives = json.loads((two.folder / "survey").read_text(encoding="utf-8"))
-        return Survey([_pair(row) for row in rows], len(two.processes), collectives, [])
+        return msgspec.json.decode((two.folder / "survey").read_bytes(), type=Survey)
 
 
 def with_others(group: Any) -> bool:
@@ -243,19 +243,17 @@ def _collect(wires: Wires, rank: int, mine: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _End:
-    """One end of a link to rank `other`."""
+    """One end of a link to rank `other`. lot: what is measured on this device."""
 
     wires: Wires
     other: int
     device: torch.device
     timeout: float
 
-    @property
-    def lot(self) -> Lot:
-        """What is measured on this device."""
-        return LOTS[self.device.type]
+    def __post_init__(self) -> None:
+        self.lot = LOTS[self.device.type]
 
     def measured(self) -> dict[str, Any]:
         """What this end knows of a Pair, and on which device it is."""
@@ -276,8 +274,8 @@ class _End:
                 product()
             for out, back in pairs:
                 mailbox.post(back)
-                steps = partial(mailbox.send, out, body), partial(mailbox.take, back)
-                timer.run(size, "", _in_turn, steps if first else steps[::-1])
+                steps = [partial(mailbox.send, out, body), partial(mailbox.take, back)]
+                timer.run(size, "", lambda calls: [call() for call in calls], steps if first else steps[::-1])
         found: Times = {}
         for size, _, us, _ in self._drained(mailbox, timer):
             found.setdefault(size, []).append(us)
@@ -326,17 +324,13 @@ class _End:
     def _messages(self, source: int, destination: int, sizes: tuple[int, ...]) -> dict[int, list[Message]]:
         """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
         shapes by itself, for both start at once."""
-        down, times = int(source > destination), range(self.lot.warmups + self.lot.repeats)
-        keys = {size: [f"{size}.{i}.{source}" for i in times] for size in sizes}
-        return {
-            size: [Message(key, key, source, destination, size + down, 0, False) for key in row]
-            for size, row in keys.items()
-        }
+        down = int(source > destination)
 
+        def message(size: int, i: int) -> Message:
+            key = f"{size}.{i}.{source}"
+            return Message(key, key, source, destination, size + down, 0, False)
 
-def _in_turn(calls: tuple[Callable[[], Any], ...]) -> None:
-    for call in calls:
-        call()
+        return {size: [message(size, i) for i in range(self.lot.warmups + self.lot.repeats)] for size in sizes}
 
 
 def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
@@ -346,12 +340,6 @@ def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
     one = {int(size): row for size, row in low["one"].items()}
     shared = SHARED if low["place"] and low["place"] == high["place"] else ""
     return Pair(ranks, one, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)
-
-
-def _pair(row: dict[str, Any]) -> Pair:
-    """A pair from JSON, whose keys are strings."""
-    sizes = {way: {int(size): times for size, times in row[way].items()} for way in ("one", "both")}
-    return Pair(tuple(row["ranks"]), sizes["one"], sizes["both"], row["alone"], row["busy"], row["over"])
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
@@ -384,7 +372,7 @@ def main(folder: Path, rank: int, device: torch.device) -> None:
     dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=2, timeout=limit)
     found = survey(timeout, device, sizes=sizes and tuple(sizes), curves=False)
     if found is not None:
-        write_text(folder / "survey", json.dumps([[asdict(pair) for pair in found.pairs], found.collectives]))
+        write_text(folder / "survey", msgspec.json.encode(found).decode())
     os._exit(0)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.devices import BACKENDS, choose, described, device_of
 from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.run.host import keep_freed_memory
@@ -44,7 +43,7 @@ from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
 from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
 from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
-from .timing import TIMED_KINDS, Bench, Progress, Samples, Timed, host_times, time_layers
+from .timing import TIMED_KINDS, Bench, Progress, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 from .warn import warnings
 
@@ -79,25 +78,18 @@ class _Measured:
     vocabulary: MeasuredVocabulary
     slices: SliceTimes | None
 
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers of the model, each by the medians of those that are equal to it."""
-        return self.sliced.layers
-
     @cached_property
     def sliced(self) -> Fitted:
-        """The same, with their slices where these were timed."""
+        """All layers of the model, each by the medians of those that are equal to it, with their slices where these were
+        timed."""
         sizes = costs_of([self.memory[same[0]] for same in self.equal])
-        whole = tuple(
-            _layer(self.model, i, _pooled(self.timed.samples, same), sizes[i], self.through.parameter_bytes[i])
-            for i, same in enumerate(self.equal)
-        )
-        whole = self.through.with_sides(without_backwards(whole, self.through.untrained))
-        return Fitted(whole, {}, []) if self.slices is None else fitted(whole, self.slices, [one[0] for one in self.equal])
-
-    @property
-    def slice_facts(self) -> dict[str, Any]:
-        """What a profile says of its slices; {} where they were not timed."""
-        return {} if self.slices is None else self.sliced.facts(self.slices)
+        whole = []
+        for i, same in enumerate(self.equal):
+            kinds = (*TIMED_KINDS, "U")
+            pooled = {kind: [us for j in same for us in self.timed.samples.get((j, kind), [])] for kind in kinds}
+            whole.append(_layer(self.model, i, pooled, sizes[i], self.through.parameter_bytes[i]))
+        layers = self.through.with_sides(without_backwards(whole, self.through.untrained))
+        return Fitted(layers, {}, []) if self.slices is None else fitted(layers, self.slices, [one[0] for one in self.equal])
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
         """(layer, kind) → a value, by names as in a profile: "<layer>/<kind>"."""
@@ -170,7 +162,7 @@ def measure(
     return Profile(
         "measured",
         spec,
-        found.layers(),
+        found.sliced.layers,
         slowest(pairs).link,
         found.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
@@ -234,7 +226,13 @@ def _measured(
                 NO_VOCABULARY if spread else measured_vocabulary(model, through, bench, partial(_layer, model), progress)
             )
         progress("memory")
-        rows = _memory(model, taken, stages) if spread is None else least_held(model, stages, COLLECTIVE_TRIES)
+        if spread is not None:
+            rows = least_held(model, stages, COLLECTIVE_TRIES)
+        elif stages:
+            rows = held(model, stages)
+        else:  # not all fitted at once
+            with fake_mode(), quiet():
+                rows = held(model, stages_of(model, taken))
         memory = dict(zip(taken, rows, strict=True))
         if spread is not None:
             sizes, tied = bytes_here(model, stages)
@@ -272,36 +270,15 @@ def _device(asked: str) -> torch.device:
     return found
 
 
-def _memory(model: Model, taken: Sequence[int], stages: Sequence[Stage]) -> list[LayerMemory]:
-    """Memory of the stages that were timed, or of fake ones where not all fitted at once."""
-    if stages:
-        return held(model, stages)
-    with fake_mode(), quiet():
-        return held(model, stages_of(model, taken))
-
-
-def _pooled(samples: Samples, equal: Sequence[int]) -> dict[str, list[float]]:
-    """Kind → the samples of all equal layers."""
-    return {kind: [time_us for i in equal for time_us in samples.get((i, kind), [])] for kind in (*TIMED_KINDS, "U")}
-
-
 def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
-    return Layer(
-        name=model.layer_names[i],
-        F=median(samples["F"]),
-        B=median(samples["B"]),
-        W=median(samples["W"]),
-        BW=median(samples["BW"]),
-        X=median(samples["X"]),
-        U=median(samples["U"]) if samples.get("U") else 0.0,
-        parameter_bytes=parameters,
-        **sizes,
-    )
+    times: dict[str, Any] = {kind: median(samples[kind]) for kind in TIMED_KINDS}
+    U = median(samples["U"]) if samples.get("U") else 0.0
+    return Layer(name=model.layer_names[i], **times, U=U, parameter_bytes=parameters, **sizes)
 
 
 def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
     """What a profile says of its measurement."""
-    model, timed, layers, device = found.model, found.timed, found.layers(), found.device
+    model, timed, layers, device = found.model, found.timed, found.sliced.layers, found.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = found.named(timed.samples), found.host_times()
     warned = warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks)
@@ -331,7 +308,7 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         **({"captured": True, "not_captured": found.named(timed.uncaptured)} if bench.capture else {}),
         **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
         "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
-        **found.slice_facts,
+        **({} if found.slices is None else found.sliced.facts(found.slices)),
         "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *found.sliced.notes],
     }
 

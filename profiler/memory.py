@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,22 +77,6 @@ class LayerMemory:
         }
 
 
-class Meter(Protocol):
-    """Counts bytes that live. most: ever so far; it may be set back."""
-
-    most: int
-
-    @property
-    def now(self) -> int:
-        """Bytes that live now."""
-
-    def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Do not count these, from now on."""
-
-    def __enter__(self) -> Any: ...
-    def __exit__(self, *error: Any) -> Any: ...
-
-
 class Living(LiveBytes):  # type: ignore[no-untyped-call]
     """Notices what died before it counts what is new, so that `most` is exact."""
 
@@ -131,6 +115,9 @@ class AllocatedBytes:
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Nothing to do: the allocator cannot, and what was there before is not counted."""
+
+
+Meter = Living | AllocatedBytes
 
 
 def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
@@ -179,32 +166,19 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
     kept = sum(local_bytes(b) for layer in stage.layers for b in persistent_buffers(layer))
     if any(one.device.type == "cuda" for one in tensors_of(x)):
         return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen, buffers=kept)
-    buffers = [b for layer in stage.layers for b in layer.buffers()]
+    own = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
+    own += [buffer for layer in stage.layers for buffer in layer.buffers()]
     # A batch is there before the step, so it does not count, neither here nor in the executor.
-    fixed = [
-        *parameters,
-        *buffers,
-        *tensors_of(target),
-        *(tensors_of(x) if stage.first == 0 else []),
-        *(p.grad for p in parameters if p.grad is not None),
-    ]
+    fixed = [*own, *tensors_of(target), *(tensors_of(x) if stage.first == 0 else [])]
     return replace(_metered(stage, x, target, living(fixed)), frozen=frozen, buffers=kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Borders:
-    """What a layer keeps of what goes in and out, side inputs apart. form: of its output. trained: shapes and types of all
-    that it makes and that gets a gradient. kept, unneeded: as in `LayerMemory`."""
-
-    form: Format
-    kept: tuple[int, ...]
-    unneeded: tuple[int, ...]
-    trained: list[tuple[Any, torch.dtype]]
-
-
-def _borders(stage: Stage, x: Any, target: Any) -> _Borders:
-    """What autograd or a graph saves shows it. With autograd a stage of one layer also holds the inputs that get a gradient,
-    in any case."""
+def _borders(
+    stage: Stage, x: Any, target: Any
+) -> tuple[Format, tuple[int, ...], tuple[int, ...], list[tuple[Any, torch.dtype]]]:
+    """What a layer keeps of what goes in and out, side inputs apart: the form of its output; `kept` and `unneeded` of
+    `LayerMemory`; shapes and types of all that it makes and that gets a gradient. What autograd or a graph saves shows it.
+    With autograd a stage of one layer also holds the inputs that get a gradient, in any case."""
     saved: set[int] = set()
 
     def pack(tensor: Tensor) -> Tensor:
@@ -220,13 +194,10 @@ def _borders(stage: Stage, x: Any, target: Any) -> _Borders:
     saved |= {storage_key(tensor) for one in graphs for tensor in one or []}
     row, y_row = row_of(x), row_of(y)
     inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(row)
-    return _Borders(
-        Format.of(y_row),
-        tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y_row)),
-        tuple(t.nbytes if t.requires_grad and storage_key(t) not in saved else 0 for t in inputs)
-        or (0,) * len(tensors_of(row)),
-        [(tuple(t.shape), t.dtype) for t in trained(y)],
-    )
+    kept = tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y_row))
+    unneeded = tuple(t.nbytes if t.requires_grad and storage_key(t) not in saved else 0 for t in inputs)
+    makes = [(tuple(t.shape), t.dtype) for t in trained(y)]
+    return Format.of(y_row), kept, unneeded or (0,) * len(tensors_of(row)), makes
 
 
 def _with_row(x: Any, row: Any) -> Any:
@@ -235,7 +206,7 @@ def _with_row(x: Any, row: Any) -> Any:
 
 
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
-    borders = _borders(stage, given, target)
+    form, kept, unneeded, makes = _borders(stage, given, target)
     last = stage.loss is not None
     device = next(one.device for one in tensors_of(given))
     with meter:
@@ -247,7 +218,7 @@ def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory
         over = meter.most - max(before, meter.now)
         del x, y
         after_f = meter.now
-        gradients = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype in borders.trained]
+        gradients = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype in makes]
         before = meter.most = meter.now
         result = stage.backward(0, None if last else gradients)
         over = max(over, meter.most - max(before, meter.now))
@@ -256,5 +227,5 @@ def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory
         stage.weights(0)
         over = max(over, meter.most - after_b)
         after_w = meter.now
-    size, kept = (0, ()) if last else (borders.form.nbytes, borders.kept)
-    return LayerMemory(after_f, after_b, after_w, max(0, over), size, kept, borders.unneeded)
+    size, kept = (0, ()) if last else (form.nbytes, kept)
+    return LayerMemory(after_f, after_b, after_w, max(0, over), size, kept, unneeded)

@@ -181,14 +181,10 @@ def _attention(name: str, args: Any, kwargs: Any, size: int, half: bool) -> Op:
     count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count
     flops = count(*shapes)
     if backward:
-        size += _backward_again(q, half)
+        # It first multiplies the output and its gradient. The gradient of queries of 16 bits adds up in float32: zeros are
+        # written, and the sum is read and written as 16 bits.
+        size += (7 if half else 2) * _bytes(q)
     return Op(name, int(flops) // (2 if causal else 1), size, "attention", half, *known)
-
-
-def _backward_again(q: Tensor, half: bool) -> int:
-    """Bytes that an attention's backward moves beside each tensor once. It first multiplies the output and its gradient.
-    The gradient of queries of 16 bits adds up in float32: zeros are written, and the sum is read and written as 16 bits."""
-    return (7 if half else 2) * _bytes(q)
 
 
 def total(ops: list[Op]) -> int:
@@ -245,11 +241,11 @@ PassOps = dict[str, list[Op]]  # kind → operations
 
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
     """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
-    return {stage.first: passes_of(stage, _input(stage.first, through, batch), batch[1]) for stage in stages}
 
+    def of_stage(stage: Stage) -> PassOps:
+        return passes_of(stage, through.example(stage.first, torch.empty) if stage.first else batch[0], batch[1])
 
-def _input(i: int, through: Flow, batch: tuple[Any, Any]) -> Any:
-    return batch[0] if i == 0 else through.example(i, torch.empty)
+    return {stage.first: of_stage(stage) for stage in stages}
 
 
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:

@@ -42,10 +42,10 @@ from .devices import (
     matrix_share,
 )
 from .memory import LayerMemory, costs_of, held
-from .operation_costs import FusedNorms, Op, OptimizerState, PassOps, passes, state_of, total
+from .operation_costs import FusedNorms, Op, OptimizerState, PassOps, passes, passes_of, state_of, total
 from .stage_rounds import stages_of
 from .vocabulary_cut import cut_of
-from .vocabulary_times import Clock, counted_rest, counted_shard, counted_table, held_by_shard, vocabulary_costs
+from .vocabulary_times import Clock, counted_shard, counted_table, held_by_shard, vocabulary_costs
 
 HEADS = "heads"  # of queries in causal attention, a number that divides those of all layers; 0: there is none
 SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
@@ -84,6 +84,8 @@ def estimate(
     )
     layers = look.through.with_sides(without_backwards(layers, look.through.untrained))
     sequence = sequence_fact(look.work.values())
+    if not sequence:
+        layers = tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers)
     heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"
     rest = partial(_layer, model, state=state, on=target)
@@ -92,9 +94,7 @@ def estimate(
     found = Profile(
         source,
         spec,
-        layers
-        if sequence
-        else tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers),
+        layers,
         Link(LATENCY_US, target.link * 1e3 * LINK_SHARE),
         state.factor,
         int(target.memory * 1e9),
@@ -149,8 +149,7 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
         raise
     except Exception as error:
         raise BadInput(f"model '{model.name}': it cannot be estimated: {one_line(error)}") from error
-    alike = tuple(next(j for j in taken if kinds[j] == kind) for kind in kinds)
-    return _Look(through, taken, alike, work, memory, [p for stage in stages for p in stage.parameters()])
+    return _Look(through, taken, kinds, work, memory, [p for stage in stages for p in stage.parameters()])
 
 
 def _vocabulary(
@@ -169,7 +168,9 @@ def _vocabulary(
                 lambda ranks, barriers: times(counted_shard(cut, ranks, barriers)),
                 partial(held_by_shard, cut),
                 lambda ranks: times(counted_table(cut, ranks)),
-                lambda rest, sizes: layer(rest.number, counted_rest(rest, cut.labels), sizes, rest.parameter_bytes),
+                lambda rest, sizes: layer(
+                    rest.number, passes_of(rest.stage, rest.given, cut.labels), sizes, rest.parameter_bytes
+                ),
             )
             return vocabulary_costs(source, cut, clock), {}
     except Exception as error:  # the model runs: a vocabulary that cannot be looked at is no reason to refuse it
@@ -205,17 +206,14 @@ def _gathered(forward: Sequence[Op]) -> int:
 def _layer(
     model: Model, i: int, work: PassOps, sizes: dict[str, Any], parameters: int, state: OptimizerState, on: Device
 ) -> Layer:
-    times = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
+    times: dict[str, Any] = {kind: round(time_us(ops, on), 3) for kind, ops in work.items()}
     attention = {kind: round(time_us([op for op in work[kind] if op.tokens], on), 3) for kind in ("F", "B")}
     return Layer(
         name=model.layer_names[i],
-        F=times["F"],
-        B=times["B"],
-        W=times["W"],
-        BW=times["BW"],
+        **times,
+        X=times["F"],
         parameter_bytes=parameters,
         **sizes,
-        X=times["F"],
         U=round(state.traffic * (parameters - sizes["frozen_bytes"]) / (on.bandwidth * MEMORY_SHARE * 1e3), 3),
         attention_F=attention["F"],
         attention_B=attention["B"],

@@ -66,11 +66,6 @@ def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> 
     return Fitted(tuple(found), errors, notes)
 
 
-def _key_bytes(keys: int, gradients: int) -> dict[str, Any]:
-    """A layer's fields."""
-    return {"kv_bytes": keys, "kv_gradient_bytes": 0 if gradients == keys else gradients}
-
-
 def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tuple[Layer, dict[str, float]]:
     medians = {name: median(row) for name, row in times.samples[kind].items()}
     most = {"attention_F": layer.F, "attention_B": min(layer.B, layer.BW)}
@@ -79,9 +74,12 @@ def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tup
         if medians.get(name, 0.0) > one:
             more = f"{medians[name]:,.0f} µs by itself, more than the {one:,.0f} µs of the whole pass"
             notes.append(f"slices: {layer.name}: {name} was {more}: taken as all of it")
-    layer = replace(layer, **attention, **_key_bytes(*times.kv_bytes[kind]))
+    keys, gradients = times.kv_bytes[kind]
+    layer = replace(layer, **attention, kv_bytes=keys, kv_gradient_bytes=0 if gradients == keys else gradients)
     lines: dict[str, Any] = {}
-    timed = {name: _of_slices(medians, name) for name in KINDS}
+    timed: dict[str, dict[int, float]] = {name: {} for name in KINDS}  # kind → slice → µs
+    for name, _, number in (key.partition("/") for key in medians if "/" in key):
+        timed[name][int(number)] = medians[f"{name}/{number}"]
     for name, rows in timed.items():
         parts, growth = slice_times([layer], name, times.cuts), _NEVER
         if name in OF_ATTENTION and any(times.kv_bytes[kind]):
@@ -93,11 +91,6 @@ def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tup
             notes.append(f"slices: {layer.name}: {name} falls by {part:.0%} to the last slice: taken as constant")
     layer = replace(layer, slice_extra=SliceExtra(len(times.lengths), **lines))
     return layer, {name: _error(rows, slice_times([layer], name, times.cuts)) for name, rows in timed.items()}
-
-
-def _of_slices(medians: dict[str, float], name: str) -> dict[int, float]:
-    """Slice → µs of a kind."""
-    return {int(key.partition("/")[2]): one for key, one in medians.items() if key.startswith(f"{name}/")}
 
 
 def _error(rows: dict[int, float], said: Sequence[int]) -> float:

@@ -159,6 +159,7 @@ WARM_ROUNDS = 6
 EXTRA_SECONDS = 20.0  # over what was given: where rounds are longer, fewer are enough
 UPDATES = 5
 SETTLED_SPREAD = 0.01  # of a median: known well enough to stop
+ADDITIONS = 2000  # of two numbers, whose median µs is that of an operation
 CLOCK_SECONDS = 0.2  # between looks at the device's clock
 Progress = Callable[[str], None]
 Clock = Callable[[], int | None]  # MHz now; None where it is not known
@@ -272,13 +273,11 @@ def _run(
             break
         progress(f"{what}: warming up, round {done + 1} of {WARM_ROUNDS}")
         next(turns)
-    mine: Samples = {}
+    own = Timed({}, {})
     begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
     while bench.agreed(wanted(done, time.monotonic() - begin, bench.seconds)):
         rows = next(turns)
-        for i, kind, device_us, host_us in rows:
-            mine.setdefault((i, kind), []).append(device_us)
-            timed.host.setdefault((i, kind), []).append(host_us)
+        _keep(own, rows)
         if any(row[1] == "F" for row in rows):
             timed.whole.append(sum(row[2] for row in rows))
         done += 1
@@ -286,12 +285,13 @@ def _run(
             looked = time.monotonic()
             timed.clocks += [mhz for mhz in [bench.clock()] if mhz is not None]
         progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
-        if done >= 10 * MIN_ROUNDS and done % 10 == 0 and bench.agreed(_settled(mine)):
+        if done >= 10 * MIN_ROUNDS and done % 10 == 0 and bench.agreed(_settled(own.samples)):
             break
     elapsed = time.monotonic() - begin
     timed.idle = max(timed.idle, 1 - (time.process_time() - ran) / elapsed)
     timed.copies = min(timed.copies, len(sets))
-    timed.samples |= mine
+    timed.samples |= own.samples
+    timed.host |= own.host
 
 
 def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Bench, progress: Progress) -> None:
@@ -329,16 +329,8 @@ def host_times(model: Model, through: Flow, taken: Sequence[int]) -> dict[tuple[
             counted = passes(stages_of(model, taken), through, batch_of(model, mode))
     except Exception:  # it ran with real ones: what fails here is about fake ones
         return {}
-    each = _operation()
+    number, timer = torch.ones(()), PassTimer(torch.device("cpu"))
+    for _ in range(ADDITIONS):
+        timer.run(0, "", torch.add, number, number)
+    each = median(us for _, _, us, _ in timer.drain())
     return {(i, kind): each * len(ops) for i, kinds in counted.items() for kind, ops in kinds.items()}
-
-
-def _operation(times: int = 2000) -> float:
-    """Median µs of adding two numbers."""
-    one = torch.ones(())
-    rows = []
-    for _ in range(times):
-        start = time.monotonic_ns()
-        torch.add(one, one)
-        rows.append((time.monotonic_ns() - start) / 1000)
-    return median(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -71,20 +71,11 @@ class Cut:
         """The largest shard of the embedding, likewise, where that is sharded."""
         return None if self.table is None else EmbeddingShard(self._shard(self.table, ranks), 0, self.size, scale=self.scale)
 
-    def parameter_bytes(self, ranks: int) -> int:
-        """Bytes of a shard's parameters."""
-        return self._bytes(ranks, self._own)
-
-    def frozen_bytes(self, ranks: int) -> int:
-        """Bytes of those that are not trained."""
-        return self._bytes(ranks, [one for one in self._own if not one.requires_grad])
-
-    @property
-    def _own(self) -> list[nn.Parameter]:
-        return [one for one in (self.weight, self.bias, None if self.tied else self.table) if one is not None]
-
-    def _bytes(self, ranks: int, own: Sequence[nn.Parameter]) -> int:
-        return sum(one.nbytes // self.size * len(shard_rows(self.size, ranks, 0)) for one in own)
+    def parameter_bytes(self, ranks: int, *, frozen: bool = False) -> int:
+        """Bytes of a shard's parameters; `frozen`: of those that are not trained."""
+        own = [one for one in (self.weight, self.bias, None if self.tied else self.table) if one is not None]
+        rows = len(shard_rows(self.size, ranks, 0))
+        return sum(one.nbytes // self.size * rows for one in own if not (frozen and one.requires_grad))
 
     def _shard(self, parameter: nn.Parameter, ranks: int) -> nn.Parameter:
         part = parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone()

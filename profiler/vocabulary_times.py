@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, batch_of, fake_mode, quiet
 from .memory import Living, costs_of, held_by
-from .operation_costs import Op, PassOps, Work, passes_of
+from .operation_costs import Op, PassOps, Work
 from .stage_rounds import TURNS, PassTimer, rounds
 from .timing import Bench, Progress
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
@@ -49,7 +50,8 @@ def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
         source,
         cut.size,
         cut.hidden.nbytes,
-        _statistic_bytes(cut),
+        # of one shard, the smallest, since all have as many
+        int(pass_s(cut.output(cut.size), cut.hidden, cut.labels, 2).statistics.nbytes),
         cut.rests[0].number,
         rests[0],
         tuple(_one_shard(cut, ranks, clock) for ranks in cut.ranks),
@@ -76,11 +78,6 @@ def counted_table(cut: Cut, ranks: int) -> PassOps:
     return found
 
 
-def counted_rest(rest: Rest, labels: Any) -> PassOps:
-    """The operations of F, B, W and BW of what is left of a layer."""
-    return passes_of(rest.stage, rest.given, labels)
-
-
 def _counting(found: dict[str, list[Op]]) -> Callable[[str, Callable[[], Any]], Any]:
     def around(name: str, call: Callable[[], Any]) -> Any:
         with Work(found.setdefault(name, [])):
@@ -102,18 +99,13 @@ def _few_blocks(logits: Tensor, ops: list[Op]) -> Iterator[slice]:
 
 
 def _one_shard(cut: Cut, ranks: int, clock: Clock) -> ShardCosts:
-    one, two = (_passes(clock.shard(ranks, barriers), *clock.held(ranks, barriers)) for barriers in (1, 2))
+    def passes(barriers: int) -> ShardPasses:
+        times = clock.shard(ranks, barriers)
+        return ShardPasses(times["S"], times["T"], *clock.held(ranks, barriers), times["merge"])
+
+    size, frozen = cut.parameter_bytes(ranks), cut.parameter_bytes(ranks, frozen=True)
     lookup = max(clock.table(ranks).values(), default=0.0)
-    return ShardCosts(ranks, one, two, cut.parameter_bytes(ranks), lookup, frozen_bytes=cut.frozen_bytes(ranks))
-
-
-def _passes(times: Times, held: int, transient: int) -> ShardPasses:
-    return ShardPasses(times["S"], times["T"], held, transient, times["merge"])
-
-
-def _statistic_bytes(cut: Cut) -> int:
-    """Of one shard, the smallest, since all have as many."""
-    return int(pass_s(cut.output(cut.size), cut.hidden, cut.labels, 2).statistics.nbytes)
+    return ShardCosts(ranks, passes(1), passes(2), size, lookup, frozen_bytes=frozen)
 
 
 def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
@@ -183,14 +175,11 @@ class VocabularyTimes:
 
     def samples(self, names: tuple[str, ...]) -> dict[str, list[float]]:
         """All of them by name, as in a profile. names: of the model's layers."""
-        shards = {
-            f"vocabulary/{ranks}/{name}{barriers}": row
-            for (ranks, barriers), rows in self.shards.items()
-            for name, row in rows.items()
-        }
-        tables = {f"vocabulary/{ranks}/{name}": row for ranks, rows in self.tables.items() for name, row in rows.items()}
-        rests = {f"vocabulary/{names[i]}/{kind}": row for i, rows in self.rests.items() for kind, row in rows.items()}
-        return shards | tables | rests
+        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # place, and what stands behind a pass
+        parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
+        parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
+        found = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
+        return dict(found)
 
 
 def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
@@ -223,8 +212,12 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
         for barriers in (1, 2):
             if bench.device.type == "cpu":
                 found.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
-            found.shards[ranks, barriers] = _shard(cut, ranks, barriers, timer, left / len(wanted))
-        found.tables[ranks] = _table(cut, ranks, timer)
+            own = cut.output(ranks)
+            run = partial(run_shard, own, cut.hidden, cut.labels, ranks, barriers, partial(timer.run, 0))
+            found.shards[ranks, barriers] = _sampled(run, timer, left / len(wanted))
+        table = cut.embedding(ranks)
+        if table is not None:
+            found.tables[ranks] = _sampled(partial(run_table, table, cut.tokens, partial(timer.run, 0)), timer, 0.0)
     return found
 
 
@@ -237,7 +230,7 @@ def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: L
         clock = Clock(
             lambda ranks, barriers: _medians(times.shards[ranks, barriers]),
             lambda ranks, barriers: times.held.get((ranks, barriers)) or held_by_shard(cut, ranks, barriers),
-            lambda ranks: _medians(times.tables[ranks]),
+            lambda ranks: _medians(times.tables.get(ranks, {})),
             lambda rest, sizes: layer(rest.number, times.rests[rest.number], sizes, rest.parameter_bytes),
         )
         return vocabulary_costs("measured", cut, clock)
@@ -247,31 +240,12 @@ def _medians(rows: dict[str, list[float]]) -> Times:
     return {name: median(row) for name, row in rows.items()}
 
 
-def _shard(cut: Cut, ranks: int, barriers: int, timer: PassTimer, seconds: float) -> dict[str, list[float]]:
-    shard = cut.output(ranks)
-
-    def turn() -> None:
-        run_shard(shard, cut.hidden, cut.labels, ranks, barriers, around)
-
-    def around(name: str, call: Callable[[], Any]) -> Any:
-        return timer.run(0, name, call)
-
-    return _sampled(turn, timer, seconds)
-
-
 def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
     """About how long a shard of so many takes for one microbatch."""
     begin = time.monotonic()
-    run_shard(cut.output(ranks), cut.hidden, cut.labels, ranks, 1, lambda name, call: timer.run(0, name, call))
+    run_shard(cut.output(ranks), cut.hidden, cut.labels, ranks, 1, partial(timer.run, 0))
     timer.drain()
     return time.monotonic() - begin
-
-
-def _table(cut: Cut, ranks: int, timer: PassTimer) -> dict[str, list[float]]:
-    shard = cut.embedding(ranks)
-    if shard is None:
-        return {}
-    return _sampled(lambda: run_table(shard, cut.tokens, lambda name, call: timer.run(0, name, call)), timer, 0.0)
 
 
 def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> dict[str, list[float]]:

@@ -8,7 +8,6 @@ from statistics import median
 from zbsolve.layer import Layer
 from zbsolve.profile.doubtful import split_doubts
 
-STEP_KINDS = ("F", "B", "W", "BW")
 HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of a pass, from which on the host is late
 MAX_DRIFT = 0.05
 MAX_IDLE = 0.05
@@ -26,28 +25,20 @@ def warnings(
 ) -> list[str]:
     """A line for each warning. samples: "<layer>/<kind>" → µs; hosts: the same of the host. whole: µs of whole rounds, in
     order. idle: part of the time in which this process waited for a core. clocks: the device's meanwhile, MHz."""
-    return [*_split(layers), *_host(samples, hosts, device), *_disturbed(whole, idle, device), *_moved(clocks)]
-
-
-def _split(layers: Sequence[Layer]) -> list[str]:
-    total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in STEP_KINDS}
     found = split_doubts(layers)
-    if total["W"] < 0.05 * total["BW"]:
+    if sum(layer.W for layer in layers) < 0.05 * sum(layer.BW for layer in layers):
         found.append(
             "W does next to nothing: the weight gradients are made in B, by layers that are no linear layers, embeddings or "
             "convolutions, or that were compiled; a zero-bubble schedule cannot pay"
         )
-    return found
+    return [*found, *_host(samples, hosts, device), *_disturbed(whole, idle, device, clocks)]
 
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
     """On a GPU the host may take as long as the device; on a CPU much of a pass may compute nothing."""
     limit = HOST_SHARE[device]
-    late = []
-    for key, times in samples.items():
-        host = hosts.get(key, 0.0)
-        if host and host >= limit * median(times):
-            late.append((host / max(median(times), 1e-9), key))
+    shares = [(host / max(median(samples[key]), 1e-9), key) for key, host in hosts.items() if key in samples and host]
+    late = [row for row in shares if hosts[row[1]] >= limit * median(samples[row[1]])]
     if not late:
         return []
     worst, key = max(late)
@@ -57,7 +48,7 @@ def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], de
     ]
 
 
-def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
+def _disturbed(whole: Sequence[float], idle: float, device: str, clocks: Sequence[int]) -> list[str]:
     found = []
     half = len(whole) // 2
     if half >= 3:
@@ -69,13 +60,9 @@ def _disturbed(whole: Sequence[float], idle: float, device: str) -> list[str]:
             )
     if idle > MAX_IDLE and device == "cpu":
         found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
+    if clocks and max(clocks) - min(clocks) > MAX_DRIFT * max(clocks):
+        found.append(
+            f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer "
+            "runs see the clock that training will have"
+        )
     return found
-
-
-def _moved(clocks: Sequence[int]) -> list[str]:
-    if not clocks or max(clocks) - min(clocks) <= MAX_DRIFT * max(clocks):
-        return []
-    return [
-        f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer runs "
-        "see the clock that training will have"
-    ]

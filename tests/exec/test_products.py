@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import zbsolve.exec
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.graphs.auto import parts_by_name
-from zbsolve.models.blocks.sizes import BatchedLinear
+from zbsolve.models.blocks import BatchedLinear
 
 ROWS, WIDTH, MICROBATCHES = 2048, 128, 8
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[str, ...]]] = {

@@ -21,7 +21,7 @@ from zbsolve.exec import auxiliary_losses
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
-from zbsolve.models.blocks.sizes import BatchedLinear
+from zbsolve.models.blocks import BatchedLinear
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED

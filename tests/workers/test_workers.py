@@ -26,8 +26,7 @@ from zbsolve.search.task_runner import TaskRunner, solvers_on
 from zbsolve.step import AUTO, Step
 from zbsolve.util.machine import machine_facts
 from zbsolve.workers.dask_workers import workers_on
-from zbsolve.workers.processes import Processes
-from zbsolve.workers.workers import MAX_DEATHS, Workers, WorkersLost
+from zbsolve.workers.workers import MAX_DEATHS, Processes, Workers, WorkersLost
 
 from ..support.profiles import equal_layers
 from ..support.worker_tasks import answer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from ..models.huggingface_layers import transformers_attention as transformers_attention
+    from ..models.huggingface import transformers_attention as transformers_attention
     from ..models.losses import CrossEntropy as CrossEntropy
     from ..models.losses import auxiliary_loss as auxiliary_loss
     from ..models.losses import auxiliary_losses as auxiliary_losses

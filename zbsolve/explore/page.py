@@ -19,20 +19,17 @@ MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrol
 
 def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str:
     """The page with its controls at `state`; its script asks for the rest. wrong: a line about the address."""
-    hidden = HIDDEN[profile is not None]
+    groups = [name for name in GROUPS if name not in HIDDEN[profile is not None]]
+    model = (
+        f"{len(profile.layers)} layers of {printable(profile.title)}" if profile else "a model of equal parts, one a rank"
+    )
     return render(
         "explore.html",
         title="zbsolve explore",
         wrong=printable(wrong),
         examples=() if profile else EXAMPLES,
-        model=f"{len(profile.layers)} layers of {printable(profile.title)}"
-        if profile
-        else "a model of equal parts, one a rank",
-        groups=[
-            (name, [_control(one, state, profile) for one in CONTROLS if one.group == name])
-            for name in GROUPS
-            if name not in hidden
-        ],
+        model=model,
+        groups=[(name, [_control(one, state, profile) for one in CONTROLS if one.group == name]) for name in groups],
         facts={
             "usual": {one.name: one.print(one.usual) for one in CONTROLS},
             "placements": {name: system(name).placement for name in SYSTEM_NAMES},
@@ -50,13 +47,8 @@ def _control(one: Slider | Choice, state: State, profile: Profile | None) -> dic
             zero = f"the profile's {format_bytes(int(profile.capacity))}"
         if zero:
             said["label"] += f" (0: {zero})"
-        limits = {"least": one.least, "most": one.most, "upto": one.upto, "step": one.step}
-        return {
-            **said,
-            "unit": one.unit,
-            "typed": "1" if one.whole else "any",
-            **{name: one.print(number) for name, number in limits.items()},
-        }
+        limits = {name: one.print(getattr(one, name)) for name in ("least", "most", "upto", "step")}
+        return {**said, "unit": one.unit, "typed": "1" if one.whole else "any", **limits}
     return {**said, "options": one.options if value in dict(one.options) else (*one.options, (value, value))}
 
 
@@ -83,18 +75,15 @@ def _figures(found: Answer) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note)."""
     timeline, certificate = found.schedule.timeline(), found.certificate
     rank = max(range(len(found.peaks)), key=found.peaks.__getitem__)
+    room = "" if found.capacity is None else f", which has {format_bytes(found.capacity[rank])}"
     proven = "proven: no order of these passes is shorter" if not certificate.gap else "proven: none is shorter than this"
     left = "optimal" if not certificate.gap else f"at most {certificate.gap:.2%} could be saved"
     return [
         (certificate.objective, format_time(certificate.value), left),
         ("bound", format_time(certificate.bound), proven),
         ("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(found.schedule.problem.work)}"),
-        ("peak of activations", format_bytes(found.peaks[rank]), f"on rank {rank}{_of_room(found, rank)}"),
+        ("peak of activations", format_bytes(found.peaks[rank]), f"on rank {rank}{room}"),
     ]
-
-
-def _of_room(found: Answer, rank: int) -> str:
-    return "" if found.capacity is None else f", which has {format_bytes(found.capacity[rank])}"
 
 
 def _bars(found: Answer) -> list[dict[str, str]]:

@@ -158,7 +158,7 @@ class Playground:
         self._over = threading.Event()
 
     def answer(self, state: State) -> tuple[Answer, float]:
-        """The answer, and the seconds that it took when it was worked out. Raises what `answers.answer` raises."""
+        """The answer, and the seconds that it took when it was worked out. Raises what the function of this name raises."""
         state = in_its_placement(state)
         with self._turns:
             with self._keeping:
@@ -170,8 +170,8 @@ class Playground:
             return self._keep(state, found, time.monotonic() - began)
 
     def compared(self, state: State) -> Iterator[tuple[Row, ...]]:
-        """See `answers.compared`."""
-        return compared(state, lambda one: self.answer(one)[0])
+        """See the function of this name."""
+        return compared(state, lambda other: self.answer(other)[0])
 
     def search(self, state: State) -> Iterator[Search | Answer]:
         """A longer search from a state's answer: its state at every progress, and the answer at the end, which is the
@@ -210,12 +210,13 @@ class Playground:
     def warm(self, state: State) -> None:
         """Begin to answer and compare a state, so that kernels and tables are loaded before somebody waits for them. Returns
         at once."""
-        threading.Thread(target=self._warm, args=(state,)).start()
 
-    def _warm(self, state: State) -> None:
-        for _ in self.compared(state):
-            if self._over.is_set():
-                break
+        def answer_all() -> None:
+            for _ in self.compared(state):
+                if self._over.is_set():
+                    break
+
+        threading.Thread(target=answer_all).start()
 
     def stop(self) -> None:
         """End all threads: a longer search now, others after the answer that they work out. They are no daemons, so that

@@ -82,8 +82,8 @@ def _numbers(state: State) -> dict[str, str]:
     equal parts as there are ranks."""
     stages = _stages(state)
     share = state.ranks / stages
-    times = [state.slow_factor if stage * state.ranks // stages + 1 == state.slow_part else 1.0 for stage in range(stages)]
-    times = [share * time for time in times]
+    slow = [stage * state.ranks // stages + 1 == state.slow_part for stage in range(stages)]
+    times = [share * (state.slow_factor if here else 1.0) for here in slow]
     times[-1] += state.output
     said = {kind: [f"{_plain(getattr(state, kind) * time)}ms" for time in times] for kind in ("F", "B", "W")}
     said["comm"] = [f"{_plain(state.comm)}ms"]
@@ -105,15 +105,12 @@ def commands(state: State, path: str, options: str) -> tuple[str, ...]:
     }
     fused = " --fused" if state.system == BEST and state.backward == "fused" else ""  # a named one has its own
     solve = f"zbsolve solve {shlex.quote(path or NUMBERS_FILE)}{_options(step)}{fused} {options} -o schedule.json"
-    return (solve,) if path else (_numbers_command(state), solve)
-
-
-def _numbers_command(state: State) -> str:
+    if path:
+        return (solve,)
     chunks, rest = divmod(_stages(state), state.ranks)
-    whose = {"ranks": str(_stages(state))}
-    if chunks > 1 and not rest:
-        whose = {"ranks": str(state.ranks), "chunks": str(chunks)}
-    return f"zbsolve numbers{_options({**whose, **_numbers(state)})} -o {NUMBERS_FILE}"
+    even = chunks > 1 and not rest
+    whose = {"ranks": str(state.ranks), "chunks": str(chunks)} if even else {"ranks": str(_stages(state))}
+    return f"zbsolve numbers{_options({**whose, **_numbers(state)})} -o {NUMBERS_FILE}", solve
 
 
 def _options(said: Mapping[str, str]) -> str:
@@ -123,7 +120,7 @@ def _options(said: Mapping[str, str]) -> str:
 
 def _plain(value: float) -> str:
     """A number without an exponent."""
-    return f"{value:.6f}".rstrip("0").rstrip(".")
+    return f"{value:.{DECIMALS}f}".rstrip("0").rstrip(".")
 
 
 BEST, NONE = "best", "none"  # the system that is a search; what a feature's field says as usual
@@ -167,7 +164,7 @@ class Slider(_Control):
 
     def print(self, value: float) -> str:
         """The number without an exponent."""
-        return str(value) if self.whole else f"{value:.{DECIMALS}f}".rstrip("0").rstrip(".")
+        return str(value) if self.whole else _plain(value)
 
     def check(self, value: float) -> None:
         """Raise BadInput where it is out of range."""

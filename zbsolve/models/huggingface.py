@@ -1,27 +1,352 @@
-"""Hugging Face causal language models by config class, as a row of layers, with random numbers (no weights are fetched).
+"""Hugging Face causal language models by config class, with random numbers (no weights are fetched):
+`hf:LlamaConfig{"num_hidden_layers": 4, "hidden_size": 512}@batch=1,length=512`. Each is taken apart into layers, without
+knowing its architecture.
 
-`hf:LlamaConfig{"num_hidden_layers": 4, "hidden_size": 512}@batch=1,length=512`. Nothing here knows an architecture
-(see `huggingface_layers`).
+The library's own forward runs with its layers taken out: that is the embedding. It runs with a layer that notes what it is
+called with: that is what every decoder layer gets with its input. And it runs with its inner model replaced: that is the
+head.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..util.errors import BadInput, raised
 from ..util.text import did_you_mean
-from .huggingface_given import Sample, balance_of, causal_of, given_to, owner_of
-from .huggingface_layers import Embedding, Head, Layer, is_tied, weight_name
-from .losses import CrossEntropy
-from .model import DTYPES, Model, Setting, parse_setting, seeded
+from .huggingface_given import (
+    Balance,
+    Given,
+    Here,
+    Sample,
+    Sums,
+    balance_of,
+    causal_of,
+    given_to,
+    hear,
+    heard,
+    inner_of,
+    of_eight_words,
+    owner_of,
+    part_of,
+    without_layers,
+)
+from .losses import capped
+from .model import DTYPES, Model, Setting, language_model, parse_setting
 from .published_models import random_tokens, typed
+from .slicing import AttentionRule, in_slice, slice_offset, sliced_attention, visible
+
+NAME = "zbsolve"
+
+
+def transformers_attention() -> str:
+    """The name that transformers knows `sliced_attention` by: AutoModelForCausalLM.from_config(config,
+    attn_implementation=transformers_attention()). Without slices it is the library's "sdpa", masks too, but for
+    models that ask whether their attention has that name.
+
+    In slices a layer's attention sees the earlier slices' keys, with grouped queries, `sliding_window` and `scaling`, or as
+    a mask says (chunks, padding) for the slice's queries and all keys so far. documents=, which the library's models
+    hand on to attention: as `sliced_attention` takes it, with slices and without. Raises BadInput without an attention
+    interface in transformers; attention then raises BadInput for dropout, soft caps and whatever else slices cannot do.
+    """
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    except ImportError:
+        raise BadInput("transformers_attention: no transformers, or one without an attention interface") from None
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    return NAME
+
+
+# What layers hand on that says nothing of which keys are seen, or how.
+IGNORED = {"position_ids", "cache_position", "past_key_values", "use_cache", "output_attentions", "output_hidden_states"}
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **further: Any,
+) -> tuple[Tensor, None]:
+    """query: (batch, heads, length, width); key, value: (batch, groups, length, width) → (batch, length, heads, width)."""
+    if not in_slice() and further.get("documents") is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        further.pop("documents", None)
+        whole: Any = sdpa_attention_forward
+        found: tuple[Tensor, None] = whole(module, query, key, value, attention_mask, dropout, scaling, **further)
+        return found
+    name, given = type(module).__name__, {name: one for name, one in further.items() if one is not None and one is not False}
+    _, window, documents = (given.pop(one, None) for one in ("is_causal", "sliding_window", "documents"))
+    if unknown := sorted(given.keys() - IGNORED):
+        raise BadInput(f"{name}: {unknown[0]}: sliced_attention has none")
+    if dropout and in_slice():
+        raise BadInput(
+            f"{name}: attention in slices has no dropout, and this has {dropout:g}{_dropout_named(module, dropout)}"
+        )
+    mask = _more_than_rule(attention_mask, query.shape[-2], window)
+    causal = mask is None and getattr(module, "is_causal", True) and further.get("is_causal") is not False
+    settings = {"scale": scaling, "is_causal": causal, "dropout_p": dropout, "enable_gqa": query.shape[1] != key.shape[1]}
+    mixed = sliced_attention(query, key, value, mask, window=window, documents=documents, **settings)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _dropout_named(module: nn.Module, dropout: float) -> str:
+    """Which field of the config says so, for a message."""
+    config: Any = getattr(module, "config", None)
+    found = [
+        name for name, one in getattr(config, "__dict__", {}).items() if "att" in name and "drop" in name and one == dropout
+    ]
+    return f": set {found[0]} of {type(config).__name__} to 0" if found else ""
+
+
+def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Tensor | None:
+    """The mask, where it is not what the rule says of the slice's queries and of all keys up to theirs."""
+    if mask is None:
+        return None
+    first = slice_offset()
+    keys = first + queries
+    wanted = visible((first, None), (0, None), queries, keys, AttentionRule(window=window), mask.device)
+    if wanted is None:
+        wanted = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril(first)
+    same = mask.dtype == torch.bool and mask.shape[-2:] == wanted.shape
+    return None if same and bool((mask == wanted).all()) else mask
+
+
+def _final_norm(causal: Any) -> tuple[nn.Module, str] | None:
+    """The norm behind the last layer: by its name in the module that holds the layers."""
+    owner, _ = owner_of(causal, 0)
+    names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
+    return (owner, names[-1]) if names else None
+
+
+class Embedding(nn.Module):
+    """Token numbers → what goes into the first layer: the model's own forward without layers and without its last norm."""
+
+    def __init__(self, config: Any, balance: Balance | None = None) -> None:
+        super().__init__()
+        self.balance = balance
+        causal = without_layers(config)
+        norm = _final_norm(causal)
+        if norm is not None:
+            setattr(*norm, nn.Identity())
+        self.base = inner_of(causal)[1]
+        self.token_weight = _path(self, causal.get_input_embeddings())
+
+    def forward(self, ids: Tensor) -> Tensor | Sums:
+        """(batch, length) → (batch, length, width); with the sums that balance experts, where the config asks for that."""
+        result: Tensor = self.base(input_ids=ids, use_cache=False, **self._positions(ids))[0]
+        return result if self.balance is None else self.balance.begun(result)
+
+    def _positions(self, ids: Tensor) -> dict[str, Tensor]:
+        """Those of a later slice, where the model asks for positions."""
+        first = slice_offset()
+        if not first or "position_ids" not in inspect.signature(self.base.forward).parameters:
+            return {}
+        return {"position_ids": torch.arange(first, first + ids.shape[1], device=ids.device).expand_as(ids)}
+
+    def token_embedding(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`. Raises BadInput where the embedding does more than multiply its vectors."""
+        name = self.token_weight.removesuffix(".weight")
+        table: Any = self.get_submodule(name)
+        return name, 1.0 if type(table) is nn.Embedding else _with_numbers(lambda: self._scale(table))
+
+    def _scale(self, table: Any) -> float:
+        """By what an embedding multiplies its vectors. Raises BadInput where it does more."""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                like: Any = without_layers(of_eight_words(self.base.config)).get_input_embeddings()
+            rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
+            like.weight, like.padding_idx = nn.Parameter(rows, requires_grad=False), None
+            found = like(torch.arange(4, device="cpu"))
+            scale = float(found[0, 0])
+            known = type(like) is type(table) and bool(found.equal(rows * scale))
+        except Exception as error:
+            raise BadInput(f"hf: embedding {type(table).__name__}: {raised(error)}") from error
+        if not known:
+            raise BadInput(f"hf: embedding {type(table).__name__} does more than multiply its vectors")
+        return scale
+
+
+class Layer(nn.Module):
+    """Decoder layer i, called as the model calls it. It holds what it gets with its input as buffers, and takes of them what
+    a slice, or a shorter sequence, needs."""
+
+    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Given, balance: Balance | None = None) -> None:
+        super().__init__()
+        self.balance = balance
+        self.layer = kind(config, i)
+        with suppress(AttributeError):
+            self.layer.apply(_initialiser(config))
+        if balance is not None:
+            hear(self.layer, balance)
+        leaves, form = tree_flatten(given.value)
+        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
+        self.along, self.batch = given.along, given.batch
+        self.config, self.attention = config, getattr(config, "_attn_implementation", None)
+        self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for n, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                self.register_buffer(f"given{n}", leaf, persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        """(batch, length, width) → the same shape; with the sums that balance experts, as `Embedding` gives them."""
+        if self.balance is None:
+            return self._hidden(x)
+        with heard() as logits:
+            y = self._hidden(x["hidden"])
+        return self.balance.added(x, y, logits)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        if in_slice() and self.attention not in ("sdpa", None):
+            raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
+        here = Here(x.shape[0], slice_offset(), x.shape[1])
+        args, kwargs = tree_map(lambda n: self._given(n, here), self.numbers)
+        with _called_in_slices(self.config) if in_slice() else nullcontext():
+            y = self.layer(x, *args, **kwargs)
+        result: Tensor = y[0] if isinstance(y, tuple) else y
+        return result
+
+    def _given(self, n: int, here: Here) -> Any:
+        """What these tokens get of the leaf n."""
+        leaf: Any = getattr(self, f"given{n}", self.fixed[n])
+        return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
+
+
+@contextmanager
+def _called_in_slices(config: Any) -> Iterator[None]:
+    """Attention is ours inside. Not for longer: some models do something else where it is not called "sdpa"."""
+    before, config._attn_implementation = config._attn_implementation, transformers_attention()
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _initialiser(config: Any) -> Callable[[nn.Module], None]:
+    """How the library initialises a module of this model."""
+    with torch.device("meta"):
+        causal = without_layers(config)
+    causal.config = config
+    result: Callable[[nn.Module], None] = causal._init_weights
+    return result
+
+
+class _Answer:
+    """What an inner model returns: the hidden states, first and by name. Anything else is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.last_hidden_state if i == 0 else ()
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Inner(nn.Module):
+    """Stands where the inner model was, and where the parts of it were that some heads call instead (OPT's decoder)."""
+
+    def __init__(self, norm: nn.Module, parts: frozenset[str]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name in self.__dict__.get("parts", ()) else super().__getattr__(name)
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> _Answer:
+        """The last norm of what the head is given."""
+        return _Answer(self.norm(inputs_embeds))
+
+
+class Head(nn.Module):
+    """What comes out of the last layer → scores: the model's own forward, whose inner model is replaced by the last norm."""
+
+    def __init__(self, config: Any, balance: Balance | None = None) -> None:
+        super().__init__()
+        self.balance = balance
+        causal = without_layers(config)
+        norm = _final_norm(causal)
+        parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
+        inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
+        # Tied to an embedding that this layer does not hold: a weight of its own, which Model.build ties again.
+        output = causal.get_output_embeddings()
+        output.weight = nn.Parameter(output.weight.detach().clone())
+        self.token_weight = "causal." + _path(causal, output)
+        self.inner = inner_of(causal)[0]
+        setattr(causal, self.inner, inner)
+        self.causal = causal
+
+    def forward(self, x: Any) -> Tensor:
+        """(batch, length, width) → (batch, length, vocabulary). The loss that balances experts is added here."""
+        if self.balance is not None:
+            self.balance.add_loss(x)
+            x = x["hidden"]
+        result: Tensor = self.causal(inputs_embeds=x, use_cache=False).logits
+        return result
+
+    def output_layer(self) -> tuple[str, float]:
+        """See `exec.vocabulary.loss`. Raises BadInput where the model does more to its logits than a soft cap."""
+        name, words = self.token_weight.removesuffix(".weight"), self.get_parameter(self.token_weight).shape[0]
+        cap = float(getattr(self.causal.config, "final_logit_softcapping", None) or 0)
+
+        def only_caps() -> bool:
+            x = torch.linspace(-100, 100, words, device="cpu").view(1, 1, -1)
+            return self._behind_output(name, x).allclose(capped(x, cap))
+
+        if not _with_numbers(only_caps):
+            raise BadInput(f"hf: {type(self.causal).__name__} does more to its logits than a soft cap")
+        return name, cap
+
+    def _behind_output(self, name: str, x: Tensor) -> Tensor:
+        """What the model makes of logits `x`: norm and output layer hand on what they get. Raises BadInput."""
+        norm = getattr(self.causal, self.inner).norm
+        memo: dict[int, Any] = {id(part): nn.Identity() for part in (norm, self.get_submodule(name))}
+        try:
+            found: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits
+        except Exception as error:
+            raise BadInput(
+                f"hf: {type(self.causal).__name__}: what comes behind its output layer: {raised(error)}"
+            ) from error
+        return found
+
+
+def _with_numbers(look: Callable[[], Any]) -> Any:
+    """What `look` finds by real tensors, also while fake ones are made: modes of torch are on in one thread only."""
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(look).result()
+
+
+def _weight_name(end: type[Embedding] | type[Head], config: Any) -> str:
+    """The name of the token weight inside the embedding or the head."""
+    with torch.device("meta"):
+        return str(end(config).token_weight)
+
+
+def _path(root: nn.Module, wanted: nn.Module) -> str:
+    return str(next(name for name, module in root.named_modules() if module is wanted)) + ".weight"
+
+
+# --- A model by name ---
+
 
 BATCH, LENGTH = 1, 512
 # Fields of published config files that a class may not declare: the library reads them where they are there, or a training
@@ -41,13 +366,9 @@ def causal_model(spec: str, seed: int) -> Model:
     try:
         with torch.device("meta"):
             shell = causal_of(config)
-        row = getattr(*owner_of(shell, config.num_hidden_layers))
-        layers = [type(layer) for layer in row]
-        given = [
-            given_to(config, i, getattr(layer, "attention_type", None), Sample(batch, length, dtype))
-            for i, layer in enumerate(row)
-        ]
-        tied = is_tied(shell)
+        row, sample = getattr(*owner_of(shell, config.num_hidden_layers)), Sample(batch, length, dtype)
+        given = [given_to(config, i, getattr(layer, "attention_type", None), sample) for i, layer in enumerate(row)]
+        tied = getattr(config, "tie_word_embeddings", False) and shell.get_output_embeddings() is not None
         balance = balance_of(shell)
     except BadInput:
         raise
@@ -59,17 +380,12 @@ def causal_model(spec: str, seed: int) -> Model:
         raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
         partial(Embedding, config, balance),
-        *(partial(Layer, config, kind, i, given[i], balance) for i, kind in enumerate(layers)),
+        *(partial(Layer, config, type(layer), i, given[i], balance) for i, layer in enumerate(row)),
         partial(Head, config, balance),
     ]
-    return Model(
-        spec,
-        tuple(seeded(seed, i, partial(typed, build, dtype)) for i, build in enumerate(builders)),
-        ("embedding", *(f"block{i}" for i in range(len(layers))), "head"),
-        partial(random_tokens, seed, int(config.vocab_size), batch, length),
-        CrossEntropy(),
-        (((0, weight_name(Embedding, config)), (len(layers) + 1, weight_name(Head, config))),) if tied else (),
-    )
+    builders = [partial(typed, build, dtype) for build in builders]
+    names = [_weight_name(end, config) for end in (Embedding, Head)] if tied else ()
+    return language_model(spec, seed, builders, partial(random_tokens, seed, int(config.vocab_size), batch, length), names)
 
 
 def _config(spec: str) -> tuple[Any, Setting]:

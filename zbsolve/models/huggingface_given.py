@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -132,34 +132,20 @@ def given_to(config: Any, i: int, attention: str | None, sample: Sample) -> Give
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         small.layer_types = [kinds[i]]
-    # Layers of one kind get equal tensors: found once.
-    return _noted(json.dumps([small.to_dict(), type(config).__name__], default=str), _Unkeyed(small), attention, sample)
+    key = json.dumps([small.to_dict(), type(config).__name__], default=str), attention, sample
+    if key not in _given:  # layers of one kind get equal tensors: found once
+        with torch.random.fork_rng(devices=[]):
+            _given[key] = typed(partial(_noted, small, attention, sample), sample.dtype)
+    return _given[key]
 
 
-class _Unkeyed:
-    """A config that goes with a key. It equals any other, so a cache looks at the key alone."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unkeyed)
-
-    def __hash__(self) -> int:
-        return 0
+_given: dict[tuple[str, str | None, Sample], Given] = {}
 
 
-@cache
-def _noted(key: str, held: _Unkeyed, attention: str | None, sample: Sample) -> Given:
-    """What a layer of this kind is called with. key: all of the config that counts."""
-
-    def note() -> Given:
-        causal = _with_note(held.config, attention)
-        value, shorter = (_called_with(causal, sample.batch, length) for length in (sample.length, sample.length - 1))
-        return Given(value, _along(value, shorter, sample.length), sample.batch)
-
-    with torch.random.fork_rng(devices=[]):
-        return typed(note, sample.dtype)
+def _noted(config: Any, attention: str | None, sample: Sample) -> Given:
+    causal = _with_note(config, attention)
+    value, shorter = (_called_with(causal, sample.batch, length) for length in (sample.length, sample.length - 1))
+    return Given(value, _along(value, shorter, sample.length), sample.batch)
 
 
 def _with_note(config: Any, attention: str | None) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
+from .losses import CrossEntropy
 from .own_batches import Items
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
@@ -82,6 +83,22 @@ def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[]
             return build()
 
     return make
+
+
+def language_model(
+    name: str, seed: int, builders: Sequence[Callable[[], nn.Module]], batch: Callable[[int, int], Any], tied: Sequence[str]
+) -> Model:
+    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the weight that its ends share, in
+    the one and in the other; () where they share none."""
+    last = len(builders) - 1
+    return Model(
+        name,
+        tuple(seeded(seed, i, build) for i, build in enumerate(builders)),
+        ("embedding", *(f"block{i}" for i in range(last - 1)), "head"),
+        batch,
+        CrossEntropy(),
+        (((0, tied[0]), (last, tied[1])),) if tied else (),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .losses import CrossEntropy
-from .model import Model, seeded
+from .model import Model, language_model, seeded
 from .slicing import slice_offset, sliced_attention
 
 VOCABULARY = 256  # bytes
+ENDS = ("token.weight", "output.weight")  # of an embedding and a head, which may be one parameter
 
 
 class Embed(nn.Module):
@@ -120,14 +120,7 @@ def gpt(name: str, seed: int, sizes: GptSizes, *, tied: bool = False) -> Model:
         *([partial(Block, sizes.width, sizes.heads)] * sizes.blocks),
         partial(Head, sizes.width),
     ]
-    return Model(
-        name,
-        tuple(seeded(seed, i, build) for i, build in enumerate(builders)),
-        ("embedding", *(f"block{i}" for i in range(sizes.blocks)), "head"),
-        partial(next_bytes, seed, sizes.batch, sizes.length),
-        CrossEntropy(),
-        (((0, "token.weight"), (sizes.blocks + 1, "output.weight")),) if tied else (),
-    )
+    return language_model(name, seed, builders, partial(next_bytes, seed, sizes.batch, sizes.length), ENDS if tied else ())
 
 
 def mlp(seed: int, layers: int = 8, name: str = "mlp-tiny") -> Model:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput
 from .blocks import BlockSizes, Decoder, LatentSizes, Routing, Scores, Tokens
-from .losses import CrossEntropy
-from .model import DTYPES, Model, Setting, seeded
-from .presets import Block, Embed, Head
+from .model import DTYPES, Model, Setting, language_model
+from .presets import ENDS, Block, Embed, Head
 
 Made = TypeVar("Made")
 
@@ -49,6 +48,20 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
     return Published("2401.10241, Table 3", layers, width, heads, 32_000, batch, 1024)
 
 
+def _decoder(source: str, layers: int, vocabulary: int, block: BlockSizes, batch: int = 1, **rest: Any) -> Published:
+    return Published(source, layers, block.width, block.heads, vocabulary, batch, 4096, block, **rest)
+
+
+def _gemma(layers: int, sizes: BlockSizes) -> Published:
+    block = replace(sizes, activation="gelu_tanh", post_norm=True)
+    return _decoder("2408.00118, Table 1", layers, 256_128, block, cap=30.0, scale=block.width**0.5, tied=True)
+
+
+def _tiny(block: BlockSizes, dense: tuple[int, int] = (0, 0)) -> Published:
+    source = "none: small enough for a CPU"
+    return Published(source, 4, block.width, block.heads, 256, 2, 64, block, dense, dtype="float32")
+
+
 # Layers, widths, heads, key and value heads, head widths and inner widths are those of the tables named, and so are length
 # and batch of the four GPTs; elsewhere one sequence of 4096 tokens is our choice. What a table does not print:
 # * GPT: the vocabulary; 32,000 gives the parameter counts that the paper names its models by.
@@ -65,80 +78,38 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
 #   section 2; it is built without its attention scores' cap and sliding window: the fused attention kernels here have
 #   neither.
 # Exact parameter counts hold all of this against the released models (tests/models/test_models.py).
+QWEN2 = "2407.10671, Table 1"
 PUBLISHED: dict[str, Published] = {
     "gpt-1.5b": _gpt(22, 24, 2304, 6),
     "gpt-6.2b": _gpt(30, 32, 4096, 3),
     "gpt-14.6b": _gpt(46, 40, 5120, 1),
     "gpt-28.3b": _gpt(62, 48, 6144, 1),
-    "llama3-8b": Published(
-        "2407.21783, Table 3", 32, 4096, 32, 128_256, 1, 4096, BlockSizes(4096, 32, 8, 128, 14_336), theta=500_000.0
-    ),
-    "llama3-70b": Published(
-        "2407.21783, Table 3", 80, 8192, 64, 128_256, 1, 4096, BlockSizes(8192, 64, 8, 128, 28_672), theta=500_000.0
-    ),
-    "llama3-405b": Published(
-        "2407.21783, Table 3", 126, 16384, 128, 128_256, 1, 4096, BlockSizes(16384, 128, 8, 128, 53_248), theta=500_000.0
-    ),
-    "gemma2-9b": Published(
-        "2408.00118, Table 1",
-        *(42, 3584, 16, 256_128, 1, 4096),
-        BlockSizes(3584, 16, 8, 256, 14_336, activation="gelu_tanh", post_norm=True),
-        cap=30.0,
-        scale=3584**0.5,
-        tied=True,
-    ),
-    "gemma2-27b": Published(
-        "2408.00118, Table 1",
-        *(46, 4608, 32, 256_128, 1, 4096),
-        BlockSizes(4608, 32, 16, 128, 36_864, activation="gelu_tanh", post_norm=True),
-        cap=30.0,
-        scale=4608**0.5,
-        tied=True,
-    ),
-    "qwen2-7b": Published(
-        "2407.10671, Table 1",
-        *(28, 3584, 28, 152_064, 1, 4096),
-        BlockSizes(3584, 28, 4, 128, 18_944, qkv_bias=True),
-        theta=1_000_000.0,
-    ),
-    "qwen2-72b": Published(
-        "2407.10671, Table 1",
-        *(80, 8192, 64, 152_064, 1, 4096),
-        BlockSizes(8192, 64, 8, 128, 29_568, qkv_bias=True),
-        theta=1_000_000.0,
-    ),
-    "mixtral-8x7b": Published(
-        "2401.04088, Table 1",
-        *(32, 4096, 32, 32_000, 1, 4096),
-        BlockSizes(4096, 32, 8, 128, 14_336, experts=8),
-        theta=1_000_000.0,
-    ),
-    "mixtral-8x22b": Published(
+    "llama3-8b": _decoder("2407.21783, Table 3", 32, 128_256, BlockSizes(4096, 32, 8, 128, 14_336), theta=5e5),
+    "llama3-70b": _decoder("2407.21783, Table 3", 80, 128_256, BlockSizes(8192, 64, 8, 128, 28_672), theta=5e5),
+    "llama3-405b": _decoder("2407.21783, Table 3", 126, 128_256, BlockSizes(16384, 128, 8, 128, 53_248), theta=5e5),
+    "gemma2-9b": _gemma(42, BlockSizes(3584, 16, 8, 256, 14_336)),
+    "gemma2-27b": _gemma(46, BlockSizes(4608, 32, 16, 128, 36_864)),
+    "qwen2-7b": _decoder(QWEN2, 28, 152_064, BlockSizes(3584, 28, 4, 128, 18_944, qkv_bias=True), theta=1e6),
+    "qwen2-72b": _decoder(QWEN2, 80, 152_064, BlockSizes(8192, 64, 8, 128, 29_568, qkv_bias=True), theta=1e6),
+    "mixtral-8x7b": _decoder("2401.04088, Table 1", 32, 32_000, BlockSizes(4096, 32, 8, 128, 14_336, experts=8), theta=1e6),
+    "mixtral-8x22b": _decoder(
         "mistral.ai/news/mixtral-8x22b, config.json of the released v0.1",
-        *(56, 6144, 48, 32_000, 1, 4096),
-        BlockSizes(6144, 48, 8, 128, 16_384, experts=8),
-        theta=1_000_000.0,
+        *(56, 32_000, BlockSizes(6144, 48, 8, 128, 16_384, experts=8)),
+        theta=1e6,
     ),
-    "deepseek-v3": Published(
-        "2412.19437, section 4.2",
-        *(61, 7168, 128, 129_280, 4, 4096),
+    "deepseek-v3": _decoder(
+        *("2412.19437, section 4.2", 61, 129_280),
         BlockSizes(
             *(7168, 128, 128, 128, 2048),
             experts=256,
             routing=Routing(taken=8, shared=1, groups=8, groups_taken=4, scale=2.5, room=100),
             latent=LatentSizes(1536, 512, 64),
         ),
+        batch=4,
         dense=(3, 18_432),
     ),
-    "moe-tiny": Published(
-        "none: small enough for a CPU",
-        *(4, 64, 4, 256, 2, 64),
-        BlockSizes(64, 4, 2, 16, 128, experts=4),
-        dtype="float32",
-    ),
-    "deepseek-tiny": Published(
-        "none: small enough for a CPU",
-        *(4, 64, 4, 256, 2, 64),
+    "moe-tiny": _tiny(BlockSizes(64, 4, 2, 16, 128, experts=4)),
+    "deepseek-tiny": _tiny(
         BlockSizes(
             *(64, 4, 4, 16, 32),
             experts=8,
@@ -146,48 +117,29 @@ PUBLISHED: dict[str, Published] = {
             latent=LatentSizes(24, 16, 8),
         ),
         dense=(1, 128),
-        dtype="float32",
     ),
 }
 
 
 def published_model(name: str, seed: int, setting: Setting) -> Model:
     """The model `name` of PUBLISHED as `setting` changes it. Raises BadInput."""
-    p = PUBLISHED[name]
-    layers, batch, length, dtype = p.layers, p.batch, p.length, p.dtype
-    layers, batch, length = setting.layers or layers, setting.batch or batch, setting.length or length
-    dtype = setting.dtype or dtype
-    p = replace(p, layers=layers, batch=batch, length=length, dtype=dtype)
-    if length > 10_000_000 or batch > 1_000_000 or layers > 100_000:
-        raise BadInput(f"model '{name}': {layers} layers, batch {batch}, length {length}: too many")
-    builders = [_first(p), *(_middle(p, i) for i in range(layers)), _last(p)]
-    return Model(
-        setting.named(name),
-        tuple(seeded(seed, i, partial(typed, build, DTYPES[dtype])) for i, build in enumerate(builders)),
-        ("embedding", *(f"block{i}" for i in range(layers)), "head"),
-        partial(random_tokens, seed, p.vocabulary, batch, length),
-        CrossEntropy(),
-        (((0, "token.weight"), (layers + 1, "output.weight")),) if p.tied else (),
-    )
+    p = replace(PUBLISHED[name], **{field: value for field, value in asdict(setting).items() if value})
+    if p.length > 10_000_000 or p.batch > 1_000_000 or p.layers > 100_000:
+        raise BadInput(f"model '{name}': {p.layers} layers, batch {p.batch}, length {p.length}: too many")
+    builders = [partial(typed, build, DTYPES[p.dtype]) for build in _builders(p)]
+    batch = partial(random_tokens, seed, p.vocabulary, p.batch, p.length)
+    return language_model(setting.named(name), seed, builders, batch, ENDS if p.tied else ())
 
 
-def _first(p: Published) -> Callable[[], nn.Module]:
-    return (
-        partial(Embed, p.length, p.width, p.vocabulary)
-        if p.block is None
-        else partial(Tokens, p.vocabulary, p.width, p.scale)
-    )
-
-
-def _middle(p: Published, i: int) -> Callable[[], nn.Module]:
+def _builders(p: Published) -> list[Callable[[], nn.Module]]:
+    """Of an embedding, the blocks and a head."""
     if p.block is None:
-        return partial(Block, p.width, p.heads)
-    sizes = p.block if i >= p.dense[0] else replace(p.block, ffn=p.dense[1], experts=1)
-    return partial(Decoder, sizes, p.length, p.theta)
-
-
-def _last(p: Published) -> Callable[[], nn.Module]:
-    return partial(Head, p.width, p.vocabulary) if p.block is None else partial(Scores, p.vocabulary, p.width, p.cap)
+        blocks = [partial(Block, p.width, p.heads)] * p.layers
+        return [partial(Embed, p.length, p.width, p.vocabulary), *blocks, partial(Head, p.width, p.vocabulary)]
+    dense = replace(p.block, ffn=p.dense[1], experts=1)
+    sizes = [dense if i < p.dense[0] else p.block for i in range(p.layers)]
+    decoders = [partial(Decoder, one, p.length, p.theta) for one in sizes]
+    return [partial(Tokens, p.vocabulary, p.width, p.scale), *decoders, partial(Scores, p.vocabulary, p.width, p.cap)]
 
 
 def typed(build: Callable[[], Made], dtype: torch.dtype) -> Made:

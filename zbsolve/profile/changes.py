@@ -64,37 +64,28 @@ def drift(old: Profile, new: Profile) -> Drift:
     A change is beyond the spread where the middle halves of both samples lie apart, and a rank-sum test (Mann and Whitney
     1947) would see such a difference by chance in less than one of a hundred. Raises BadInput where no layer is in both.
     """
-    mine, theirs = _numbered(old), _numbered(new)
-    both = [name for name in theirs if name in mine]
+    olds, news = _numbered(old), _numbered(new)
+    both = {name: (olds[name], layer) for name, layer in news.items() if name in olds}
     if not both:
         raise BadInput("diff: the two profiles have no layer of the same name: they are of different models")
-    rows = [
-        _change(name, kind, getattr(mine[name], kind), getattr(theirs[name], kind), pooled(old, mine[name], kind), rest)
-        for name in both
-        for kind in KINDS
-        if getattr(mine[name], kind) or getattr(theirs[name], kind)
-        for rest in [pooled(new, theirs[name], kind)]
-    ]
-    sizes = [
-        _change(name, what, getattr(mine[name], what), getattr(theirs[name], what), (), ())
-        for name in both
-        for what in BYTES
-        if getattr(mine[name], what) != getattr(theirs[name], what)
-    ]
-    total = []
+    rows, sizes, total = [], [], []
+    for name, (before, after) in both.items():
+        for kind in KINDS:
+            times = getattr(before, kind), getattr(after, kind)
+            if any(times):
+                rows.append(_change(name, kind, *times, pooled(old, before, kind), pooled(new, after, kind)))
+        for what in BYTES:
+            amounts = getattr(before, what), getattr(after, what)
+            if amounts[0] != amounts[1]:
+                sizes.append(_change(name, what, *amounts, (), ()))
     for kind in KINDS:
-        before, after = (sum(getattr(side[name], kind) for name in both) for side in (mine, theirs))
-        if before or after:
-            total.append(_change("", kind, before, after, (), ()))
-    largest = max(theirs[name].output_bytes for name in both)
+        sums = [sum(getattr(pair[side], kind) for pair in both.values()) for side in (0, 1)]
+        if any(sums):
+            total.append(_change("", kind, sums[0], sums[1], (), ()))
+    largest = max(after.output_bytes for _, after in both.values())
     total.append(_change("", "link", old.link.time(largest), new.link.time(largest), *_link_samples(old, new)))
-    return Drift(
-        tuple(rows),
-        tuple(total),
-        tuple(sizes),
-        tuple(name for name in mine if name not in theirs),
-        tuple(name for name in theirs if name not in mine),
-    )
+    gone, come = (tuple(name for name in one if name not in other) for one, other in ((olds, news), (news, olds)))
+    return Drift(tuple(rows), tuple(total), tuple(sizes), gone, come)
 
 
 def _numbered(profile: Profile) -> dict[str, Layer]:

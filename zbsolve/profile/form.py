@@ -11,13 +11,14 @@ import msgspec
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Link, SliceExtra, Tied, side_values
+from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied, side_values
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
-NEEDED = "F"
+SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # of a layer, that a file may leave out
+RATES = ("bytes_per_us", "d2h", "h2d", "d2h_both", "h2d_both")
 STATES = (
     "bytes of parameters, gradients and optimizer state for each byte of trained parameters (4: Adam, all of one type; 8: "
     "Adam beside parameters of 16 bits)"
@@ -28,14 +29,13 @@ Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
 Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 
 
-class SliceExtraForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What slices take beyond their part in a file, µs: of each, and more for each slice before it."""
-
-    number: COUNT
-    F: tuple[Sample, Sample] = (0.0, 0.0)
-    B: tuple[Sample, Sample] = (0.0, 0.0)
-    W: tuple[Sample, Sample] = (0.0, 0.0)
-    BW: tuple[Sample, Sample] = (0.0, 0.0)
+IN_FILES: dict[Any, Any] = {
+    float: TIME,
+    float | None: TIME | None,
+    int: SIZE,
+    int | None: SIZE | None,
+    Line: tuple[Sample, Sample],
+}
 
 
 class GivenForm(NamedTuple):
@@ -46,31 +46,28 @@ class GivenForm(NamedTuple):
     gradient: bool = True
 
 
-def _layer_form() -> Any:
-    """The fields of a `Layer`; all but F may be left out."""
-    kinds: dict[Any, Any] = {float: TIME, int: SIZE, SliceExtra | None: SliceExtraForm | None}
-    kinds[tuple[Given, ...]] = tuple[GivenForm, ...]
-    columns: list[Any] = []
-    for field in fields(Layer):
-        hint = get_type_hints(Layer)[field.name]
-        default = 0 if field.default is MISSING else field.default
-        if field.name in (*BACKWARD, "name"):
-            columns.append((field.name, kinds.get(hint, hint) | None, None))
-        else:
-            columns.append((field.name, kinds.get(hint, hint), *(() if field.name == NEEDED else (default,))))
-    return msgspec.defstruct("Layer", columns, forbid_unknown_fields=True, kw_only=True)
+IN_FILES[tuple[Given, ...]] = tuple[GivenForm, ...]
 
 
-LayerForm = _layer_form()
+def _form(kind: type, **own: tuple[Any, ...]) -> Any:
+    """The fields of a dataclass in a file. own: (type, default) of those that are other there; (type,): needed."""
+    hints, columns = get_type_hints(kind), []
+    for field in fields(kind):
+        hint = hints[field.name]
+        usual = (IN_FILES.get(hint, hint), *(() if field.default is MISSING else (field.default,)))
+        columns.append((field.name, *own.get(field.name, usual)))
+    return msgspec.defstruct(kind.__name__, columns, forbid_unknown_fields=True, frozen=True, kw_only=True)
 
 
-class LinkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A link in a file."""
-
-    latency: TIME = NO_LINK.latency
-    bytes_per_us: TIME = NO_LINK.bytes_per_us
-    blocking: bool = False
-    shared: str = ""
+SliceExtraForm = _form(SliceExtra, number=(COUNT,))
+LayerForm = _form(
+    Layer,
+    name=(str | None, None),
+    slice_extra=(SliceExtraForm | None, None),
+    **dict.fromkeys(BACKWARD, (TIME | None, None)),
+    **dict.fromkeys(SIZES, (SIZE, 0)),
+)
+LinkForm = _form(Link, latency=(TIME, NO_LINK.latency), bytes_per_us=(TIME, NO_LINK.bytes_per_us))
 
 
 class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -86,44 +83,26 @@ class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     shared_bus: COUNT = 0
 
 
-class ShardPassesForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """S and T of a shard in a file."""
-
-    S: TIME
-    T: TIME
-    held: SIZE = 0
-    transient: SIZE = 0
-    merge: TIME = 0.0
-
-
-class ShardForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A vocabulary in so many parts in a file."""
-
-    ranks: COUNT
-    one: ShardPassesForm
-    two: ShardPassesForm
-    parameter_bytes: SIZE = 0
-    frozen_bytes: SIZE = 0
-    lookup: TIME = 0.0
-    broadcast: TIME | None = None
-    reduce: TIME | None = None
-    statistics: TIME | None = None
-    scaled: Literal[""] = ""
-
-
-class VocabularyForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What a sharded vocabulary costs in a file."""
-
-    size: COUNT
-    hidden_bytes: SIZE
-    output: COUNT
-    output_rest: LayerForm  # type: ignore[valid-type]
-    shards: list[ShardForm]
-    source: str = "given"
-    statistic_bytes: SIZE = 0
-    embedding: COUNT | None = None
-    embedding_rest: LayerForm | None = None  # type: ignore[valid-type]
-    tied: bool = False
+ShardPassesForm = _form(ShardPasses, held=(SIZE, 0))
+ShardForm = _form(
+    ShardCosts,
+    ranks=(COUNT,),
+    one=(ShardPassesForm,),
+    two=(ShardPassesForm,),
+    parameter_bytes=(SIZE, 0),
+    scaled=(Literal[""], ""),
+)
+VocabularyForm = _form(
+    VocabularyCosts,
+    source=(str, "given"),
+    size=(COUNT,),
+    statistic_bytes=(SIZE, 0),
+    output=(COUNT,),
+    output_rest=(LayerForm,),
+    shards=(list[ShardForm],),  # type: ignore[valid-type]
+    embedding=(COUNT | None, None),
+    embedding_rest=(LayerForm | None, None),
+)
 
 
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -132,39 +111,35 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: str = "given"
     model: str = "unnamed"
     layers: Annotated[list[LayerForm], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
-    link: LinkForm = LinkForm()
+    link: LinkForm = LinkForm()  # type: ignore[valid-type]
     states: AMOUNT | None = None
     capacity: SIZE | None = None
     facts: dict[str, Any] = {}
     samples: dict[str, list[Sample]] = {}
     rank_factors: list[Factor] = []
     tied: list[tuple[SIZE, list[COUNT]]] = []
-    shard_link: LinkForm | None = None
-    site_link: LinkForm | None = None
+    shard_link: LinkForm | None = None  # type: ignore[valid-type]
+    site_link: LinkForm | None = None  # type: ignore[valid-type]
     host: HostForm | None = None
     microbatch_factors: list[Factor] = []
-    vocabulary: VocabularyForm | None = None
+    vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
     gradients: AMOUNT = 1.0
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
     """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
     field."""
-    return complete(_fields(form, Layer, where, slice_extra=_slice_extra_from, gives=_gives_from), index, where)
 
+    def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
+        return tuple(Given(one.name, read(one.bytes, int, f"{where}: bytes of '{one.name}'"), one.gradient) for one in rows)
 
-def _gives_from(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
-    return tuple(Given(one.name, _read(one.bytes, int, f"{where}: bytes of '{one.name}'"), one.gradient) for one in rows)
+    def slice_extra(form: Any, where: str) -> SliceExtra | None:
+        try:
+            return None if form is None else SliceExtra(**msgspec.structs.asdict(form))
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from None
 
-
-def _slice_extra_from(form: SliceExtraForm | None, where: str) -> SliceExtra | None:
-    """What slices take, where that was measured. Raises BadInput naming `where`."""
-    if form is None:
-        return None
-    try:
-        return SliceExtra(**msgspec.structs.asdict(form))
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
+    return complete(_fields(form, Layer, where, slice_extra=slice_extra, gives=gives), index, where)
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
@@ -184,8 +159,7 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
         raise BadInput(
             f"{where}: field 'frozen_bytes' is {known['frozen_bytes']}, more than all parameters ('parameter_bytes') have"
         )
-    sizes = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
-    layer = Layer(**{"name": f"layer{index}", **sizes, **split, **fused, **known})
+    layer = Layer(**{"name": f"layer{index}", **dict.fromkeys(SIZES, 0), **split, **fused, **known})
     if why := negative_slice(layer):
         raise BadInput(f"{where}: slice_extra: {why}")
     if why := without_kv_bytes(layer):
@@ -208,75 +182,66 @@ def check_sides(layers: Sequence[Layer], where: str) -> None:
         raise BadInput(f"{where}: {error}") from None
 
 
-def link_from(form: LinkForm, where: str) -> Link:
+def link_from(form: Any, where: str) -> Link:
     """The link. Raises BadInput naming `where` and the field."""
-    latency = parse_time(form.latency, f"{where}: link: field 'latency'") if isinstance(form.latency, str) else form.latency
-    rate = form.bytes_per_us
-    rate = parse_rate(rate, f"{where}: link: field 'bytes_per_us'") if isinstance(rate, str) else rate
-    if rate < MIN_BANDWIDTH:
-        raise BadInput(f"{where}: link: field 'bytes_per_us' is {rate:g}")
+    fields = _fields(form, Link, f"{where}: link")
+    if fields["bytes_per_us"] < MIN_BANDWIDTH:
+        raise BadInput(f"{where}: link: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
     try:
-        return Link(latency, rate, form.blocking, form.shared)
+        return Link(**fields)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 
 
-def host_from(form: HostForm | None, where: str) -> HostLink | None:
+def host_from(form: Any, where: str) -> HostLink | None:
     """The link to host memory, where there is one; what is not said of a way is as on the other, and alone. Raises BadInput
     naming `where` and the field."""
     if form is None:
         return None
-
-    def rate(name: str, otherwise: float = 0.0) -> float:
-        said = getattr(form, name)
-        if said is None:
-            return otherwise
-        return parse_rate(said, f"{where}: host: field '{name}'") if isinstance(said, str) else said
-
-    down = rate("d2h")
-    up = rate("h2d", down)
-    both = rate("d2h_both", down), rate("h2d_both", up)
-    latency = _read(form.latency, float, f"{where}: host: field 'latency'")
-    memory = size_from(form.memory, f"{where}: host: field 'memory'")
+    costs = _fields(form, HostLink, f"{where}: host")
+    for name, usual in (("h2d", "d2h"), ("d2h_both", "d2h"), ("h2d_both", "h2d")):
+        costs[name] = costs[usual] if costs[name] is None else costs[name]
     try:
-        return HostLink(latency, down, up, *both, memory, form.ranks, form.shared_bus)
+        return HostLink(**costs)
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 
 
-def vocabulary_from(form: VocabularyForm | None, layers: int, where: str) -> VocabularyCosts | None:
+def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
     """What a sharded vocabulary costs, where that is known. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
-    where = f"{where}: vocabulary"
-    rests = {name: getattr(form, name) for name in ("output_rest", "embedding_rest")}
-    known = {f.name: getattr(form, f.name) for f in fields(VocabularyCosts) if f.name not in (*rests, "shards")}
-    known |= {name: _read(known[name], int, f"{where}: field '{name}'") for name in ("hidden_bytes", "statistic_bytes")}
-    known |= {name: None if one is None else layer_from(one, f"{where}: {name}") for name, one in rests.items()}
-    shards = tuple(_shard_from(row, f"{where}: shards[{i}]") for i, row in enumerate(form.shards))
+
+    def rest(form: Any, where: str) -> Layer | None:
+        return None if form is None else layer_from(form, where)
+
+    def passes(form: Any, where: str) -> ShardPasses:
+        return ShardPasses(**_fields(form, ShardPasses, where))
+
+    def shards(forms: Sequence[Any], where: str) -> tuple[ShardCosts, ...]:
+        rows = (_fields(row, ShardCosts, f"{where}[{i}]", one=passes, two=passes) for i, row in enumerate(forms))
+        return tuple(ShardCosts(**row) for row in rows)
+
+    inner = {"output_rest": rest, "embedding_rest": rest, "shards": shards}
+    costs = _fields(form, VocabularyCosts, f"{where}: vocabulary", **inner)
     try:
-        found = VocabularyCosts(**known, shards=shards)
-        found.check(layers)
+        vocabulary = VocabularyCosts(**costs)
+        vocabulary.check(layers)
     except BadInput as error:
-        raise BadInput(f"{where.removesuffix('vocabulary')}{error}") from None
-    return found
-
-
-def _shard_from(form: ShardForm, where: str) -> ShardCosts:
-    return ShardCosts(**_fields(form, ShardCosts, where, one=_passes_from, two=_passes_from))
-
-
-def _passes_from(form: ShardPassesForm, where: str) -> ShardPasses:
-    return ShardPasses(**_fields(form, ShardPasses, where))
+        raise BadInput(f"{where}: {error}") from None
+    return vocabulary
 
 
 def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass; text says a time or bytes. inner: what reads a field that is a form."""
-    found, hints = {}, get_type_hints(kind)
+    """A form's fields as those of a dataclass; text says a time, bytes or a rate. inner: what reads a field that is a
+    form."""
+    values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
-        place = f"{where}: field '{name}'"
-        found[name] = inner[name](value, f"{where}: {name}") if name in inner else _read(value, hints[name], place)
-    return found
+        if name in inner:
+            values[name] = inner[name](value, f"{where}: {name}")
+        else:
+            values[name] = read(value, "rate" if name in RATES else hints[name], f"{where}: field '{name}'")
+    return values
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:
@@ -284,12 +249,7 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) ->
     for size, group in form:
         if len({*group}) < 2 or max(group) >= layers:
             raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
-    return tuple((_read(size, int, f"{where}: field 'tied'"), tuple(group)) for size, group in form)
-
-
-def size_from(form: Any, what: str) -> int | None:
-    """Bytes, or None where nothing is known. Raises BadInput naming `what`."""
-    return None if form is None else _read(form, int, what)
+    return tuple((read(size, int, f"{where}: field 'tied'"), tuple(group)) for size, group in form)
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
@@ -300,8 +260,9 @@ def states_from(form: float | None, layers: Sequence[Layer], where: str) -> floa
     return form or 0.0
 
 
-def _read(value: Any, hint: Any, what: str) -> Any:
-    """A number as it is; text as the time or the bytes that it says."""
+def read(value: Any, hint: Any, what: str) -> Any:
+    """A number as it is, or None; text as the time, the bytes (hint int) or the bandwidth (hint "rate") that it says. Raises
+    BadInput naming `what`."""
     if not isinstance(value, str) or hint is str:
         return value
-    return parse_bytes(value, what) if hint is int else parse_time(value, what)
+    return (parse_rate if hint == "rate" else parse_bytes if hint in (int, int | None) else parse_time)(value, what)

@@ -49,6 +49,7 @@ NUMBERS = {
     "buffers": Number(("buffer_bytes",), parse_bytes, "bytes of weights that are no parameters, such as those of 8 bits"),
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
+NOTHING = re.compile(r"\s*0*\.?0*\s*")  # needs no unit
 MAX_STAGES = 100_000
 # Of a rank and of all of them.
 RANK = {
@@ -140,14 +141,10 @@ def values(name: str, said: str | Sequence[str], stages: int) -> list[dict[str, 
     if len(texts) not in (1, stages):
         raise BadInput(f"{name}: {len(texts)} values for {stages} stages: give one, or one a stage")
     parts = [text.split("/") for text in texts]
-    if len({has_unit(part) for row in parts for part in row if not _nothing(part)}) > 1:
+    if len({has_unit(part) for row in parts for part in row if not NOTHING.fullmatch(part)}) > 1:
         raise BadInput(f"{name}: some values have a unit and others have none: write it at each")
     found = [_fields(name, number, row) for row in parts]
     return found * stages if len(found) == 1 else found
-
-
-def _nothing(text: str) -> bool:
-    return bool(re.fullmatch(r"\s*0*\.?0*\s*", text))
 
 
 def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]:

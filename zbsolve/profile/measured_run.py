@@ -78,7 +78,6 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
                 samples[i, kind], weights[i, kind] = (own * share).tolist(), weight
     scale, heard = _link_scale(trace)
     new = tuple(replace(_retimed(i, c, samples, weights), message=c.message * scale) for i, c in enumerate(layers))
-    link = Link(0.0, 1.0) if base is None else base.link
     facts: dict[str, Any] = {
         "steps": len(trace.steps),
         "rank_ratios": [round(one / middle, 6) for one in ratio],
@@ -89,22 +88,23 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
     }
     if lasting:
         facts[MESSAGES_ALIKE] = True
-    return Profile(
-        _source(trace, base),
-        (model_said_by(problem.source) or "trace") if base is None else base.model,
-        new,
-        replace(link, latency=link.latency * scale, bytes_per_us=link.bytes_per_us / scale, blocking=_blocking(trace, base)),
-        0.0 if base is None else base.states,
-        None if base is None else base.capacity,
-        facts,
-        {f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
-        tuple(factors) if any(one != 1.0 for one in factors) else (),
-        () if base is None else base.tied,
-        None if base is None else base.shard_link,
-        None if base is None else base.host,
-        lasting,
-        None if base is None else base.vocabulary,
-        site_link=None if base is None else base.site_link,
+    known = base or Profile("", model_said_by(problem.source) or "trace", layers, Link(0.0, 1.0), 0.0, None, {}, {})
+    scaled = replace(
+        known.link,
+        latency=known.link.latency * scale,
+        bytes_per_us=known.link.bytes_per_us / scale,
+        blocking=_blocking(trace, base),
+    )
+    return replace(
+        known,
+        source=_source(trace, base),
+        layers=new,
+        link=scaled,
+        facts=facts,
+        samples={f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
+        rank_factors=tuple(factors) if any(one != 1.0 for one in factors) else (),
+        microbatch_factors=lasting,
+        gradients=1.0,
     )
 
 

@@ -10,22 +10,17 @@ import queue
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ..util.errors import BadInput, ZbsolveError, raised
-from .workers import Answering, Notice, WorkersLost
+from .workers import Answering, Notice, Processes, Workers, WorkersLost
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-
-from contextlib import AbstractContextManager
-
-from .workers import Workers
 
 CONNECT_SECONDS = 10.0  # for a scheduler to answer, and for a first worker
 LOST_SECONDS = 30.0  # without any worker, after which the work is given up
@@ -136,7 +131,10 @@ class DaskCluster:
                 more = self._hand_out(coming, running, ended)
                 if not running and not more:
                     return
-                seen = self._seen(seen)
+                if self._client.status == "running" and self.count:
+                    seen = time.monotonic()
+                elif time.monotonic() - seen > LOST_SECONDS:
+                    raise self._over("no worker is left")
                 with suppress(queue.Empty):  # workers may have come or gone
                     future = ended.get(timeout=POLL)
                     yield running.pop(future), self._answer_of(future)
@@ -166,14 +164,6 @@ class DaskCluster:
             running[future] = number
             future.add_done_callback(ended.put)
         return True
-
-    def _seen(self, since: float) -> float:
-        """When a worker was last seen. Raises WorkersLost where that is long ago."""
-        if self._client.status == "running" and self.count:
-            return time.monotonic()
-        if time.monotonic() - since > LOST_SECONDS:
-            raise self._over("no worker is left")
-        return since
 
     def _answer_of(self, future: Future) -> str:
         """What a task answered. Raises WorkersLost, or ZbsolveError where it failed."""
@@ -227,8 +217,6 @@ def workers_on(on: str | int | None, answering: Answering, notice: Notice = lamb
         if int(said) == 1:
             yield None
             return
-        from .processes import Processes
-
         made: AbstractContextManager[Workers] = Processes(answering, int(said), notice)
     elif said.startswith(SCHEMES):
         made = dask_cluster(said, answering, notice)

@@ -1,17 +1,34 @@
-"""What runs tasks: `Workers`."""
+"""What runs tasks: `Workers`; and those on this machine, a process each: tasks go in as lines on standard input, answers
+come out on standard output."""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from types import TracebackType
 from typing import Protocol
 
 from ..util.errors import ZbsolveError
-from ..util.machine import cores
+from ..util.machine import child_environment, cores
 
 Rival = Callable[[], float]  # what others have reached, read at any time; −∞: end now
 Answering = Callable[[str, Rival], str]  # a task's text → its answer's; a function of a module, so that workers find it
 Notice = Callable[[str], None]
 MAX_DEATHS = 3  # workers that one task may end before it is given up
+GRACE = 1.0  # seconds that tasks have to end early
+KILL_SECONDS = 10.0  # that a killed process may take to go
+CHUNK = 1 << 16  # bytes of a pipe that are read at once
 
 
 class WorkersLost(ZbsolveError):
@@ -38,3 +55,159 @@ class Workers(Protocol):
 def threads_each(count: int) -> int:
     """Threads for each of so many workers on this machine; a search needs two: one finds, one proves."""
     return max(2, cores() // count)
+
+
+@dataclass
+class Job:
+    """A task: its number, its text, and how many workers it ended."""
+
+    number: int
+    text: str
+    deaths: int = 0
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process. job: what it does now; said: what came of its answer."""
+
+    process: subprocess.Popen[bytes]
+    job: Job | None = None
+    said: bytearray = field(default_factory=bytearray)
+
+    @property
+    def output(self) -> int:
+        """Where its answers come out."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def give(self, job: Job) -> None:
+        """Let it begin; where it died its output says so."""
+        self.job = job
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(job.text.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def end(self) -> int:
+        """End the process. How it ended."""
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):  # killed, but the kernel holds it
+            self.process.wait(KILL_SECONDS)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+        return self.process.returncode or 0
+
+
+class Processes:
+    """`Workers` on this machine. One that dies is replaced, and its task runs again."""
+
+    def __init__(self, answering: Answering, count: int, notice: Notice) -> None:
+        self.count, self._notice = count, notice
+        self._name = f"{answering.__module__}:{answering.__qualname__}"
+        self._shared = tempfile.TemporaryFile()  # one number, which workers map  # noqa: SIM115
+        self._workers: list[Worker] = []
+        self._again: deque[Job] = deque()
+
+    def __enter__(self) -> Processes:
+        self.tell(math.inf)
+        try:
+            for _ in range(self.count):
+                self._workers.append(self._start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.process.kill()  # all at once
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+        self._shared.close()
+
+    def tell(self, value: float) -> None:
+        """As `Workers.tell`."""
+        os.pwrite(self._shared.fileno(), struct.pack("d", value), 0)
+
+    def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
+        """As `Workers.run`."""
+        self.tell(math.inf)
+        coming = (Job(number, text) for number, text in enumerate(tasks))
+        try:
+            while True:
+                self._hand_out(coming)
+                if not self._busy:
+                    return
+                yield from self._answers()
+        except KeyboardInterrupt:
+            self.tell(-math.inf)
+            until = time.monotonic() + GRACE
+            while self._busy and (left := until - time.monotonic()) > 0:
+                yield from self._answers(left)
+            raise
+        finally:
+            self._again.clear()
+            for worker in self._busy:  # somebody did not want its answer any more
+                worker.end()
+                self._workers[self._workers.index(worker)] = self._start()
+
+    @property
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
+
+    def _hand_out(self, coming: Iterator[Job]) -> None:
+        """A task to each worker that is free."""
+        for worker in self._workers:
+            if worker.job is None:
+                job = self._again.popleft() if self._again else next(coming, None)
+                if job is None:
+                    return
+                worker.give(job)
+
+    def _answers(self, seconds: float | None = None) -> Iterator[tuple[int, str]]:
+        """What is there once anything is."""
+        busy = {worker.output: worker for worker in self._busy}
+        for output in wait(list(busy), seconds):
+            assert isinstance(output, int)
+            worker, some = busy[output], os.read(output, CHUNK)
+            worker.said += some
+            if not some:
+                self._died(worker)
+            elif worker.said.endswith(b"\n"):
+                assert worker.job is not None
+                answer = worker.job.number, worker.said[:-1].decode()
+                worker.job, worker.said = None, bytearray()
+                yield answer
+
+    def _died(self, worker: Worker) -> None:
+        """Another process, and the task again. Raises WorkersLost."""
+        job = worker.job
+        assert job is not None
+        job.deaths += 1
+        with suppress(subprocess.TimeoutExpired):
+            worker.process.wait(KILL_SECONDS)
+        code = worker.end()
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        if job.deaths > MAX_DEATHS:
+            self._notice(said := f"a task ended {job.deaths} workers, the last one {how}: the search ends")
+            raise WorkersLost(said)
+        self._notice(f"a worker {how}: its task runs again")
+        self._again.append(job)
+        self._workers[self._workers.index(worker)] = self._start()
+
+    def _start(self) -> Worker:
+        """A process. Its standard input ends with this process, so none outlives its parent; Ctrl-C does not reach it."""
+        shared = self._shared.fileno()
+        command = [sys.executable, "-m", "zbsolve.workers.process", self._name, str(shared), str(os.getpid())]
+        pipe, environment = subprocess.PIPE, child_environment()
+        started = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, pass_fds=(shared,)
+        )
+        return Worker(started)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.blocks.sizes import BatchedLinear
+from ...models.blocks import BatchedLinear
 from ..base.torch_private import FakeTensor, applied, functorch_active, hooked
 from ..base.values import is_dtensor
 from .distributed import add, add_product

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.blocks.sizes import BatchedLinear
+from ...models.blocks import BatchedLinear
 from ..base.torch_private import output_padding, padding_around
 from ..base.values import is_dtensor, own_type
 from .deferral import Deferral, Gradients, Op, accumulate, batched_linear, call, splits

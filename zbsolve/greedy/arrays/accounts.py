@@ -107,13 +107,6 @@ def copies_out(problem: Problem) -> Ints:
     return copy
 
 
-def _before(problem: Problem) -> Ints:
-    before = np.full(len(problem.passes), -1, np.int64)
-    for rows in problem.lanes:
-        before[rows[1:]] = rows[:-1]
-    return before
-
-
 def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
     """The table, from the account of each pass and `serial_places`."""
     pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
@@ -129,8 +122,10 @@ def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
         return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *[nothing] * 4, none, none)  # type: ignore[call-arg]
     order = np.argsort(places[rows], kind="stable")
     serial = compressed_rows(row[order], pools * accounts, rows[order], taken[order], freed[order])
-    need = _peaks(*serial)
-    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial, copies_out(problem), _before(problem))  # type: ignore[call-arg]
+    need, before = _peaks(*serial), np.full(count, -1)
+    for lane in problem.lanes:
+        before[lane[1:]] = lane[:-1]
+    return Accounts(*moves, need.reshape(shape), gain.reshape(shape), *serial, copies_out(problem), before)  # type: ignore[call-arg]
 
 
 def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:

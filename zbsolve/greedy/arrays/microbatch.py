@@ -72,15 +72,6 @@ class MicrobatchGraph(NamedTuple):
     span: bool
 
 
-class _LaneEdges(NamedTuple):
-    """Edges between lanes, one value an edge: lanes, µs, bytes."""
-
-    before: Ints
-    after: Ints
-    lag: Ints
-    bytes: Ints
-
-
 _known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
 
 
@@ -112,54 +103,37 @@ def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:
         return None
     every = np.stack([lane[edges.before], lane[edges.after], edges.lag, problem.device_bytes])
     first = every[:, microbatch[edges.before] == 0]
-    if first.shape[1] * m != every.shape[1] or (_sorted_columns(np.tile(first, m)) != _sorted_columns(every)).any():
+    if first.shape[1] * m != every.shape[1] or not _same_columns(np.tile(first, m), every):
         return None
     order = _topological_order(len(lanes), first[0], first[1])
     place = np.argsort(order)
     capacity = np.full(problem.ranks, UNLIMITED) if problem.capacity is None else np.array(problem.capacity, np.int64)
-    return _graph(
-        m,
-        rows[order],
-        passes.duration[rows[order, 0]],
-        passes.rank[rows[order, 0]],
-        _LaneEdges(place[first[0]], place[first[1]], first[2], first[3]),
-        capacity,
-        problem.objective == "span",
-    )
+    rows, between = rows[order], (place[first[0]], place[first[1]], first[2], first[3])
+    duration, rank = passes.duration[rows[:, 0]], passes.rank[rows[:, 0]]
+    return _graph(m, rows, duration, rank, between, capacity, problem.objective == "span")
 
 
 def _graph(
-    m: int, passes: Ints, duration: Ints, rank: Ints, edges: _LaneEdges, capacity: Ints, span: bool
+    m: int, passes: Ints, duration: Ints, rank: Ints, edges: tuple[Ints, ...], capacity: Ints, span: bool
 ) -> MicrobatchGraph:
-    """A graph from lanes in topological order and the edges between them."""
+    """A graph from lanes in topological order and the edges between them: lanes before and after, µs, bytes."""
     before, after, lag, held = (np.ascontiguousarray(column, np.int64) for column in edges)
     count = len(duration)
-    out_first, out_lane, out_lag = compressed_rows(before, count, after, lag)
-    in_first, in_lane, in_lag = compressed_rows(after, count, before, lag)
-    rank_lane_first, rank_lanes = compressed_rows(rank, len(capacity), np.arange(count))
+    out, into = compressed_rows(before, count, after, lag), compressed_rows(after, count, before, lag)
+    taken, freed = (np.bincount(end, held, count).astype(np.int64) for end in (before, after))
     return MicrobatchGraph(
         m,
         np.ascontiguousarray(passes),
         np.ascontiguousarray(duration),
         np.ascontiguousarray(rank),
-        np.bincount(before, held, count).astype(np.int64),
-        np.bincount(after, held, count).astype(np.int64),
-        (np.diff(out_first) == 0).astype(np.int64),
-        before,
-        after,
-        lag,
-        held,
-        out_first,
-        out_lane,
-        out_lag,
-        in_first,
-        in_lane,
-        in_lag,
-        rank_lane_first,
-        rank_lanes,
+        taken,
+        freed,
+        (np.diff(out[0]) == 0).astype(np.int64),
+        *(before, after, lag, held, *out, *into),  # type: ignore[arg-type]
+        *compressed_rows(rank, len(capacity), np.arange(count)),
         capacity,
         span,
-    )
+    )  # type: ignore[call-arg]
 
 
 def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
@@ -168,7 +142,7 @@ def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
     A schedule of one, read backwards, is a schedule of the other with the same memory. No lane counts as a sink in it.
     """
     last = len(g.duration) - 1
-    edges = _LaneEdges(last - g.after[::-1], last - g.before[::-1], g.lag[::-1], g.bytes[::-1])
+    edges = last - g.after[::-1], last - g.before[::-1], g.lag[::-1], g.bytes[::-1]
     back = _graph(g.microbatches, g.passes[::-1, ::-1], g.duration[::-1], g.rank[::-1], edges, g.capacity, g.span)
     return back._replace(sink=np.zeros_like(back.sink))
 
@@ -195,9 +169,9 @@ def least_value(g: MicrobatchGraph) -> int:
     return int(rank_work(g).max()) * g.microbatches
 
 
-def _sorted_columns(edges: Ints) -> Ints:
-    """The columns of a table of edges in one order, so that equal sets of edges are equal tables."""
-    return edges[:, np.lexsort(edges)]
+def _same_columns(edges: Ints, others: Ints) -> bool:
+    """Whether two tables have the same columns, in any order."""
+    return bool((edges[:, np.lexsort(edges)] == others[:, np.lexsort(others)]).all())
 
 
 def _topological_order(count: int, before: Ints, after: Ints) -> Ints:

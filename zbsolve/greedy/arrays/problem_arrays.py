@@ -99,13 +99,14 @@ def _arrays(problem: Problem) -> ProblemArrays:
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     count = len(passes)
     out_first, out_pass, out_lag = compressed_rows(edges.before, count, edges.after, edges.lag)
-    depth, tail = _depth_and_tail(problem)
+    depth, _ = longest_path(problem, Precedence(edges.before, edges.after, edges.lag))
+    # Along reversed edges the same function gives the time from a pass's end to the end of all.
+    tail = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))[0] + passes.duration
     level = _levels(problem, depth)
     lane = np.zeros(count, np.int64)
     for number, rows in enumerate(lanes):
         lane[rows] = number
     account = _accounts(problem)
-    unlimited = np.full(problem.ranks, UNLIMITED)
     return ProblemArrays(
         passes.duration,
         passes.rank,
@@ -117,21 +118,21 @@ def _arrays(problem: Problem) -> ProblemArrays:
         problem.taken,
         problem.freed,
         (np.bincount(edges.before, edges.bytes, count) > 0).astype(np.int64),
-        unlimited if problem.capacity is None else np.array(problem.capacity, np.int64),
+        problem.room[: problem.ranks],
         problem.room,
         accounts_of(problem, account, serial_places(problem, depth, tail, level)),
         *_returning(problem, depth),
         lane,
         np.concatenate([[0], np.cumsum([len(rows) for rows in lanes])]).astype(np.int64),
         np.concatenate(lanes),
-        _partners(problem, lanes, depth, level),
+        _partners(problem, lane, depth, level),
         *_streams_of_passes(problem),
         *_lanes_of_streams(problem),
         *_streams_of_pools(problem),
         depth,
         tail,
         level,
-    )
+    )  # type: ignore[call-arg]
 
 
 def _stream_sets(problem: Problem) -> list[list[int]]:
@@ -151,16 +152,15 @@ def _streams_of_passes(problem: Problem) -> tuple[Ints, Ints]:
     return first, flat[np.repeat(set_first[of_pass], width[of_pass]) + offset]
 
 
-def _lanes_of_streams(problem: Problem) -> tuple[Ints, Ints]:
+def _lanes_of_streams(problem: Problem) -> tuple[Ints, ...]:
     """The lanes of each stream, in compressed rows."""
     sets, of_pass = _stream_sets(problem), problem.passes.streams
     pairs = sorted((s, number) for number, rows in enumerate(problem.lanes) for s in sets[of_pass[rows[0]]])
     stream, lane = np.array(pairs, np.int64).T
-    first, lanes = compressed_rows(stream, len(problem.streams), lane)
-    return first, lanes
+    return compressed_rows(stream, len(problem.streams), lane)
 
 
-def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
+def _streams_of_pools(problem: Problem) -> tuple[Ints, ...]:
     """The streams of each pool, in compressed rows."""
     pools, ranks = len(problem.room), problem.ranks
     takers = [problem.moved(pool)[0] > 0 for pool in range(ranks, pools)]
@@ -174,8 +174,7 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, Ints]:
         pairs += [(rank, number) for rank in np.unique(problem.passes.rank[rows]).tolist()]
         pairs += [(pool, number) for pool, taking in enumerate(takers, ranks) if taking[rows].any()]
     owner, stream = np.array(pairs, np.int64).T
-    first, streams = compressed_rows(owner, pools, stream)
-    return first, streams
+    return compressed_rows(owner, pools, stream)
 
 
 def _accounts(problem: Problem) -> Ints:
@@ -197,10 +196,10 @@ def _accounts(problem: Problem) -> Ints:
     return account
 
 
-def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> Ints:
+def _partners(problem: Problem, lane_of: Ints, depth: Ints, level: Ints) -> Ints:
     """For each lane the next one by depth of its stage and rank; −1 for the last; on a side stream the one that it brings
     memory back for, or itself."""
-    passes, edges = problem.passes, problem.edges
+    passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     aside = np.zeros(len(passes), bool)
     aside[problem.side_stream] = True
     homes: dict[tuple[int, int], list[int]] = {}
@@ -212,9 +211,6 @@ def _partners(problem: Problem, lanes: list[Ints], depth: Ints, level: Ints) -> 
         numbers.sort(key=lambda number: (int(depth[lanes[number][0]]), int(level[lanes[number][0]]), number))
         for a, b in zip(numbers, numbers[1:], strict=False):
             partner[a] = b
-    lane_of = np.empty(len(passes), np.int64)
-    for number, rows in enumerate(lanes):
-        lane_of[rows] = number
     back = np.flatnonzero((problem.device_bytes > 0) & brings_back(problem)[edges.before])
     for e in back[np.argsort(-depth[edges.after[back]], kind="stable")].tolist():  # the first to use it comes last
         partner[lane_of[edges.before[e]]] = lane_of[edges.after[e]]
@@ -229,15 +225,6 @@ def _returning(problem: Problem, depth: Ints) -> tuple[Ints, Ints]:
     back = back[np.argsort(-depth[e.after[back]], kind="stable")]
     user[e.before[back]] = e.after[back]  # the first one comes last
     return user, np.bincount(e.after[back], minlength=count).astype(np.int64)
-
-
-def _depth_and_tail(problem: Problem) -> tuple[Ints, Ints]:
-    """The longest path to each pass's start, and from its start to the end of all, µs, along the graph's edges alone."""
-    edges, duration = problem.edges, problem.passes.duration
-    depth, _ = longest_path(problem, Precedence(edges.before, edges.after, edges.lag))
-    # Along reversed edges the same function gives the time from a pass's end to the end of all.
-    tail, _ = longest_path(problem, Precedence(edges.after, edges.before, edges.lag))
-    return depth, tail + duration
 
 
 def _levels(problem: Problem, depth: Ints) -> Ints:

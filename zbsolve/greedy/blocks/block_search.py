@@ -97,7 +97,10 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     for _ in search.shorter(FIRST_ROUNDS):
         pass
     yield from search.decode_block(search.block, RULES[:1])
-    search.cost = _measured_cost(search)
+    at = search.clock.used
+    decode(search.g, repeated_targets(search.g, *search.block))
+    search.clock.spend(search.seconds_of(1, search.g.microbatches))
+    search.cost = max(LEAST_COST, search.clock.used - at)
     yield from search.packed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
@@ -112,14 +115,6 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from _take_turns(search, arms)
 
 
-def _measured_cost(search: BlockSearch) -> float:
-    """Seconds that one decoding takes."""
-    g, at = search.g, search.clock.used
-    decode(g, repeated_targets(g, *search.block))
-    search.clock.spend(search.seconds_of(1, g.microbatches))
-    return max(LEAST_COST, search.clock.used - at)
-
-
 def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[None]:
     """Advance the arm that lately gained most a second, another one now and then; each while it has more to try."""
     gain = np.full(len(arms), np.inf)
@@ -129,7 +124,7 @@ def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[Non
         arm = int(search.random.integers(len(arms))) if explores else int(np.argmax(gain))
         began, before = search.clock.used, search.pool[0].value
         ended = False
-        while not ended and _has_turn(search, began):
+        while not ended and search.clock.used - began < max(MIN_TURN, TURN_SHARE * search.left):
             ended = next(arms[arm], search) is search
             yield
         if ended:
@@ -138,9 +133,3 @@ def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[Non
             continue
         rate = (before - search.pool[0].value) / max(LEAST_COST, search.clock.used - began)
         gain[arm] = rate if np.isinf(gain[arm]) else 0.6 * gain[arm] + 0.4 * rate
-
-
-def _has_turn(search: BlockSearch, began: float) -> bool:
-    """Whether the arm that began its turn then may go on."""
-    used = search.clock.used - began
-    return used < TURN_SHARE * search.left or used < MIN_TURN

@@ -55,19 +55,8 @@ def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[In
         score = step.mean(axis=0) + 0.3 * step.std(axis=0)
         parts += [(float(score[c]), q, c) for c in range(1, few - q)]
     for _, q, c in sorted(parts)[:tries]:
-        yield _with_part_repeated(start, microbatches, c, q)
-
-
-def _with_part_repeated(start: Ints, m: int, c: int, q: int) -> Ints:
-    """Microbatches c to c + q − 1 again and again, those before and after them as they were."""
-    more = m - start.shape[1]
-    period = float((start[:, c + q] - start[:, c]).mean())
-    j = np.arange(m)
-    middle = (j >= c) & (j < c + q + more)
-    source = np.where(j < c, j, np.where(middle, c + (j - c) % q, j - more))
-    shift = np.where(j < c, 0.0, np.where(middle, (j - c) // q * period, more / q * period))
-    target: Ints = (start[:, source] + shift).astype(np.int64)
-    return target
+        period = float((start[:, c + q] - start[:, c]).mean())
+        yield _with_part_repeated(start, np.full(len(start), c), q, microbatches - few, period, whole=q)
 
 
 def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flight: int = 1) -> Iterator[Ints]:
@@ -90,7 +79,7 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
                 score = no_steady_state, len(step) < len(start), float(step.max()) / q
                 found[q, begun.tobytes()] = score, q, begun
     for _, q, begun in sorted(found.values(), key=lambda one: one[:2]):
-        yield _with_lanes_repeated(start, microbatches, begun, q)
+        yield _with_part_repeated(start, begun, q, rest, float(np.median(_steps(start, begun, q))))
 
 
 def _steps(start: Ints, begun: Ints, q: int) -> Ints:
@@ -100,17 +89,16 @@ def _steps(start: Ints, begun: Ints, q: int) -> Ints:
     return step
 
 
-def _with_lanes_repeated(start: Ints, m: int, begun: Ints, q: int) -> Ints:
-    """The q passes of each lane behind those that have begun again and again; of a lane with fewer left its last q, behind
-    its end."""
+def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float, whole: int = 0) -> Ints:
+    """The q passes of each lane behind those that have begun again and again, so that there are `more`, a period (µs) later
+    each time; of a lane with fewer left its last q, behind its end. whole: so many more come from the part."""
     few = start.shape[1]
-    more, period = m - few, float(np.median(_steps(start, begun, q)))
     ends = begun + q > few
     cut = np.where(ends, few, begun)[:, None]
     first = np.where(ends, few - q, begun)[:, None]
-    j = np.arange(m)[None]
+    j = np.arange(few + more)[None]
     turn = (j - cut) // q + ends[:, None]
-    middle, before = (j >= cut) & (j < cut + more), j < cut
+    middle, before = (j >= cut) & (j < cut + more + whole), j < cut
     source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
     shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
     target: Ints = (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)

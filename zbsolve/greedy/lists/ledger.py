@@ -40,16 +40,8 @@ class Ledger(NamedTuple):
 @kernel
 def new_ledger(a: ProblemArrays) -> Ledger:
     """The ledger before anything has started."""
-    pools = len(a.room)
-    used, oldest = np.zeros(pools, np.int64), np.zeros(pools, np.int64)
-    return Ledger(
-        used,
-        oldest,
-        a.accounts.gain.copy(),
-        a.accounts.need.copy(),
-        np.zeros(len(a.duration), np.int64),
-        np.zeros(pools, np.int64),
-    )
+    pools, phase = np.zeros((3, len(a.room)), np.int64), np.zeros(len(a.duration), np.int64)
+    return Ledger(pools[0], pools[1], a.accounts.gain.copy(), a.accounts.need.copy(), phase, pools[2])
 
 
 @inner_kernel

@@ -74,13 +74,8 @@ def deepest_first(problem: Problem) -> Policy:
     """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
     on how far memory that is brought back is ahead of its use (see `most_ahead`)."""
     a = arrays_of(problem)
-    lanes = len(a.first_pass)
-    return Policy(
-        np.where(a.partner < 0, -1, a.depth[a.first_pass]),
-        usual_ahead(problem, a),
-        np.ones(lanes),
-        np.full(lanes, NEVER),
-    )
+    priority = np.where(a.partner < 0, -1, a.depth[a.first_pass])
+    return Policy(priority, usual_ahead(problem, a), np.ones(len(priority)), np.full(len(priority), NEVER))
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
@@ -111,13 +106,6 @@ def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
     return synced(problem, sequences, moments_of(start, end, turn))
 
 
-def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
-    """The start of each pass, µs, −1 where the scheduler could not place it; and the pass's place among all starts, which
-    orders passes that start at one time. Shape (passes,) each."""
-    start, place = list_schedule_fast(a, policy)
-    return start, place
-
-
 class _State(NamedTuple):
     """What the list scheduler knows at one moment.
 
@@ -141,17 +129,9 @@ class _State(NamedTuple):
 @kernel
 def _initial(a: ProblemArrays) -> _State:
     """The state before anything has started."""
-    count, lanes, streams = len(a.duration), len(a.partner), len(a.stream_lane_first) - 1
-    return _State(
-        a.inputs.copy(),
-        np.zeros(count, np.int64),
-        np.zeros(lanes, np.int64),
-        np.zeros(streams, np.int64),
-        np.zeros(streams, np.int64),
-        np.zeros(streams, np.int64),
-        np.zeros(streams, np.int64),
-        new_ledger(a),
-    )
+    ready, begun = np.zeros(len(a.duration), np.int64), np.zeros(len(a.partner), np.int64)
+    streams = np.zeros((4, len(a.stream_lane_first) - 1), np.int64)
+    return _State(a.inputs.copy(), ready, begun, streams[0], streams[1], streams[2], streams[3], new_ledger(a))
 
 
 @inner_kernel
@@ -229,8 +209,9 @@ def _occupy(a: ProblemArrays, state: _State, i: int, now: int) -> None:
 
 
 @kernel
-def list_schedule_fast(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
-    """`start_times`, compiled: a loop over events in order of time.
+def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
+    """The start of each pass, µs, −1 where the scheduler could not place it; and the pass's place among all starts, which
+    orders passes that start at one time. Shape (passes,) each. Compiled: a loop over events in order of time.
 
     An event is time · ids + id. The id of a pass's end is the pass; the id of a look at stream s is passes + s. So ends
     come before looks at the same time.

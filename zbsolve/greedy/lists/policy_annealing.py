@@ -17,7 +17,7 @@ from ...util.clock import Clock
 from ...util.kernels import kernel
 from ..arrays.accounts import brings_back
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, most_ahead
-from .list_scheduler import Policy, deepest_first, list_schedule_fast
+from .list_scheduler import Policy, deepest_first, start_times
 
 SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for
 ANNEALED_STARTS = 4  # policies that are annealed for a short time each before the best of all is annealed
@@ -91,7 +91,7 @@ def _with_slack(problem: Problem, policy: Policy) -> Policy:
 def policy_value(problem: Problem, policy: Policy) -> int:
     """The value, µs, of the schedule that a policy makes; 1 << 60 where it makes none."""
     a = arrays_of(problem)
-    return int(_value(a, list_schedule_fast(a, policy)[0], problem.objective == "span"))
+    return int(_value(a, start_times(a, policy)[0], problem.objective == "span"))
 
 
 def improve_policies(
@@ -244,7 +244,7 @@ def _anneal(
         trial = _copy(policy)
         for _ in range(1 + np.random.randint(2)):
             _move(a, traits, value, trial)
-        new = _value(a, list_schedule_fast(a, trial)[0], spans)
+        new = _value(a, start_times(a, trial)[0], spans)
         if new <= at or np.random.random() < np.exp((at - new) / max(budget.heat, 1e-9)):
             policy, at = trial, new
         if new < value:

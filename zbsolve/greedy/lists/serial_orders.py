@@ -12,6 +12,7 @@ microbatch the search then goes back and tries another one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -40,7 +41,7 @@ TRIES = 4000  # passes tried by one rule beyond those that a microbatch has
 def one_after_another(problem: Problem) -> Schedule | None:
     """The schedule in which no two passes run at once, by memory (edges and syncs may let them run so by time). None where
     one microbatch does not fit in any order that was tried."""
-    order = _Order(problem).found()
+    order = _Order(problem).all_passes()
     if order is None:
         return None
     place = np.empty(len(order), np.int64)
@@ -81,14 +82,15 @@ class _Order:
         order = np.argsort(a.account, kind="stable")
         self.accounts = np.split(order, np.flatnonzero(np.diff(a.account[order])) + 1)
 
-    def found(self) -> list[int] | None:
+    def all_passes(self) -> list[int] | None:
         """All passes in order; None where those of one microbatch were not found to fit."""
         order: list[int] = []
         for rows in self.accounts:
-            one = next((one for rule in RULES if (one := self._account(rows.tolist(), rule)) is not None), None)
-            if one is None:
+            tried = (self._account(rows.tolist(), rule) for rule in RULES)
+            behind = next((passes for passes in tried if passes is not None), None)
+            if behind is None:
                 return None
-            order += one
+            order += behind
         return order
 
     def _account(self, rows: list[int], rule: tuple[int, ...]) -> list[int] | None:
@@ -106,7 +108,7 @@ class _Order:
                 tries -= 1
                 done |= bit[i]
                 order.append(i)
-                self._run(i, ready, bit)
+                self._move(i, 1, ready, bit)
                 choices.append(self._choices(ready, rule))
                 continue
             if not order:
@@ -115,7 +117,7 @@ class _Order:
             choices.pop()
             i = order.pop()
             done ^= bit[i]
-            self._take_back(i, ready)
+            self._move(i, -1, ready, bit)
         return order
 
     def _choices(self, ready: set[int], rule: tuple[int, ...]) -> list[int]:
@@ -125,22 +127,17 @@ class _Order:
         fit.sort(key=lambda i: (-rule[self.kind[i]], self.depth[i], -i))
         return next(([i] for i in reversed(fit) if self.harmless[i]), fit)
 
-    def _run(self, i: int, ready: set[int], places: dict[int, int]) -> None:
+    def _move(self, i: int, way: int, ready: set[int], account: Collection[int]) -> None:
+        """Pass i runs (way 1), or has not run (way −1). account: the passes that may come next."""
         for pool, taken, freed in self.moves[i]:
-            self.used[pool] += taken - freed
-        ready.remove(i)
+            self.used[pool] += way * (taken - freed)
+        ready ^= {i}
         for j in self.behind[i]:
-            self.waiting[j] -= 1
-            if self.waiting[j] == 0 and j in places:
+            self.waiting[j] -= way
+            if self.waiting[j] == 0 and j in account:
                 ready.add(j)
-
-    def _take_back(self, i: int, ready: set[int]) -> None:
-        for pool, taken, freed in self.moves[i]:
-            self.used[pool] -= taken - freed
-        ready.add(i)
-        for j in self.behind[i]:
-            self.waiting[j] += 1
-            ready.discard(j)
+            else:
+                ready.discard(j)
 
 
 # --- One pass after the other ---
@@ -217,8 +214,7 @@ class _Serial:
         return self.found if all(done or side for done, side in zip(self.done, self.side.tolist(), strict=True)) else None
 
     def _after(self, i: int) -> list[int]:
-        found: list[int] = self.a.out_pass[self.a.out_first[i] : self.a.out_first[i + 1]].tolist()
-        return found
+        return list(self.a.out_pass[self.a.out_first[i] : self.a.out_first[i + 1]].tolist())
 
     def _arrived(self, i: int) -> None:
         """All inputs of pass i are there."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -178,7 +178,7 @@ def better_orders(
     turn = SECONDS_PER_TURN + len(moved.passes) * SECONDS_PER_PASS
     if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(moved):
         return
-    seen = lru_cache(SEEN)(partial(_seen, view))
+    seen = lru_cache(SEEN)(_itself if view is None else view.seen)
     first, random = seen(known()), np.random.default_rng(seed)
     searches, value = [_Search(first)] if _fits(first) else [], int(first.timeline().value)
     while searches and clock.left > 0 and (value := min(value, int(seen(known()).timeline().value))) > target():
@@ -194,9 +194,8 @@ def better_orders(
             searches.remove(search)
 
 
-def _seen(view: OneStream | None, schedule: Schedule) -> Schedule:
-    """The schedule with one pass a collective."""
-    return schedule if view is None else view.seen(schedule)
+def _itself(schedule: Schedule) -> Schedule:
+    return schedule
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:
@@ -215,8 +214,8 @@ def _add(searches: list[_Search], starts: Sequence[Schedule], best: Schedule) ->
     for new in starts:
         if _fits(new) and all(new.timeline().value not in (search.first, search.value) for search in searches):
             searches.append(_Search(new))
-    searches.sort(key=lambda one: one.value)
-    searches[:] = [one for k, one in enumerate(searches) if k < MOST_SEARCHES or not one.turns]
+    searches.sort(key=lambda search: search.value)
+    searches[:] = [search for k, search in enumerate(searches) if k < MOST_SEARCHES or not search.turns]
 
 
 def _fits(schedule: Schedule) -> bool:

@@ -1,16 +1,161 @@
-"""A decoder block: normalised attention and MLP with residual paths, as published models draw it; its causal
-attention."""
+"""Decoder blocks as published models draw them: normalised attention and MLP with residual paths, experts, and a model's two
+ends."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..losses import capped
-from ..slicing import slice_offset, sliced_attention
-from .experts import Experts, Gated
-from .sizes import BlockSizes, LatentSizes, linear
+from .losses import capped
+from .slicing import slice_offset, sliced_attention
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1). query_rank, key_rank: widths of the vectors that
+    queries, and keys and values, are made from. rotated: of a head's query and key, the width that has positions; all heads
+    share that part of the key. The rest is `BlockSizes.head_width` wide, and so is a head's value."""
+
+    query_rank: int
+    key_rank: int
+    rotated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens choose experts. taken: experts a token. shared: experts that every token goes through besides, as one wide
+    MLP. groups > 0: scores are sigmoids, and a token chooses within `groups_taken` groups of experts (DeepSeek-V3,
+    2412.19437, section 2.1.2); 0: they are a softmax (Mixtral). scale: of the shares, whose sum it is. room: tokens that an
+    expert takes, in percent of its even share."""
+
+    taken: int = 2
+    shared: int = 0
+    groups: int = 0
+    groups_taken: int = 0
+    scale: float = 1.0
+    room: int = 125
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """A decoder block. heads, kv_heads: of queries, and of keys and values (grouped-query attention, 2305.13245), each
+    head_width wide. ffn: the MLP's inner width. activation: of the gate. post_norm: norms after attention and after the MLP
+    too (Gemma 2). qkv_bias: as in Qwen 2. experts > 1: that many MLPs, of which each token takes some (see `Routing`).
+    latent: keys and values come from one narrow vector a token (every head has its own, whatever kv_heads says)."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    ffn: int
+    activation: str = "silu"
+    post_norm: bool = False
+    qkv_bias: bool = False
+    experts: int = 1
+    routing: Routing = Routing()
+    latent: LatentSizes | None = None
+
+
+def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    """An nn.Linear of such weights, and biases of 0."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(layer.weight, std=0.02)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class BatchedLinear(nn.Module):
+    """Several linear layers of one size, each for rows of its own: one product for all of them."""
+
+    def __init__(self, number: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(number, outputs, inputs))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(number, rows, inputs) → (number, rows, outputs)."""
+        return torch.bmm(x, self.weight.transpose(1, 2))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+class Gated(nn.Module):
+    """A gated MLP (2002.05202), or several. make: its layers, of inputs and outputs."""
+
+    def __init__(self, sizes: BlockSizes, make: Callable[[int, int], nn.Module] = linear) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[sizes.activation]
+        self.gate = make(sizes.width, sizes.ffn)
+        self.up = make(sizes.width, sizes.ffn)
+        self.down = make(sizes.ffn, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, width) → the same shape."""
+        result: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
+        return result
+
+
+class Experts(nn.Module):
+    """Each token goes through its best MLPs. Every expert takes the same number of tokens, its even share times the room of
+    the routing (2006.16668, capacity), and drops the rest. So shapes, and times, do not depend on the data."""
+
+    correction: Tensor
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.number, self.routing = sizes.experts, sizes.routing
+        self.router = linear(sizes.width, sizes.experts)
+        self.experts = Gated(sizes, partial(BatchedLinear, sizes.experts))
+        if self.routing.groups:
+            # Added to scores when experts are chosen. DeepSeek's training moves it to balance them; here it stays 0.
+            self.register_buffer("correction", torch.zeros(sizes.experts, dtype=torch.float32))
+        if self.routing.shared:
+            self.shared = Gated(replace(sizes, ffn=self.routing.shared * sizes.ffn))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, width) → the same shape."""
+        tokens, number, taken = x.flatten(0, -2), self.number, self.routing.taken
+        room = min(-(-taken * self.routing.room * len(tokens) // (100 * number)), len(tokens))
+        share, expert = self._within_groups(tokens) if self.routing.groups else self._of_all(tokens)
+        share, expert = share.flatten(), expert.flatten()
+        chosen = functional.one_hot(expert, number)
+        place = (chosen.cumsum(0) * chosen).sum(-1) - 1
+        there = place < room
+        slot = torch.where(there, expert * room + place, number * room)
+        filled = tokens.new_zeros(number * room + 1, tokens.shape[-1])
+        filled = filled.index_copy(0, slot, tokens.repeat_interleave(taken, 0))
+        out = self.experts(filled[:-1].view(number, room, -1)).flatten(0, 1)
+        back = out.index_select(0, slot.clamp(max=number * room - 1)) * (share * there).to(x.dtype)[:, None]
+        mixed: Tensor = back.view(len(tokens), taken, -1).sum(1).view(x.shape)
+        if self.routing.shared:
+            mixed = mixed + self.shared(x)
+        return mixed
+
+    def _of_all(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares and numbers of each token's experts, both (tokens, taken)."""
+        share, expert = functional.softmax(self.router(tokens).float(), -1).topk(self.routing.taken, -1)
+        return share / share.sum(-1, keepdim=True), expert
+
+    def _within_groups(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The same. A group counts as much as its two best experts."""
+        scores = self.router(tokens).float().sigmoid()
+        choice = scores.detach() + self.correction
+        grouped = choice.view(len(tokens), self.routing.groups, -1)
+        best = grouped.topk(2, -1)[0].sum(-1).topk(self.routing.groups_taken, -1)[1]
+        closed = torch.ones(grouped.shape[:2], dtype=torch.bool, device=tokens.device).scatter(1, best, False)
+        expert = grouped.masked_fill(closed[:, :, None], -torch.inf).flatten(1).topk(self.routing.taken, -1)[1]
+        share = scores.gather(1, expert)
+        return share / share.sum(-1, keepdim=True) * self.routing.scale, expert
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
