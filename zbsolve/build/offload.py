@@ -86,9 +86,8 @@ def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints],
     passes, edges, count = problem.passes, problem.edges, len(problem.passes)
     fs, of = np.unique(edges.before[own], return_inverse=True)
     stage, rank = passes.stage[fs], passes.rank[fs]
-    columns = {"stage": stage, "microbatch": passes.microbatch[fs], "rank": rank}
-    table = passes.more("O", "d2h", **columns, duration=times[0][stage])
-    table = _on_one_bus(table.more("R", "h2d", **columns, duration=times[1][stage]), host.shared_bus)
+    table = passes.like(fs, "O", "d2h", times[0][stage]).like(fs, "R", "h2d", times[1][stage])
+    table = _on_one_bus(table, host.shared_bus)
     out, back = count + np.arange(len(fs)), count + len(fs) + np.arange(len(fs))
     total = np.bincount(of, size, len(fs)).astype(np.int64)
     node = rank // (host.ranks or problem.ranks)
@@ -125,8 +124,7 @@ def _kept(problem: Problem) -> Bools:
     """Which edges go from an F to a later pass of its stage that computes and may use what F keeps, shape (edges,)."""
     p, e = problem.passes, problem.edges
     same = (p.stage[e.before] == p.stage[e.after]) & (p.microbatch[e.before] == p.microbatch[e.after])
-    found: Bools = p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0)
-    return found
+    return np.asarray(p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0))
 
 
 def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:

@@ -77,12 +77,10 @@ def durations_of(problem: Problem, kind: str) -> Ints:
     """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
     if TABLE[kind].feature:
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
-    rows, p = problem.rows(kind), problem.passes
-    found = np.full((problem.stages, problem.microbatches), -1, np.int64)
-    found[p.stage[rows], p.microbatch[rows]] = (p.duration - problem.sending)[rows]
-    if found.min() < 0:
+    rows = problem.grid(kind)
+    if rows.min() < 0:
         raise BadInput(f"problem: not every stage has a pass of kind {kind} for each microbatch")
-    return found
+    return (problem.passes.duration - problem.sending)[rows]
 
 
 def _held(problem: Problem, before: str, after: str) -> Ints:

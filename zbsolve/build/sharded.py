@@ -35,14 +35,6 @@ class _Costs(NamedTuple):
     gradient_bytes: Ints
     gathers: Ints
 
-    @classmethod
-    def of(cls, stages: int, **said: Numbers) -> _Costs:
-        """From what people give. Raises BadInput."""
-        costs = cls(**{name: whole_numbers(one, f"sharding: {name}", stages) for name, one in said.items()})
-        if costs.gathers.min() < 1:
-            raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
-        return costs
-
 
 class _Home(NamedTuple):
     """One stage on one of its ranks: the place among these; how many they are; its passes that use the weights, by group of
@@ -112,14 +104,10 @@ def with_sharding(
             f"sharding: the problem has an update after each {problem.round} of {problem.microbatches} microbatches: what "
             "was gathered before an update is old; only one update a step is modelled"
         )
-    costs = _Costs.of(
-        problem.stages,
-        gather=gather,
-        reduce=reduce,
-        parameter_bytes=parameter_bytes,
-        gradient_bytes=gradient_bytes,
-        gathers=gathers,
-    )
+    said = zip(_Costs._fields, (gather, reduce, parameter_bytes, gradient_bytes, gathers), strict=True)
+    costs = _Costs(*(whole_numbers(one, f"sharding: {name}", problem.stages) for name, one in said))
+    if costs.gathers.min() < 1:
+        raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
     homes = [
         _home(problem, stage, place, int(costs.gathers[stage]))
         for stage, ranks in enumerate(problem.stage_ranks)
@@ -178,9 +166,8 @@ def _gathers(home: _Home, costs: _Costs) -> Iterator[_Row]:
         users = np.concatenate([home.forwards[0], last])
         yield _Row("AG", home.stage, home.place, home.rank, duration, users, int(last[0]), size)
         return
-    for group, (forwards, backwards, gradients) in enumerate(
-        zip(home.forwards, home.backwards, home.gradients, strict=True)
-    ):
+    groups = zip(home.forwards, home.backwards, home.gradients, strict=True)
+    for group, (forwards, backwards, gradients) in enumerate(groups):
         number = group * home.homes + home.place
         yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
         users = np.union1d(backwards, gradients[-1:])
