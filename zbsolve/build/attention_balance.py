@@ -13,7 +13,7 @@ from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Ints
 from ..util.errors import BadInput
-from .attention_costs import AttentionExchange, parts_of, traffic
+from .attention_costs import AttentionExchange, attending, parts_of, traffic
 
 
 class Handing(NamedTuple):
@@ -94,7 +94,7 @@ class _Simulation:
         problem = schedule.problem
         p, e, count = problem.passes, problem.edges, len(problem.passes)
         self.problem, self.costs, self.duration = problem, costs, p.duration.tolist()
-        rows = problem.rows("F", "B", "BW")
+        rows = attending(problem)
         self.place = np.full(count, -1, np.int64)
         self.place[rows] = np.arange(len(rows))
         self.parts, self.forward = parts_of(problem, costs, rows), p.are("F")[rows]

@@ -66,6 +66,11 @@ class Parts(NamedTuple):
     blocks: Ints
 
 
+def attending(problem: Problem) -> Ints:
+    """The rows of the passes that attention is part of, forwards and backwards."""
+    return problem.rows("F", "B", "BW")
+
+
 def parts_of(problem: Problem, costs: AttentionExchange, rows: Ints) -> Parts:
     """The parts of these forwards and backwards. Raises BadInput where attention takes longer than a whole pass."""
     p = problem.passes

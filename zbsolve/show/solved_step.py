@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..build.attention_costs import attending
 from ..build.vocabulary import model_routes
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO
@@ -155,7 +156,7 @@ def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | Non
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     """What ranks make of each other's attention, where that was asked for: of a profile's step beside the step without."""
     p, helping = problem.passes, problem.rows("FH", "BH")
-    possible = int((p.slice[problem.rows("F", "B", "BW")] > 0).sum())
+    possible = int((p.slice[attending(problem)] > 0).sum())
     even = len(set(problem.slice_lengths)) < 2
     gain = AttentionGain(len(helping), possible, int(p.duration[helping].sum()), problem.slices, even)
     if isinstance(given, Problem):

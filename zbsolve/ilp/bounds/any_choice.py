@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...build.attention_costs import AttentionExchange, parts_of
+from ...build.attention_costs import AttentionExchange, attending, parts_of
 from ...build.attention_exchange import check_exchangeable
 from ...problem import Ints, Problem
 from ...timeline import Floats, Precedence, longest_path
@@ -168,7 +168,7 @@ class _Passes(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, costs: AttentionExchange, share: int) -> _Passes:
-        p, rows = problem.passes, problem.rows("F", "B", "BW")
+        p, rows = problem.passes, attending(problem)
         parts = parts_of(problem, costs, rows)
         stays = parts.attention - np.minimum(parts.attention, np.ceil(parts.blocks * parts.key_time).astype(np.int64))
         length, kept, before, behind = (p.duration.copy() for _ in range(4))

@@ -68,8 +68,8 @@ def least_lifespans(problem: Problem, rows: Ints) -> Ints:
     """For each edge of `rows` the least time from the start of its first pass to the end of its second, µs."""
     edges, duration = problem.edges, problem.passes.duration
     before, after = edges.before[rows], edges.after[rows]
-    result: Ints = np.maximum(paths_within(problem, before, after), duration[before] + edges.lag[rows] + duration[after])
-    return result
+    alone = duration[before] + edges.lag[rows] + duration[after]
+    return np.asarray(np.maximum(paths_within(problem, before, after), alone))
 
 
 class Energy(NamedTuple):

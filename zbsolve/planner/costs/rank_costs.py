@@ -188,14 +188,12 @@ def least_there(costs: Costs, layout: Layout) -> Ints:
     when the first microbatch's last F ends; with offload the microbatch may be away then, but not when its own F ends."""
     both = np.asarray(layout.offload) == NO_OFFLOAD
     moment, gathered = costs.kept.moment, costs.gathered
-    found: Ints = np.where(both, moment + gathered, np.maximum(moment, gathered))
-    return found
+    return np.asarray(np.where(both, moment + gathered, np.maximum(moment, gathered)))
 
 
 def shards_beside(costs: Costs, layout: Layout) -> Ints:
     """Bytes that a rank's shard holds while its blocks keep a microbatch: with offload those may be away then."""
-    found: Ints = np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0)
-    return found
+    return np.asarray(np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
@@ -203,8 +201,7 @@ def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
     microbatches."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
-    found: Ints = tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting
-    return found
+    return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)
 
 
 def _ints(values: ArrayLike) -> Ints:
