@@ -58,9 +58,7 @@ def _of_unlike_lengths(problem: Problem) -> bool:
     """Whether forwards of a stage, of whole sequences on one rank, take unlike times."""
     if problem.slices > 1 or len(problem.routes) > 1:
         return False
-    rows = problem.rows("F")
-    stage, time = problem.passes.stage[rows], problem.passes.duration[rows]
-    return any(len(np.unique(time[stage == number])) > 1 for number in np.unique(stage))
+    return any(len(np.unique(problem.passes.duration[rows[rows >= 0]])) > 1 for rows in problem.grid("F"))
 
 
 def _words(problem: Problem) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zbsolve import Infeasible, pipeline
-from zbsolve.ilp.steady.periodic import least_memory
 
+from ..support.periodic import least_memory
 from ..support.problems import uniform
 
 

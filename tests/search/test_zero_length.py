@@ -15,11 +15,12 @@ from zbsolve.greedy.blocks.building_block import period_lower_bound
 from zbsolve.greedy.lists.list_scheduler import list_schedule, schedule_by_start
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
-from zbsolve.ilp.steady.periodic import least_memory, least_period
+from zbsolve.ilp.steady.periodic import least_period
 from zbsolve.search.pareto import frontier
 from zbsolve.step import Step
 
 from ..support.exhaustive import optimum
+from ..support.periodic import least_memory
 from ..support.problems import uniform
 from ..support.profiles import equal_layers
 

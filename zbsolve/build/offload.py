@@ -69,7 +69,12 @@ def with_offload(
     check_before(problem, OFFLOAD, UPDATES, SHARDING)
     shares = checked_fractions(fraction, problem.stages)
     chosen = _chosen(problem, which, shares)
-    host = _checked(host, problem.ranks)
+    if host.ranks is not None and not host.ranks >= 1:
+        raise BadInput(f"offload: host: {host.ranks} ranks a node")
+    if not 0 <= host.shared_bus <= problem.ranks:
+        raise BadInput(f"offload: host: {host.shared_bus} of {problem.ranks} ranks share a bus")
+    if host.capacity is not None and host.capacity < 0:
+        raise BadInput(f"offload: host: its capacity is negative ({host.capacity})")
     moved = np.floor(problem.edges.bytes * shares[problem.passes.stage[problem.edges.before]]).astype(np.int64)
     kept = np.flatnonzero(_kept(problem) & chosen[problem.edges.before])
     fs = np.unique(problem.edges.before[kept[moved[kept] > 0]])
@@ -134,9 +139,8 @@ def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
     if which is not None:
         said = np.asarray(which)
         if said.dtype != bool or said.shape not in (shape, shape[:1]):
-            raise BadInput(
-                f"offload: which: booleans of shape {shape[:1]} or {shape} are needed, got {said.dtype} {said.shape}"
-            )
+            needed = f"booleans of shape {shape[:1]} or {shape} are needed"
+            raise BadInput(f"offload: which: {needed}, got {said.dtype} {said.shape}")
         table &= said if said.ndim == 2 else said[:, None]
     found: Bools = p.are("F")
     rows = np.flatnonzero(found)
@@ -157,16 +161,6 @@ def checked_fractions(fraction: Numbers, stages: int) -> Any:
     if len(wrong):
         raise BadInput(f"offload: fraction of stage {wrong[0]} is {shares[wrong[0]]:g}, not from 0 to 1")
     return shares
-
-
-def _checked(host: Host, ranks: int) -> Host:
-    if host.ranks is not None and not host.ranks >= 1:
-        raise BadInput(f"offload: host: {host.ranks} ranks a node")
-    if not 0 <= host.shared_bus <= ranks:
-        raise BadInput(f"offload: host: {host.shared_bus} of {ranks} ranks share a bus")
-    if host.capacity is not None and host.capacity < 0:
-        raise BadInput(f"offload: host: its capacity is negative ({host.capacity})")
-    return host
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:

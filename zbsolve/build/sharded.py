@@ -156,22 +156,14 @@ def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
 def _gathers(home: _Home, costs: _Costs) -> Iterator[_Row]:
     """The gathers of a stage on a rank: one for all, or two a group."""
     duration, size = int(costs.gather[home.stage]), int(costs.parameter_bytes[home.stage])
-    if not home.trained:
-        for group, forwards in enumerate(home.forwards):
-            number = group * home.homes + home.place
-            yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
-        return
-    if len(home.forwards) == 1:
-        last = home.gradients[0][-1:]
-        users = np.concatenate([home.forwards[0], last])
-        yield _Row("AG", home.stage, home.place, home.rank, duration, users, int(last[0]), size)
-        return
     groups = zip(home.forwards, home.backwards, home.gradients, strict=True)
     for group, (forwards, backwards, gradients) in enumerate(groups):
-        number = group * home.homes + home.place
-        yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
-        users = np.union1d(backwards, gradients[-1:])
-        yield _Row("AGB", home.stage, number, home.rank, duration, users, int(gradients[-1]), size)
+        number, last = group * home.homes + home.place, gradients[-1:]
+        users = np.concatenate([forwards, last]) if len(home.forwards) == 1 else forwards
+        yield _Row("AG", home.stage, number, home.rank, duration, users, int(users[-1]), size)
+        if home.trained and len(home.forwards) > 1:
+            users = np.union1d(backwards, last)
+            yield _Row("AGB", home.stage, number, home.rank, duration, users, int(last[0]), size)
 
 
 def _reduction(problem: Problem, home: _Home, costs: _Costs) -> _Row:

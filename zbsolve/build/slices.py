@@ -26,12 +26,7 @@ MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a secon
 
 
 def with_slices(
-    problem: Problem,
-    slices: int,
-    *,
-    held_keys: Table = 0,
-    held_gradients: Table = 0,
-    lengths: Sequence[float] = (),
+    problem: Problem, slices: int, *, held_keys: Table = 0, held_gradients: Table = 0, lengths: Sequence[float] = ()
 ) -> Problem:
     """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
 

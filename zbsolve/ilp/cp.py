@@ -263,12 +263,7 @@ def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: c
 
 
 def higher_stream_bounds(
-    problem: Problem,
-    low: int,
-    incumbent: Ints,
-    clock: Clock,
-    seconds: float,
-    solver_for: SolverFor,
+    problem: Problem, low: int, incumbent: Ints, clock: Clock, seconds: float, solver_for: SolverFor
 ) -> Iterator[Bound]:
     """Higher bounds than `low`, µs, from one rank after the other, within the seconds. Ranks that can start last come first:
     their backwards come soonest behind their forwards, so copies between them take the most.

@@ -125,26 +125,18 @@ def _memory(m: MilpModel, horizon: int) -> None:
         if sum(taken[i] for i in takers) <= capacity:
             continue
         for i in takers:
-            held = [taken[j] * _started(m, j, i, horizon) for j in takers if j != i]
-            gone = [freed[j] * _ended(m, j, i, horizon) for j in holding if freed[j] and j != i]
+            held = [taken[j] * _before(m, j, i, horizon, False) for j in takers if j != i]
+            gone = [freed[j] * _before(m, j, i, horizon, True) for j in holding if freed[j] and j != i]
             m.model.addConstraint(pulp.lpSum(held) - pulp.lpSum(gone) + taken[i] <= capacity)
 
 
-def _started(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
-    """1 where j starts before or with i."""
+def _before(m: MilpModel, j: int, i: int, horizon: int, ended: bool) -> pulp.LpAffineExpression | pulp.LpVariable | int:
+    """1 where j starts before or with i; or, with `ended`, only where it ends before i starts."""
     if (j, i) in m.first:
         return m.first[j, i]
-    flag = pulp.LpVariable(f"s{j}_{i}", cat=pulp.LpBinary)
-    m.model.addConstraint(m.start[j] >= m.start[i] + 1 - (horizon + 1) * flag)
-    return flag
-
-
-def _ended(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
-    """1 only where j ends before i starts."""
-    if (j, i) in m.first:
-        return m.first[j, i]
-    flag = pulp.LpVariable(f"e{j}_{i}", cat=pulp.LpBinary)
-    m.model.addConstraint(m.start[i] >= m.start[j] + int(m.problem.passes.duration[j]) - horizon * (1 - flag))
+    flag, (sooner, later) = pulp.LpVariable(f"{'e' if ended else 's'}{j}_{i}", cat=pulp.LpBinary), (m.start[j], m.start[i])
+    end = sooner + int(m.problem.passes.duration[j])
+    m.model.addConstraint(later >= end - horizon * (1 - flag) if ended else sooner >= later + 1 - (horizon + 1) * flag)
     return flag
 
 

@@ -25,17 +25,7 @@ from .end_losses import (
     refute,
 )
 from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
-from .lanes import (
-    MAX_LEAN_RANKS,
-    MAX_WHOLE_RANKS,
-    Group,
-    all_ranks,
-    group_bound,
-    group_of,
-    grown,
-    in_own_windows,
-    lanes_of,
-)
+from .lanes import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, in_own_windows, lanes_of
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up

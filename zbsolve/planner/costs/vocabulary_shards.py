@@ -85,10 +85,9 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
     S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
     apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
-    broadcast, statistics = (slices * float(time) for time in (part.broadcast, part.statistics))
-    collectives = {"broadcast": broadcast, "reduce": broadcast, "statistics": statistics}
-    lookup = slices * float(part.lookup)
-    row = ShardCosts(int(layout.pp), passes, apart, ceil(shard.parameters), lookup, **collectives)
+    lookup, broadcast, statistics = (slices * float(time) for time in (part.lookup, part.broadcast, part.statistics))
+    each = int(layout.pp), passes, apart, ceil(shard.parameters), lookup
+    row = ShardCosts(*each, broadcast=broadcast, reduce=broadcast, statistics=statistics)
     tokens = int(layout.size) * shape.sequence
     return VocabularyCosts(
         f"estimated: cost model, {cluster.title}",
