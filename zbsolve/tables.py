@@ -152,15 +152,8 @@ class Passes(Sequence[Pass]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        return Pass(
-            KINDS[self.kind[i]],
-            int(self.stage[i]),
-            int(self.microbatch[i]),
-            int(self.rank[i]),
-            int(self.duration[i]),
-            int(self.slice[i]),
-            self.stream_sets[self.streams[i]],
-        )
+        counts = {name: int(getattr(self, name)[i]) for name in COUNTS}
+        return Pass(KINDS[self.kind[i]], **counts, streams=self.stream_sets[self.streams[i]])
 
     def __iter__(self) -> Iterator[Pass]:
         return (self[i] for i in range(len(self)))

@@ -142,7 +142,11 @@ def pipeline(
         of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
     )
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
-    _check_count(microbatches, stages)
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    if microbatches * stages > MAX_PASSES:
+        many = f"{microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
+        raise BadInput(f"microbatches: {many}")
     forwards = B is None and W is None and BW is None
     untrained, BW = (stages, 0) if forwards else (untrained, BW)
     times = _times(F, B, W, BW, (stages, microbatches))
@@ -157,7 +161,9 @@ def pipeline(
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
-    _check_time([*times.values(), again, *messages], around, microbatches)
+    all_times = (*times.values(), again, *messages, *(one * microbatches for one in around))
+    if sum(float(one.sum(dtype=np.float64)) for one in all_times) > MAX_TIME:
+        raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     if blocking and any(one.any() for one in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
     none = [0 * one for one in messages]
@@ -184,22 +190,6 @@ def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: 
         raise BadInput("pipeline: W makes no sense beside a fused BW")
     given = {"F": F, "B": B, "W": W, "BW": BW}
     return {kind: whole_table(time, kind, *shape) for kind, time in given.items() if time is not None}
-
-
-def _check_count(microbatches: int, stages: int) -> None:
-    """Raise BadInput for no microbatch, or more than zbsolve handles."""
-    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
-        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
-    if microbatches * stages > MAX_PASSES:
-        raise BadInput(
-            f"microbatches: {microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
-        )
-
-
-def _check_time(tables: Sequence[Ints], each: Sequence[Ints], microbatches: int) -> None:
-    """Raise BadInput where times of all microbatches, and of each of them, add up to more than zbsolve can count."""
-    if sum(float(one.sum(dtype=np.float64)) for one in (*tables, *(one * microbatches for one in each))) > MAX_TIME:
-        raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
 
 
 def _routes(F: Table, placement: Placement) -> Routes:

@@ -89,9 +89,8 @@ def _field(part: str) -> tuple[str, int]:
     if name in NAMES and said in NAMES[name]:
         return name, NAMES[name].index(said)
     if name in NAMES or not said.isdecimal() or len(said) > 9:
-        raise BadInput(
-            f"--fix '{part[:40]}': {name} is {'one of ' + ', '.join(NAMES[name]) if name in NAMES else 'a number'}"
-        )
+        able = f"one of {', '.join(NAMES[name])}" if name in NAMES else "a number"
+        raise BadInput(f"--fix '{part[:40]}': {name} is {able}")
     return name, int(said)
 
 

@@ -1,7 +1,7 @@
 """Closed forms for very many microbatches, from the step of one: they take as long for 8 microbatches as for 8 million.
 
 All microbatches are alike, and wait for nothing but passes of their own. Lanes may be taken to run in order (see
-`alike.microbatches_alike`). So paths within one microbatch give the least start of the first one's passes, and the least
+`Problem.alike`). So paths within one microbatch give the least start of the first one's passes, and the least
 time behind the last one's; both hold whatever the others do. A lane's first pass is the first microbatch's, and its last one
 the last one's. So the closed forms of single ranks need no others:
 
