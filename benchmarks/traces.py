@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from tests.support.exec_ranks import on_ranks
-from tests.support.recorded import SAMPLES
+from tests.support.recorded import SAMPLES, with_halved_backward
 from zbsolve import Aim, Noise, Problem, Schedule, Timeline, Trace, pipeline, solve, under_noise
 from zbsolve.bench.runs import timed_solve
-from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
+from zbsolve.build.restage import restaged, with_units_in_flight
 from zbsolve.cli import main
 from zbsolve.exec import split_stage
 from zbsolve.exec.base.torch_private import load_order, pipeline_runtime

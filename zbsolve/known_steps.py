@@ -58,9 +58,7 @@ def _of_unlike_lengths(problem: Problem) -> bool:
     """Whether forwards of a stage, of whole sequences on one rank, take unlike times."""
     if problem.slices > 1 or len(problem.routes) > 1:
         return False
-    rows = problem.rows("F")
-    stage, time = problem.passes.stage[rows], problem.passes.duration[rows]
-    return any(len(np.unique(time[stage == number])) > 1 for number in np.unique(stage))
+    return any(len(np.unique(problem.passes.duration[rows[rows >= 0]])) > 1 for rows in problem.grid("F"))
 
 
 def _words(problem: Problem) -> dict[str, Any]:
@@ -71,11 +69,8 @@ def _words(problem: Problem) -> dict[str, Any]:
 
 def _backwards(problem: Problem) -> tuple[Bools, Bools]:
     """Which microbatches of which stages have a BW, and which a B or W; shape (stages, microbatches) each."""
-    whole, split = np.zeros((2, model_stages(problem), problem.microbatches), bool)
-    for kinds, found in ((("BW",), whole), (("B", "W"), split)):
-        rows = problem.rows(*[kind for kind in kinds if kind in problem.passes.kinds])
-        found[problem.passes.stage[rows], problem.passes.microbatch[rows]] = True
-    return whole, split
+    stages = model_stages(problem)
+    return problem.grid("BW")[:stages] >= 0, problem.grid("B", "W")[:stages] >= 0
 
 
 def with_backwards_of(asked: Step, profile: Profile, whole: Bools, split: Bools) -> Problem:
@@ -86,7 +81,6 @@ def with_backwards_of(asked: Step, profile: Profile, whole: Bools, split: Bools)
     if not split.any():
         return asked.with_backward(profile, fused=True).problem(profile)
     fused = asked.with_backward(profile, fused=True).problem(profile)
-    times = np.zeros(whole.shape, np.int64)
-    rows = fused.rows("BW")
-    times[fused.passes.stage[rows], fused.passes.microbatch[rows]] = (fused.passes.duration - fused.sending)[rows]
+    rows = fused.grid("BW")[: len(whole)]
+    times = np.where(rows >= 0, (fused.passes.duration - fused.sending)[rows], 0)
     return with_fused_backward(asked.with_backward(profile, fused=False).problem(profile), whole & ~split, times)

@@ -177,12 +177,11 @@ class HostLink:
             raise BadInput(f"host: memory is {self.memory} bytes: more than 0 is needed (leave it out for no limit)")
         if self.ranks is not None and self.ranks < 1:
             raise BadInput(f"host: {self.ranks} ranks a node: at least 1 is needed")
+        share = f"host: {self.shared_bus} ranks share a bus"
         if self.shared_bus < 0:
-            raise BadInput(f"host: {self.shared_bus} ranks share a bus: it cannot be negative")
+            raise BadInput(f"{share}: it cannot be negative")
         if self.shared_bus and self.ranks is not None and self.ranks % self.shared_bus:
-            raise BadInput(
-                f"host: {self.shared_bus} ranks share a bus, but a node has {self.ranks}: a bus lies within one node"
-            )
+            raise BadInput(f"{share}, but a node has {self.ranks}: a bus lies within one node")
 
     @property
     def rates(self) -> tuple[float, float]:

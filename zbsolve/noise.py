@@ -122,11 +122,8 @@ class Noise:
         of = np.where(own, p.microbatch, 0)
         for number, begin in enumerate(range(0, draws, CHUNK)):
             shared, single = (np.random.default_rng([seed, number, turn]) for turn in (0, 1))
-            ranks = self.rank * shared.standard_normal((CHUNK, problem.ranks))
-            if self.measured_steps:
-                ranks += shared.choice(np.array(self.measured_steps), (CHUNK, 1))
-            else:
-                ranks += self.step * shared.standard_normal((CHUNK, 1))
+            ranks, steps = self.rank * shared.standard_normal((CHUNK, problem.ranks)), np.array(self.measured_steps)
+            ranks += shared.choice(steps, (CHUNK, 1)) if len(steps) else self.step * shared.standard_normal((CHUNK, 1))
             microbatches = self.microbatch * shared.standard_normal((CHUNK, problem.microbatches))
             count = min(CHUNK, draws - begin)
             for block in np.array_split(np.arange(count), -(-count * len(p) // BLOCK)):
@@ -196,8 +193,7 @@ class Spread:
 
     @property
     def bound(self) -> tuple[float, float]:
-        """The mean of `bounds`, µs, and how far the true one may be from it: on average no order takes less, even one that
-        is made for each step's own times."""
+        """The same of `bounds`: on average no order takes less, even one that is made for each step's own times."""
         return _mean(self.bounds)
 
     def at(self, share: float) -> tuple[float, float, float]:
@@ -226,7 +222,7 @@ class Spread:
             "given": self.given,
             "mean": self.mean,
             "bound": self.bound,
-            **{f"p{round(100 * share)}": self.at(share) for share in SHARES},
+            **{name: self.at(share) for name, share in AIMS.items() if share},
             "critical": self.critical.tolist(),
             "critical_parts": {name: share for name, share in self.parts.items() if share > 0},
             "critical_often": {n: o for n, o in zip(self.problem.names, self.often.tolist(), strict=True) if o},
@@ -269,9 +265,8 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
 
 
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
-    problem, edges = schedule.problem, schedule.problem.edges
-    ordered = _arcs(problem, schedule.precedence())
-    free = _arcs(problem, Precedence(edges.before, edges.after, edges.lag))
+    problem = schedule.problem
+    ordered, free = (_arcs(problem, arcs) for arcs in (schedule.precedence(), Precedence.of(problem)))
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()

@@ -56,15 +56,12 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
         if chunks < 1:
             raise BadInput(f"placement '{text}': at least one chunk a rank")
         _within(shape, ranks, chunks)
-        if shape == "single":
-            return single(ranks)
-        return loop(ranks, chunks) if shape == "loop" else vee(ranks, chunks)
+        return single(ranks) if shape == "single" else loop(ranks, chunks) if shape == "loop" else vee(ranks, chunks)
     try:
         return check([int(part) for part in text.split(",")], ranks)
     except ValueError:
-        raise BadInput(
-            f"placement '{text}': not single, loop, vee, mirror, ranks such as 0,2,1,3, or (for solve) auto"
-        ) from None
+        others = "not single, loop, vee, mirror, ranks such as 0,2,1,3, or (for solve) auto"
+        raise BadInput(f"placement '{text}': {others}") from None
 
 
 def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:

@@ -14,32 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .alike import microbatches_alike
 from .kinds import KINDS, LINKS
-from .problem_check import (
-    check_capacity,
-    check_edges,
-    check_passes,
-    check_pools,
-    check_recomputed,
-    check_slice_lengths,
-    check_sums,
-)
+from .problem_check import check_capacity, check_notes, check_tables
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
-from .tables import (
-    CARGO,
-    Bools,
-    Edge,
-    Edges,
-    Ints,
-    Pass,
-    Passes,
-    Pool,
-    coded,
-    pass_name,
-    usual_cargo,
-    whole_column,
-)
+from .tables import CARGO, Bools, Edge, Edges, Ints, Pass, Passes, Pool, coded, pass_name, usual_cargo, whole_column
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
@@ -120,16 +98,8 @@ class Problem:
             for end in (row.before, row.after):
                 if end not in index:
                     raise BadInput(f"edge {row.before} → {row.after}: there is no pass {end}")
-        before, after, lag, size, sent = (
-            whole_column(column, what)
-            for what, column in {
-                "before": [index[row.before] for row in rows],
-                "after": [index[row.after] for row in rows],
-                "lag": [row.lag for row in rows],
-                "bytes": [row.bytes for row in rows],
-                "sent": [row.sent for row in rows],
-            }.items()
-        )
+        before, after = (whole_column([index[getattr(row, end)] for row in rows], end) for end in ("before", "after"))
+        lag, size, sent = (whole_column([getattr(row, what) for row in rows], what) for what in ("lag", "bytes", "sent"))
         usual = usual_cargo(table, before, after)
         for i, row in enumerate(rows):
             if row.carries is not None:
@@ -142,14 +112,10 @@ class Problem:
         return cls(table, links, None if capacity is None else tuple(capacity), objective, pools=tuple(pools))
 
     def __post_init__(self) -> None:
-        check_passes(self.passes)
+        check_tables(self.passes, self.edges, self.pools)
         if self.objective not in OBJECTIVES:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
-        check_pools(self.pools)
-        check_edges(self.edges, self.passes, len(self.pools))
-        check_slice_lengths(self.slice_lengths, self.slices)
-        check_recomputed(self.recomputed, self.layers)
-        check_sums(self.passes, self.edges)
+        check_notes(self.slice_lengths, self.slices, self.recomputed, self.layers)
         check_capacity(self.capacity, self.ranks)
 
     @cached_property
@@ -239,6 +205,13 @@ class Problem:
         if rank is not None:
             found &= p.rank == rank
         return np.flatnonzero(found).astype(np.int64)
+
+    def grid(self, *kinds: str) -> Ints:
+        """The row of the pass of these kinds of each stage and microbatch, shape (stages, microbatches): of slices the last
+        one's; −1 where there is none."""
+        rows, found = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
+        found[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
+        return found
 
     @cached_property
     def names(self) -> list[str]:
@@ -379,12 +352,14 @@ class Problem:
 
     @cached_property
     def alike(self) -> bool:
-        """Whether microbatches differ only by their number (see `alike.microbatches_alike`)."""
-        return microbatches_alike(self.passes, self.edges, self.lanes, self.in_microbatch)
+        """Whether microbatches differ only by their number (see `_microbatches_alike`)."""
+        return _microbatches_alike(self.passes, self.edges, self.lanes, self.in_microbatch)
 
     def slowed(self, factors: Sequence[float]) -> Problem:
-        """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs."""
-        return self._times(np.asarray(factors, np.float64)[self.passes.rank])
+        """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs; sends stay."""
+        p, sent = self.passes, self.sending
+        longer = np.rint((p.duration - sent) * np.asarray(factors, np.float64)[p.rank]).astype(np.int64) + sent
+        return replace(self, passes=replace(p, duration=np.where(self.computing, longer, p.duration)))
 
     def scaled(self, factors: Sequence[float], latency: float = 0.0) -> Problem:
         """The same step where microbatches differ in size, rounded to whole µs and bytes.
@@ -410,26 +385,13 @@ class Problem:
             fixed = np.minimum(time, latency)
             return np.asarray(np.rint(fixed + (time - fixed) * factors), np.int64)
 
-        sends = p.that(feature=LINKS)
-        lag, sent, size = (
-            np.where(sends[e.before], e.lag, moved(e.lag, larger)),
-            moved(e.sent, larger),
-            np.rint(e.bytes * larger).astype(np.int64),
-        )
-        longer = np.rint((p.duration - self.sending) * factor).astype(np.int64)
-        longer += np.bincount(e.before, sent, len(p)).astype(np.int64)
+        sends, sent, size = p.that(feature=LINKS), moved(e.sent, larger), np.rint(e.bytes * larger).astype(np.int64)
+        lag = np.where(sends[e.before], e.lag, moved(e.lag, larger))
+        longer = np.rint((p.duration - self.sending) * factor) + np.bincount(e.before, sent, len(p))
         other = np.where(sends & np.isfinite(latency), np.rint(p.duration * factor), moved(p.duration, factor))
         passes = replace(p, duration=np.where(self.computing, longer, other).astype(np.int64))
-        edges = replace(e, lag=lag, sent=sent, bytes=size)
         room = None if self.messages is None else self.messages.larger(max(1.0, each.max()))
-        return replace(self, passes=passes, edges=edges, messages=room)
-
-    def _times(self, factors: Any) -> Problem:
-        """The same step where each pass computes `factors`, shape (passes,), times as long; what it sends takes as long as
-        before."""
-        p, sent = self.passes, self.sending
-        longer = np.rint((p.duration - sent) * factors).astype(np.int64) + sent
-        return replace(self, passes=replace(p, duration=np.where(self.computing, longer, p.duration)))
+        return replace(self, passes=passes, edges=replace(e, lag=lag, sent=sent, bytes=size), messages=room)
 
     @cached_property
     def digest(self) -> str:
@@ -437,16 +399,7 @@ class Problem:
         p, e = self.passes, self.edges
         # Of kinds the ones that are there: a new kind leaves other problems' digests as they are.
         kinds, kind = p.lasting
-        head: list[object] = [
-            kinds,
-            p.stream_sets,
-            self.capacity,
-            self.objective,
-            self.layers,
-            self.source,
-            len(p),
-            len(e),
-        ]
+        head: list[object] = [kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
         if self.pools:
             head.append([[one.name, one.capacity] for one in self.pools])
         if self.slice_lengths:
@@ -518,3 +471,46 @@ def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRo
     if wrong:
         raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
     return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))
+
+
+def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_microbatch: Bools) -> bool:
+    """Whether the passes of each lane differ only by their microbatch: they take equally long, and an edge from one of them
+    to a pass of its microbatch has its like, of the same lag, bytes and pool, at every other one.
+
+    Then any schedule can have its lanes sorted: the k-th pass of a lane to start becomes that of the k-th microbatch, no
+    pass waits longer, and ranks hold what they held. So some best schedule runs its lanes in order. Edges between
+    microbatches, and those of passes that belong to none (updates, gathers), count for nothing here: builders write them
+    for that order. But passes of free kinds (see `kinds.Kind`) go along with all of a lane, or with none.
+    """
+    lane, length = np.empty(len(passes), np.int64), np.array([len(rows) for rows in lanes])
+    if length.max(initial=0) <= 1:
+        return True
+    for at, rows in enumerate(lanes):
+        lane[rows] = at
+    for column in (passes.duration, passes.streams):
+        if any((column[rows] != column[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
+            return False
+    a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
+    for free, other in ((a, b), (b, a)):
+        one = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
+        met, count = np.unique(free[one] * len(lanes) + lane[other[one]], return_counts=True)
+        if (count != length[met % len(lanes)]).any():
+            return False
+    within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
+    pair = lane[a[within]] * len(lanes) + lane[b[within]]
+    order = np.lexsort((edges.pool[within], edges.bytes[within], edges.lag[within], number[within], pair))
+    for rows in np.split(within[order], np.flatnonzero(np.diff(pair[order])) + 1):
+        if len(rows) and not _alike(edges, number, rows, set(length[lane[[a[rows[0]], b[rows[0]]]]].tolist())):
+            return False
+    return True
+
+
+def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:
+    """Whether every microbatch has the same edges between two lanes. rows: of those edges, by microbatch, lag, bytes and
+    pool; number: the microbatch of every edge; lengths: of the lanes."""
+    most = max(lengths)
+    if len(lengths) > 1 or len(rows) % most:
+        return False
+    table = rows.reshape(most, -1)
+    same = np.all([one[table] == one[table[0]] for one in (edges.lag, edges.bytes, edges.pool)], axis=0)
+    return bool(same.all() and (number[table] == number[table[:, :1]]).all())

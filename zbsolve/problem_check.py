@@ -14,8 +14,24 @@ from .util.errors import BadInput
 MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits
 
 
-def check_passes(passes: Passes) -> None:
-    """Raises BadInput, naming column or pass, for no table of passes, or passes of one name."""
+def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
+    """Raises BadInput, naming column, pass, pool or edge: where the tables are none; where passes or pools have no name of
+    their own; and where all times, or all bytes, together do not fit into 64 bits."""
+    _check_passes(passes)
+    names = [one.name for one in pools]
+    for i, one in enumerate(pools):
+        if not one.name or one.name in names[:i]:
+            raise BadInput(f"pool {i}: '{one.name}' is no name of its own")
+        if one.capacity is not None and one.capacity < 0:
+            raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
+    if len(edges):
+        _check_edges(edges, passes, len(pools))
+    for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
+        if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
+            raise BadInput(f"problem: its {what} add up to more than zbsolve can count")
+
+
+def _check_passes(passes: Passes) -> None:
     if len(passes) == 0:
         raise BadInput("problem: no passes")
     for what in ("stage", "microbatch", "slice", "rank", "duration", "streams"):
@@ -35,21 +51,9 @@ def check_passes(passes: Passes) -> None:
         raise BadInput(f"pass {double}: named twice in the problem")
 
 
-def check_pools(pools: Sequence[Pool]) -> None:
-    """Raises BadInput, naming the pool, where one has no name of its own, or a negative capacity."""
-    names = [one.name for one in pools]
-    for i, one in enumerate(pools):
-        if not one.name or one.name in names[:i]:
-            raise BadInput(f"pool {i}: '{one.name}' is no name of its own")
-        if one.capacity is not None and one.capacity < 0:
-            raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
-
-
-def check_edges(edges: Edges, passes: Passes, pools: int) -> None:
+def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
     """Raises BadInput, naming the edge, for edges that point to no pass or pool, have a negative field, send longer than
     their pass takes, or hold device memory between two ranks."""
-    if len(edges) == 0:
-        return
     ends = np.concatenate([edges.before, edges.after])
     if ends.min() < 0 or ends.max() >= len(passes):
         raise BadInput("problem: an edge points outside the table of passes")
@@ -74,13 +78,6 @@ def check_edges(edges: Edges, passes: Passes, pools: int) -> None:
         raise BadInput(f"{name(int(bad[0]))}: bytes on an edge between two ranks")
 
 
-def check_sums(passes: Passes, edges: Edges) -> None:
-    """Raises BadInput where all times, or all bytes, together do not fit into 64 bits."""
-    for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
-        if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
-            raise BadInput(f"problem: its {what} add up to more than zbsolve can count")
-
-
 def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:
     """Raises BadInput for a capacity that does not name every rank, or is negative."""
     if capacity is None:
@@ -91,14 +88,11 @@ def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:
         raise BadInput(f"capacity: rank {int(np.argmin(capacity))} is negative ({min(capacity)})")
 
 
-def check_slice_lengths(lengths: Sequence[float], slices: int) -> None:
-    """Raises BadInput for lengths that do not name every slice, or are no numbers above 0."""
+def check_notes(lengths: Sequence[float], slices: int, counts: Sequence[int], layers: Sequence[int]) -> None:
+    """Raises BadInput for lengths that do not name every slice, or are no numbers above 0; and for counts of layers that are
+    made again that are not of every stage's."""
     if lengths and (len(lengths) < slices or not all(math.isfinite(one) and one > 0 for one in lengths)):
         raise BadInput(f"problem: slice_lengths {list(lengths)}: {slices} numbers above 0 are needed")
-
-
-def check_recomputed(counts: Sequence[int], layers: Sequence[int]) -> None:
-    """Raises BadInput for counts that are not of every stage's layers."""
     if counts and (len(counts) != len(layers) or not all(0 <= n <= of for n, of in zip(counts, layers, strict=True))):
         raise BadInput(f"problem: recomputed {list(counts)} are not from 0 to the layers of each stage, {list(layers)}")
 

@@ -41,6 +41,18 @@ PARTITIONS = (
 )
 
 
+MEMORY = (
+    "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as profiled; a "
+    "CPU: no limit)"
+)
+OBJECTIVE = "a step when ranks wait for each other at its end, or when they do not (default: makespan)"
+FUSED = (
+    "one backward pass in place of B and W, or both (default: both, but for a named schedule as it is known: one pass for "
+    "1f1b)"
+)
+BLOCKING = "a rank computes nothing while it sends a message (default: as the profile's link says)"
+
+
 def _blocking(problem: Problem) -> bool | None:
     """None where no message takes time: then the profile says whether messages block their sender."""
     known = problem.sending.any() or problem.edges.lag.any()
@@ -58,35 +70,10 @@ PLAIN_FIELDS = (
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
     Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=model_routes),
     Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
-    Field(
-        "memory",
-        None,
-        "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as "
-        "profiled; a CPU: no limit)",
-        fixed="ranks have for activations",
-    ),
-    Field(
-        "objective",
-        "makespan",
-        "a step when ranks wait for each other at its end, or when they do not (default: makespan)",
-        choices=OBJECTIVES,
-        told=lambda problem: problem.objective,
-    ),
-    Field(
-        "fused",
-        False,
-        "one backward pass in place of B and W, or both (default: both, but for a named schedule as it is known: one pass "
-        "for 1f1b)",
-        kind=bool,
-        told=lambda problem: "BW" in problem.passes.kinds,
-    ),
-    Field(
-        "blocking",
-        None,
-        "a rank computes nothing while it sends a message (default: as the profile's link says)",
-        kind=bool,
-        told=_blocking,
-    ),
+    Field("memory", None, MEMORY, fixed="ranks have for activations"),
+    Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),
+    Field("fused", False, FUSED, kind=bool, told=lambda problem: "BW" in problem.passes.kinds),
+    Field("blocking", None, BLOCKING, kind=bool, told=_blocking),
 )
 STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS, *FIELDS)
 OPEN = tuple(one.name for one in STEP_FIELDS if one.closed is not NOT_OPEN)  # may be left to the search

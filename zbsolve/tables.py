@@ -153,15 +153,8 @@ class Passes(Sequence[Pass]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[j] for j in range(*i.indices(len(self)))]
-        return Pass(
-            KINDS[self.kind[i]],
-            int(self.stage[i]),
-            int(self.microbatch[i]),
-            int(self.rank[i]),
-            int(self.duration[i]),
-            int(self.slice[i]),
-            self.stream_sets[self.streams[i]],
-        )
+        counts = {name: int(getattr(self, name)[i]) for name in COUNTS}
+        return Pass(KINDS[self.kind[i]], **counts, streams=self.stream_sets[self.streams[i]])
 
     def __iter__(self) -> Iterator[Pass]:
         return (self[i] for i in range(len(self)))
@@ -226,13 +219,18 @@ class Passes(Sequence[Pass]):
         columns = {name: getattr(self, name)[rows] for name in ("kind", *COUNTS, "streams")}
         return Passes(**columns, stream_sets=self.stream_sets)
 
-    def more(self, kind: ArrayLike, stream: str, *, stage: Ints, microbatch: Ints, rank: Ints, duration: Ints) -> Passes:
-        """The table with further rows: of one kind or a kind each, on `<stream>:<rank>`; whole numbers of shape (rows,)."""
-        sets, first = self._with_streams(stream)
-        count = len(stage)
-        added = {"stage": stage, "microbatch": microbatch, "slice": np.zeros(count, np.int64), "rank": rank}
-        added |= {"kind": coded(kind, KINDS, "kind", count), "duration": duration, "streams": first + rank}
+    def more(self, kind: ArrayLike, stream: str, **columns: Ints) -> Passes:
+        """The table with further rows: of one kind or a kind each, on `<stream>:<rank>`. columns: those of `COUNTS`, shape
+        (rows,); without slice all are of slice 0."""
+        (sets, first), count = self._with_streams(stream), len(columns["stage"])
+        added = {"slice": np.zeros(count, np.int64), **columns}
+        added |= {"kind": coded(kind, KINDS, "kind", count), "streams": first + columns["rank"]}
         return Passes(**{name: np.concatenate([getattr(self, name), one]) for name, one in added.items()}, stream_sets=sets)
+
+    def like(self, rows: Ints, kind: ArrayLike, stream: str, duration: Ints, **other: Ints) -> Passes:
+        """The table with a pass more for each of `rows`: of its stage, microbatch and rank, but for what `other` says."""
+        columns = {name: getattr(self, name)[rows] for name in ("stage", "microbatch", "rank")}
+        return self.more(kind, stream, **{**columns, "duration": duration, **other})
 
     def _with_streams(self, stream: str) -> tuple[tuple[tuple[str, ...], ...], int]:
         """The sets of streams with `<stream>:<rank>` alone of every rank in a row, and where that row begins."""

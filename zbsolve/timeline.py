@@ -137,12 +137,11 @@ class Precedence:
     lag: Ints
 
     @classmethod
-    def of(cls, problem: Problem, sequences: Sequence[Ints], syncs: Ints) -> Precedence:
-        """`sequences`: rows of each stream in order; `syncs`: shape (n, 2), (before, after)."""
-        chain_before = [rows[:-1] for rows in sequences if len(rows) > 1]
-        chain_after = [rows[1:] for rows in sequences if len(rows) > 1]
-        before = np.concatenate([problem.edges.before, *chain_before, syncs[:, 0]])
-        after = np.concatenate([problem.edges.after, *chain_after, syncs[:, 1]])
+    def of(cls, problem: Problem, sequences: Sequence[Ints] = (), syncs: Ints | None = None) -> Precedence:
+        """`sequences`: rows of each stream in order; `syncs`: shape (n, 2), (before, after). Without them: the graph's."""
+        pairs = np.zeros((0, 2), np.int64) if syncs is None else syncs
+        before = np.concatenate([problem.edges.before, *(rows[:-1] for rows in sequences), pairs[:, 0]])
+        after = np.concatenate([problem.edges.after, *(rows[1:] for rows in sequences), pairs[:, 1]])
         return cls(before, after, np.concatenate([problem.edges.lag, np.zeros(len(before) - len(problem.edges), np.int64)]))
 
 
@@ -210,8 +209,7 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
     `sequences`: one integer array a stream; `syncs`: shape (n, 2), further pairs (before, after).
     """
-    pairs = np.zeros((0, 2), np.int64) if syncs is None else syncs
-    start, turn = longest_path(problem, Precedence.of(problem, sequences, pairs))
+    start, turn = longest_path(problem, Precedence.of(problem, sequences, syncs))
     return Timeline(problem, start, start + problem.passes.duration, turn)
 
 

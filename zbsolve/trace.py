@@ -75,10 +75,8 @@ class Trace:
         moved = np.flatnonzero(self.problem.passes.rank[rows] != problem.passes.rank)
         if len(moved):
             i = int(moved[0])
-            ran = int(self.problem.passes.rank[rows[i]])
-            raise BadInput(
-                f"{where}: pass {problem.names[i]} ran on rank {ran}, and the schedule has it on {problem.passes.rank[i]}"
-            )
+            ran, planned = self.problem.passes.rank[rows[i]], problem.passes.rank[i]
+            raise BadInput(f"{where}: pass {problem.names[i]} ran on rank {ran}, and the schedule has it on {planned}")
         steps = tuple(Timeline(problem, step.start[rows], step.end[rows]) for step in self.steps)
         ready, host, sent = (tuple(one[rows] for one in column) for column in (self.ready, self.host, self.sent))
         held = None if self.held is None else self.held[rows]
@@ -157,10 +155,8 @@ class Trace:
         form = checked(body, TraceForm, where)
         problem = Problem.from_form(form.problem, where)
         ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in form.ready)
-        host, sent = (
-            tuple(_finite(one, problem, f"{where}: field '{name}'") for one in columns)
-            for name, columns in (("host", form.host), ("sent", form.sent))
-        )
+        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in form.host)
+        sent = tuple(_finite(one, problem, f"{where}: field 'sent'") for one in form.sent)
         for name, columns in (("ready", ready), ("host", host), ("sent", sent)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")

@@ -282,10 +282,8 @@ def _dependencies(problem: Problem, arcs: _Arcs, start: Numbers, end: Numbers) -
     names = problem.names
     for arc in np.flatnonzero(start[arcs.after] < end[arcs.before] + arcs.lag).tolist():
         a, b, lag = (int(column[arc]) for column in arcs)
-        text = f"{names[b]} starts at {start[b]:g} µs, before {names[a]} ends at {end[a]:g} µs" + (
-            f" and its {lag} µs lag" if lag else ""
-        )
-        yield Violation("dependency", (names[a], names[b]), text)
+        text = f"{names[b]} starts at {start[b]:g} µs, before {names[a]} ends at {end[a]:g} µs"
+        yield Violation("dependency", (names[a], names[b]), f"{text} and its {lag} µs lag" if lag else text)
 
 
 def _overlaps(problem: Problem, start: Numbers, end: Numbers) -> Iterator[Violation]:

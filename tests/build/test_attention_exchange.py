@@ -92,8 +92,8 @@ def test_what_travels_is_the_cheaper_of_the_two() -> None:
         both, whole = (2, 4 * q + s) if backward else (1, 2 * q + s)
         first, second = whole + both * part * earlier * k, part * whole + both * earlier * k
         said = AttentionExchange([1], [1], [q], [k], [s], blocks=blocks)
-        sent = traffic(said, np.array([0]), np.array([earlier]), np.array([handed]), np.array([backward]))
-        assert abs(int(sent.forth[0] + sent.back[0]) - min(first, second)) <= 2
+        forth, back = traffic(said, np.array([0]), np.array([earlier]), np.array([handed]), np.array([backward]))
+        assert abs(int(forth[0] + back[0]) - min(first, second)) <= 2
         assert part == 1 or queries_travel(q, k, s, earlier, backward) == (first <= second + 1e-6)
     assert [bool(queries_travel(64, 128, 1, j, False)) for j in (1, 2)] == [False, True]
     assert [bool(queries_travel(64, 16, 1, j, False)) for j in (8, 9)] == [False, True]

@@ -9,7 +9,9 @@ import pytest
 
 from zbsolve import BadInput, Problem, pipeline, preset
 from zbsolve.build.joined import with_fused_backward
-from zbsolve.build.restage import restaged, with_halved_backward, with_units_in_flight
+from zbsolve.build.restage import restaged, with_units_in_flight
+
+from ..support.recorded import with_halved_backward
 
 
 def fused(**more: object) -> Problem:

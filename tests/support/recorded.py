@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import zbsolve
-from zbsolve import BadInput, Schedule
+from zbsolve import BadInput, Problem, Schedule
+from zbsolve.build.restage import durations_of, rebuilt
 from zbsolve.interchange.traces import read_trace
 from zbsolve.interchange.traces.torch_profiler import KINDS
 from zbsolve.systems.one_direction import interleaved_in_groups
@@ -146,3 +147,14 @@ def _labels(label: str, begins: float, start: float, end: float, device: bool) -
 
 def _event(name: str, cat: str, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "ts": ts, "dur": dur}
+
+
+def with_halved_backward(problem: Problem) -> Problem:
+    """A plain step of F and BW with B and W in its place, each half of BW: an estimate, and its source says so. What BW
+    freed, W frees. Raises BadInput where the problem is no such step."""
+    if problem.passes.kinds != ("F", "BW"):
+        raise BadInput(f"problem: no step of F and BW alone: it has {' '.join(problem.passes.kinds)}")
+    whole = durations_of(problem, "BW")
+    split = {"F": durations_of(problem, "F"), "B": whole // 2, "W": whole - whole // 2}
+    source = f"estimated: B and W are half of BW each, {problem.source or 'given'}"
+    return rebuilt(problem, problem.placement, split, source)

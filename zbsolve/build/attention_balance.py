@@ -3,6 +3,7 @@ by which the work is shared out is when passes of slices would begin if all took
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -94,7 +95,7 @@ class _Simulation:
         p, e, count = problem.passes, problem.edges, len(problem.passes)
         self.problem, self.costs, self.duration = problem, costs, p.duration.tolist()
         rows = attending(problem)
-        self.rows, self.place = rows, np.full(count, -1, np.int64)
+        self.place = np.full(count, -1, np.int64)
         self.place[rows] = np.arange(len(rows))
         self.parts, self.forward = parts_of(problem, costs, rows), p.are("F")[rows]
         self.after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -173,8 +174,9 @@ class _Simulation:
         stage, earlier = np.full(len(many), p.stage[one.row]), np.full(len(many), p.slice[one.row])
         sent = traffic(self.costs, stage, earlier, many, np.full(len(many), not self.forward[at]))
         away = np.rint(many * self.parts.key_time[at]).astype(np.int64)
-        made = np.maximum(now, one.begin + self.costs.message(stage, sent.forth)) + away
-        done = np.maximum(one.begin + int(self.parts.attention[at]) - away, made + self.costs.message(stage, sent.back))
+        forth, back = (self.costs.message(stage, size) for size in sent)
+        made = np.maximum(now, one.begin + forth) + away
+        done = np.maximum(one.begin + int(self.parts.attention[at]) - away, made + back)
         done[0] = one.begin + int(self.parts.attention[at])
         best = int(done.argmin())
         if best:
@@ -195,87 +197,60 @@ class Slots(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """Rows of the forwards and of the backwards of a stage, in the order in which they run."""
+    """Rows of a stage's passes one way, in the order in which they run. way: which stage this is of those that a slice goes
+    through, forth and back, from 1 on."""
 
-    stage: int
-    forward: list[int]
-    backward: list[int]
+    way: int
+    rows: deque[int]
 
 
 def even_slots(problem: Problem) -> Slots:
     """The slots of a step in sequence slices, one forward one backward: a rank runs a forward where one
     is ready and it holds fewer than vn + p − 1 − s slices (v stages of the rank, n slices, p ranks, s its first stage), else
     a backward. On placement single that is SlimPipe's order (arXiv 2504.14519, section 4.1)."""
-    p = problem.passes
-    back = problem.rows("B", "BW")
-    length = max(1, round(_mean(problem, back) / max(1.0, _mean(problem, problem.rows("F")))))
-    return Slots(_Walk(problem, length).starts(), length) if len(back) else Slots(np.full(len(p), -1), length)
+    forward, backward = (problem.passes.duration[problem.rows(*kinds)] for kinds in (("F",), ("B", "BW")))
+    if not len(backward):
+        return Slots(np.full(len(problem.passes), -1), 1)
+    length = max(1, round(float(backward.mean()) / max(1.0, float(forward.mean()))))
+    return Slots(_starts(problem, length), length)
 
 
-def _mean(problem: Problem, rows: Ints) -> float:
-    return float(problem.passes.duration[rows].mean()) if len(rows) else 0.0
+def _lanes(problem: Problem, stages: int) -> list[list[_Lane]]:
+    """Of each rank its lanes, forwards first, of later stages first."""
+    p, found = problem.passes, [list[_Lane]() for _ in range(problem.ranks)]
+    for kinds, sign in ((("F",), 1), (("B", "BW"), -1)):
+        rows = problem.rows(*kinds)
+        rows = rows[np.lexsort((sign * p.slice[rows], p.microbatch[rows]))]
+        for stage in np.unique(p.stage[rows])[::-1].tolist():
+            mine = rows[p.stage[rows] == stage]
+            way = stage + 1 if sign > 0 else 2 * stages - stage
+            found[int(p.rank[mine[0]])].append(_Lane(way, deque(mine.tolist())))
+    return found
 
 
-class _Walk:
-    """The slots, one after the other."""
-
-    def __init__(self, problem: Problem, length: int) -> None:
-        p, self.length = problem.passes, length
-        self.start = np.full(len(p), -1, np.int64)
-        self.ranks: list[list[_Lane]] = [[] for _ in range(problem.ranks)]
-        sign = {"F": p.slice, "B": -p.slice}
-        forward, backward = problem.rows("F"), problem.rows("B", "BW")
-        self.stages = int(p.stage[forward].max()) + 1
-        for stage in range(self.stages):
-            lanes = []
-            for rows, turn in ((forward, sign["F"]), (backward, sign["B"])):
-                mine = rows[p.stage[rows] == stage]
-                lanes.append(mine[np.lexsort((turn[mine], p.microbatch[mine]))].tolist())
-            self.ranks[int(p.rank[lanes[0][0]])].append(_Lane(stage, *lanes))
-        self.place, count = problem.parts.tolist(), int(problem.parts.max()) + 1
-        never = np.iinfo(np.int64).max
-        self.forward_end = np.full((self.stages + 1, count), never)
-        self.backward_end = np.full((self.stages + 1, count), never)
-        self.forward_end[-1] = 0  # before stage 0 is the batch: index −1
-        self.limit = [len(mine) * problem.slices + problem.ranks - 1 - min(one.stage for one in mine) for mine in self.ranks]
-
-    def starts(self) -> Ints:
-        """The slot of every pass."""
-        free, held = [0] * len(self.ranks), [0] * len(self.ranks)
-        done = [{one.stage: [0, 0] for one in mine} for mine in self.ranks]
-        left, now = sum(len(one.forward) + len(one.backward) for mine in self.ranks for one in mine), 0
-        while left:
-            begun = 0
-            for rank, mine in enumerate(self.ranks):
-                if free[rank] <= now and (length := self._begin(mine, done[rank], held, rank, now)):
-                    free[rank], begun = now + length, begun + 1
-            left -= begun
-            if not begun and max(free) <= now:  # every rank waits for room: one more slice each
-                self.limit = [one + 1 for one in self.limit]
-            else:
-                now += 1
-        return self.start
-
-    def _begin(self, mine: list[_Lane], done: dict[int, list[int]], held: list[int], rank: int, now: int) -> int:
-        """Begin a pass of the rank, if one is ready; how many slots it takes, or 0."""
-        for lane in reversed(mine):
-            at = done[lane.stage]
-            if at[0] < len(lane.forward) and held[rank] < self.limit[rank]:
-                row = lane.forward[at[0]]
-                if self.forward_end[lane.stage - 1, self.place[row]] <= now:
-                    at[0], held[rank] = at[0] + 1, held[rank] + 1
-                    self.start[row] = now
-                    self.forward_end[lane.stage, self.place[row]] = now + 1
-                    return 1
-        for lane in reversed(mine):
-            at = done[lane.stage]
-            if at[1] < len(lane.backward):
-                row = lane.backward[at[1]]
-                ready = self.forward_end if lane.stage == self.stages - 1 else self.backward_end
-                other = lane.stage if lane.stage == self.stages - 1 else lane.stage + 1
-                if ready[other, self.place[row]] <= now:
-                    at[1], held[rank] = at[1] + 1, held[rank] - 1
-                    self.start[row] = now
-                    self.backward_end[lane.stage, self.place[row]] = now + self.length
-                    return self.length
-        return 0
+def _starts(problem: Problem, length: int) -> Ints:
+    """The slot of every pass, one slot after the other. length: slots of a backward."""
+    part, stages = problem.parts.tolist(), int(problem.passes.stage[problem.rows("F")].max()) + 1
+    lanes, start = _lanes(problem, stages), np.full(len(problem.passes), -1, np.int64)
+    end = np.full((2 * stages + 1, max(part) + 1), np.iinfo(np.int64).max)  # of each way; first the batch, which is there
+    end[0] = 0
+    own = [[lane.way - 1 for lane in mine if lane.way <= stages] for mine in lanes]
+    limit = [len(mine) * problem.slices + problem.ranks - 1 - min(mine) for mine in own]
+    held, free, left, now = [0] * len(lanes), [0] * len(lanes), sum(len(lane.rows) for mine in lanes for lane in mine), 0
+    while left:
+        begun = 0
+        for rank, mine in enumerate(lanes):
+            for lane in mine if free[rank] <= now else ():
+                forth = lane.way <= stages
+                room = not forth or held[rank] < limit[rank]
+                if lane.rows and room and end[lane.way - 1, part[lane.rows[0]]] <= now:
+                    row, free[rank] = lane.rows.popleft(), now + (1 if forth else length)
+                    start[row], end[lane.way, part[row]] = now, free[rank]
+                    held[rank], begun = held[rank] + (1 if forth else -1), begun + 1
+                    break
+        left -= begun
+        if not begun and max(free) <= now:  # every rank waits for room: one more slice each
+            limit = [one + 1 for one in limit]
+        else:
+            now += 1
+    return start

@@ -44,16 +44,15 @@ class AttentionExchange(NamedTuple):
             raise BadInput(f"attention exchange: before: {self.before} is no share from 0 to 1")
         if not self.bytes_per_us > 0:
             raise BadInput(f"attention exchange: bytes_per_us: {self.bytes_per_us} is not above 0")
-        names = [name for name in self._fields if name not in ("bytes_per_us", "before", "blocks")]
-        whole: dict[str, Any] = {
-            name: whole_numbers(getattr(self, name), f"attention exchange: {name}", stages) for name in names
-        }
+        whole: dict[str, Any] = {}
+        for name, said in self._asdict().items():
+            if name not in ("bytes_per_us", "before", "blocks"):
+                whole[name] = whole_numbers(said, f"attention exchange: {name}", stages)
         return self._replace(**whole)
 
     def message(self, stage: Ints, size: Ints) -> Ints:
         """µs of messages of `size` bytes, shape (messages,), of stages."""
-        time: Ints = np.asarray(self.latency)[stage] + np.ceil(size / self.bytes_per_us).astype(np.int64)
-        return time
+        return np.asarray(np.asarray(self.latency)[stage] + np.ceil(size / self.bytes_per_us).astype(np.int64))
 
 
 class Parts(NamedTuple):
@@ -89,13 +88,6 @@ def parts_of(problem: Problem, costs: AttentionExchange, rows: Ints) -> Parts:
     return Parts(before, attention, p.duration[rows] - before - attention, unit / costs.blocks, earlier * costs.blocks)
 
 
-class Traffic(NamedTuple):
-    """Bytes to the rank that helps and back from it, shape (passes,) each."""
-
-    forth: Ints
-    back: Ints
-
-
 def queries_travel(queries: Any, keys: Any, statistics: Any, earlier: Any, backward: Any) -> Any:
     """Whether fewer bytes travel when a helper gets all of a slice's queries and some blocks of keys, than when it gets some
     of the queries and the keys of all earlier slices.
@@ -110,15 +102,14 @@ def queries_travel(queries: Any, keys: Any, statistics: Any, earlier: Any, backw
     return np.asarray(earlier) * keys * np.where(backward, 2, 1) >= sent
 
 
-def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, backward: Any) -> Traffic:
-    """What travels for so many blocks of slices that have `earlier` ones before, shape (passes,) each: the cheaper way of
-    the two (see `queries_travel`)."""
-    queries, keys, statistics = (
-        np.asarray(one)[stage] for one in (costs.query_bytes, costs.key_bytes, costs.statistic_bytes)
-    )
+def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, backward: Any) -> tuple[Ints, Ints]:
+    """Bytes to the rank that helps and back from it, for so many blocks of slices that have `earlier` ones before, shape
+    (passes,) each: the cheaper way of the two (see `queries_travel`)."""
+    sizes = costs.query_bytes, costs.key_bytes, costs.statistic_bytes
+    queries, keys, statistics = (np.asarray(one)[stage] for one in sizes)
     part = np.asarray(blocks) / np.maximum(1, earlier * costs.blocks)
     whole = queries_travel(queries, keys, statistics, earlier, backward)
     some, all_keys = np.where(whole, 1.0, part), np.where(whole, part, 1.0) * earlier * keys
     forth = some * np.where(backward, 3 * queries + statistics, queries) + all_keys
     back = some * np.where(backward, queries, queries + statistics) + np.where(backward, all_keys, 0)
-    return Traffic(np.ceil(forth).astype(np.int64), np.ceil(back).astype(np.int64))
+    return np.ceil(forth).astype(np.int64), np.ceil(back).astype(np.int64)

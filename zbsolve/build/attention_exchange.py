@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from ..kinds import ATTENTION
 from ..problem import Problem
 from ..schedule import Schedule
-from ..tables import Bools, Edges, Ints, Passes
+from ..tables import Bools, Edges, Ints
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic
@@ -57,18 +58,9 @@ def with_attention_exchange(
     _check_handings(problem, costs, handed)
     if not handed:
         return problem
-    columns = _Handed(*(np.array(column, np.int64) for column in zip(*handed, strict=True)))
-    cut = _cut(problem, columns.rows, parts_of(problem, costs, columns.rows))
+    columns = np.array(handed, np.int64).T
+    cut = _cut(problem, columns[0], parts_of(problem, costs, columns[0]))
     return _with_helpers(cut, costs, columns, len(problem.passes))
-
-
-class _Handed(NamedTuple):
-    """`Handing` in columns."""
-
-    rows: Ints
-    blocks: Ints
-    behind: Ints
-    ahead: Ints
 
 
 def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
@@ -80,7 +72,7 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     duration[rows] = parts.behind
     passes = replace(p, duration=duration)
     for kinds, time in ((("FQ", "BQ"), parts.before), (("FA", "BA"), parts.attention)):
-        passes = _more(passes, rows, np.where(forward, *kinds), p.rank[rows], time)
+        passes = passes.like(rows, np.where(forward, *kinds), "compute", time, slice=p.slice[rows])
     begin, first = np.arange(len(p)), len(p) + np.arange(len(rows))
     begin[rows] = first
     early = np.flatnonzero(begin[e.after] != e.after)  # what comes before a pass comes before its first part, too
@@ -93,25 +85,25 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     return replace(problem, passes=passes, edges=edges)
 
 
-def _with_helpers(problem: Problem, costs: AttentionExchange, handed: _Handed, first: int) -> Problem:
-    """`problem`, in which these passes are cut, with the passes of helpers. first: the row of the first part of the first
-    pass."""
-    p, rows, count = problem.passes, handed.rows, len(handed.rows)
-    forward, stage, begin = p.are("F")[rows], p.stage[rows], first + np.arange(count)
+def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, first: int) -> Problem:
+    """`problem`, in which these passes are cut, with the passes of helpers. handed: `Handing` in columns, shape (4, n);
+    first: the row of the first part of the first pass."""
+    p, (rows, blocks, behind, ahead) = problem.passes, handed
+    count, forward, stage, begin = len(rows), p.are("F")[rows], p.stage[rows], first + np.arange(len(rows))
     unit = np.where(forward, np.asarray(costs.forward)[stage], np.asarray(costs.backward)[stage])
-    away = np.rint(handed.blocks * unit / costs.blocks).astype(np.int64)
+    away = np.rint(blocks * unit / costs.blocks).astype(np.int64)
     duration = p.duration.copy()
     duration[begin + count] -= away
-    rank, late = p.rank[np.maximum(handed.behind, handed.ahead)], handed.behind >= 0
-    passes = _more(replace(p, duration=duration), rows, np.where(forward, "FH", "BH"), rank, away)
-    sent, helped = traffic(costs, stage, p.slice[rows], handed.blocks, ~forward), begin + 2 * count
-    forth, back = (costs.message(stage, size) for size in sent)
-    own, size = np.where(late, handed.behind, handed.ahead), sent.forth + sent.back
+    late, own, helped = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
+    columns = {"rank": p.rank[own], "slice": p.slice[rows]}
+    passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
+    forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
     beside = _beside(own, late, helped)
     chained = np.flatnonzero(beside != own)  # the own pass's edge, too: it says where a rank helps
-    edges = problem.edges + Edges.of(begin + count, rows, bytes=sent.back)
-    edges += Edges.of(begin, helped, lag=forth) + Edges.of(helped, rows, lag=back)
-    edges += Edges.of(np.where(late, beside, helped), np.where(late, helped, beside), bytes=size)
+    edges = problem.edges + Edges.of(begin + count, rows, bytes=back)
+    edges += Edges.of(begin, helped, lag=costs.message(stage, forth))
+    edges += Edges.of(helped, rows, lag=costs.message(stage, back))
+    edges += Edges.of(np.where(late, beside, helped), np.where(late, helped, beside), bytes=forth + back)
     edges += Edges.of(np.where(late, own, helped)[chained], np.where(late, helped, own)[chained])
     return replace(problem, passes=passes, edges=edges)
 
@@ -128,13 +120,6 @@ def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
             found[at] = helped[i]
         last[place] = i
     return found
-
-
-def _more(passes: Passes, rows: Ints, kind: Any, rank: Ints, duration: Ints) -> Passes:
-    """The table with a pass more for each of `rows`, of its stage, microbatch and slice."""
-    columns = {"stage": passes.stage[rows], "microbatch": passes.microbatch[rows], "rank": rank, "duration": duration}
-    slices = np.concatenate([passes.slice, passes.slice[rows]])
-    return replace(passes.more(kind, "compute", **columns), slice=slices)
 
 
 def check_exchangeable(problem: Problem) -> None:
@@ -187,13 +172,12 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
         for row, whole in zip(rows.tolist(), _like(problem, rows, problem.rows(*last)).tolist(), strict=True):
             before.setdefault(whole, []).append(row)
     first, behind = _helpers(problem)
-    found = {}
-    for stream, names in schedule.order.items():
-        order = [index[name] for name in names]
-        found[stream] = [
-            one for row in order for one in (*first.get(row, ()), *before.get(row, ()), row, *behind.get(row, ()))
-        ]
-    return Schedule.of(problem, found)
+
+    def around(row: int) -> tuple[int, ...]:
+        return (*first.get(row, ()), *before.get(row, ()), row, *behind.get(row, ()))
+
+    orders = {stream: [around(index[name]) for name in names] for stream, names in schedule.order.items()}
+    return Schedule.of(problem, {stream: list(chain.from_iterable(order)) for stream, order in orders.items()})
 
 
 class HandedOver(NamedTuple):
@@ -235,5 +219,4 @@ def _like(problem: Problem, rows: Ints, others: Ints) -> Ints:
     p = problem.passes
     key = p.stage * (int(problem.parts.max()) + 1) + problem.parts
     order = np.argsort(key[others], kind="stable")
-    found: Ints = others[order][np.searchsorted(key[others][order], key[rows])]
-    return found
+    return np.asarray(others[order][np.searchsorted(key[others][order], key[rows])])

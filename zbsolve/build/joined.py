@@ -40,7 +40,7 @@ def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Number
         duration[rows[0]], kind[rows[0]] = time + int(sending[rows].sum()), KINDS.index(JOINED.label)
     found = merged(problem, stand_in, kind, duration)
     try:
-        longest_path(found, Precedence(found.edges.before, found.edges.after, found.edges.lag))
+        longest_path(found, Precedence.of(found))
     except Deadlock as error:
         raise BadInput(f"joined passes: they wait for each other: {error}") from None
     return found
@@ -83,18 +83,11 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
     without B and W.
     """
     check_apart(problem, "fused")
-    passes = problem.passes
-    chosen = np.asarray(fused, bool)
-    if chosen.shape != (problem.stages, problem.microbatches):
-        raise BadInput(
-            f"fused: shape {chosen.shape}, not (stages, microbatches): ({problem.stages}, {problem.microbatches})"
-        )
+    passes, chosen, home = problem.passes, np.asarray(fused, bool), np.stack([problem.grid(letter) for letter in "BW"])
+    if chosen.shape != home.shape[1:]:
+        raise BadInput(f"fused: shape {chosen.shape}, not (stages, microbatches): {home.shape[1:]}")
     each = np.asarray(BW)
     times = each if each.shape == chosen.shape else np.tile(whole_numbers(BW, "BW", problem.stages), (len(chosen.T), 1)).T
-    home = np.full((2, *chosen.shape), -1, np.int64)
-    for half, letter in enumerate("BW"):
-        rows = problem.rows(letter)
-        home[half, passes.stage[rows], passes.microbatch[rows]] = rows
     b, w = home[:, chosen]
     if min(b.min(initial=0), w.min(initial=0)) < 0:
         stage, microbatch = np.argwhere(chosen & (home < 0).any(axis=0))[0].tolist()

@@ -10,17 +10,14 @@ matter. How many bytes wait, before a link is free and until they are taken, `ha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ..kinds import ALL_TO_ALL, LINKS
 from ..placement import PAIR, RANK, sites_in
 from ..problem import Problem
-from ..tables import CARGO, Edges, Ints, Passes
+from ..tables import CARGO, Edges, Ints
 from ..util.errors import BadInput
-
-Streams = list[tuple[str, ...]]  # of a pass each
 
 
 def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
@@ -38,16 +35,25 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
     apart = (site[p.rank[e.before]] != site[p.rank[e.after]]) & ~p.that(feature=LINKS)[e.before]
     rows = np.flatnonzero(apart & (e.lag > latency))
-    _check(problem, rows)
+    if e.sent.any():
+        raise BadInput("links: messages of this step occupy their sender, so they wait for no link")
+    if len(silent := rows[e.carries[rows] == 0]):
+        names = f"{problem.names[e.before[silent[0]]]} → {problem.names[e.after[silent[0]]]}"
+        raise BadInput(f"links: edge {names} takes a message's time, but hands on no activation or gradient")
+    if not len(rows):
+        return problem
     maker, taker, cargo = e.before[rows], e.after[rows], np.array(CARGO)[e.carries[rows]]
     ends = zip(site[p.rank[maker]].tolist(), site[p.rank[taker]].tolist(), strict=True)
     name = "link" if shared == PAIR else "site"
-    streams: Streams = [(f"out:{a}", f"in:{b}") if shared == RANK else (f"{name}:{a}-{b}",) for a, b in ends]
-    own = len(p) + np.arange(len(rows))
-    passes = _with_messages(p, maker, np.where(cargo == CARGO[1], "MF", "MB"), e.lag[rows] - latency, streams)
-    edges = e.only(np.setdiff1d(np.arange(len(e)), rows))
+    streams = [(f"out:{a}", f"in:{b}") if shared == RANK else (f"{name}:{a}-{b}",) for a, b in ends]
+    sets = tuple(dict.fromkeys((*p.stream_sets, *streams)))
+    number = {one: i for i, one in enumerate(sets)}
+    kind = np.where(cargo == CARGO[1], "MF", "MB")
+    passes = p.like(maker, kind, "compute", e.lag[rows] - latency, slice=p.slice[maker])
+    on = np.concatenate([p.streams, [number[one] for one in streams]])
+    own, edges = len(p) + np.arange(len(rows)), e.only(np.setdiff1d(np.arange(len(e)), rows))
     edges += Edges.of(maker, own, carries=cargo) + Edges.of(own, taker, lag=latency, carries=cargo)
-    return replace(problem, passes=passes, edges=edges)
+    return replace(problem, passes=replace(passes, streams=on, stream_sets=sets), edges=edges)
 
 
 def sites_of(shared: str, ranks: int) -> Ints:
@@ -56,34 +62,6 @@ def sites_of(shared: str, ranks: int) -> Ints:
     if sum(sizes) != ranks:
         raise BadInput(f"sites '{shared}': of {sum(sizes)} ranks, and there are {ranks}")
     return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def _check(problem: Problem, rows: Ints) -> None:
-    """Raise BadInput where messages occupy their sender, or one of these edges hands on nothing."""
-    e = problem.edges
-    if e.sent.any():
-        raise BadInput("links: messages of this step occupy their sender, so they wait for no link")
-    silent = rows[e.carries[rows] == 0]
-    if len(silent):
-        names = f"{problem.names[e.before[silent[0]]]} → {problem.names[e.after[silent[0]]]}"
-        raise BadInput(f"links: edge {names} takes a message's time, but hands on no activation or gradient")
-
-
-def _with_messages(p: Passes, maker: Ints, kind: Any, duration: Ints, streams: Streams) -> Passes:
-    """The table with a pass for the message of each of the passes `maker`, on `streams`; shape (messages,) each."""
-    if not len(maker):
-        return p
-    sets = list(dict.fromkeys((*p.stream_sets, *streams)))
-    found = p.more(
-        kind, "compute", stage=p.stage[maker], microbatch=p.microbatch[maker], rank=p.rank[maker], duration=duration
-    )
-    numbers = {one: number for number, one in enumerate(sets)}
-    return replace(
-        found,
-        slice=np.concatenate([p.slice, p.slice[maker]]),
-        streams=np.concatenate([p.streams, [numbers[one] for one in streams]]),
-        stream_sets=tuple(sets),
-    )
 
 
 def with_cards(problem: Problem) -> Problem:

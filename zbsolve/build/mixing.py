@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from graphlib import TopologicalSorter
 from math import inf
 from typing import Any
@@ -13,9 +14,9 @@ import numpy as np
 
 from ..kinds import KINDS
 from ..problem import MessageRoom, Problem
-from ..tables import Edges, Ints, Passes, Pool
-from ..util.errors import BadInput, Infeasible
-from ..util.text import exact_bytes
+from ..tables import Edges, Ints, Passes
+from ..util.errors import BadInput
+from .numbers import check_room
 
 
 def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
@@ -36,14 +37,6 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
         rows = one.edges_in(pool)
         needs[pool] = (around[:, rows] @ one.edges.bytes[rows]).max(initial=0)
     return needs
-
-
-def check_room(need: Ints, room: Sequence[int] | Ints | None, what: str = "one microbatch", also: str = "") -> None:
-    """Raise Infeasible where a rank has less than `what` needs. need, room: bytes a rank; no room: unlimited."""
-    for rank, has in enumerate(() if room is None else room):
-        if need[rank] > has:
-            said = f"capacity: rank {rank} needs {exact_bytes(need[rank])} for {what}, but has {exact_bytes(has)}{also}"
-            raise Infeasible(f"{said}: no schedule exists")
 
 
 def checked_room(problem: Problem) -> Problem:
@@ -124,25 +117,19 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     kept = np.where(inside, kind[edges.before], -1)
     numbers = {name: _picked([getattr(one.edges, name) for one in problems], kept) for name in ("lag", "bytes", "sent")}
     limits = [one.capacity for one in problems if one.capacity is not None]
-    rooms = [one.messages for one in problems if one.messages is not None]
+    rooms = zip(*(one.messages for one in problems if one.messages is not None), strict=True)  # sizes, and what is reserved
+    messages = [tuple(map(max, zip(*each, strict=True))) for each in rooms]
+    least = partial(min, key=lambda pool: inf if pool.capacity is None else pool.capacity)
     found = replace(
         first,
         passes=replace(passes, duration=_picked([one.passes.duration for one in problems], kind)),
         edges=replace(edges, **numbers),
         capacity=tuple(map(min, zip(*limits, strict=True))) if limits else None,
-        pools=tuple(min(same, key=_room) for same in zip(*(one.pools for one in problems), strict=True)),
-        messages=_most(rooms) if rooms else None,
+        pools=tuple(map(least, zip(*(one.pools for one in problems), strict=True))),
+        messages=MessageRoom(*messages) if messages else None,
         source="; ".join(dict.fromkeys(one.source for one in problems)),
     )
     return checked_room(found)
-
-
-def _most(rooms: Sequence[MessageRoom]) -> MessageRoom:
-    return MessageRoom(*(tuple(map(max, zip(*each, strict=True))) for each in zip(*rooms, strict=True)))
-
-
-def _room(pool: Pool) -> float:
-    return inf if pool.capacity is None else pool.capacity
 
 
 def _same(one: Problem, other: Problem) -> dict[str, bool]:
@@ -166,5 +153,4 @@ def _same(one: Problem, other: Problem) -> dict[str, bool]:
 def _picked(columns: Sequence[Ints], kind: Ints) -> Ints:
     """Each row of the column of its kind; of −1 the most of any."""
     table = np.stack(columns)
-    found: Ints = np.where(kind < 0, table.max(0), table[kind, np.arange(len(kind))])
-    return found
+    return np.asarray(np.where(kind < 0, table.max(0), table[kind, np.arange(len(kind))]))

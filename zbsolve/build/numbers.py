@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ..kinds import OVERLAP
 from ..problem import Problem
 from ..tables import Ints
-from ..util.errors import BadInput
+from ..util.errors import BadInput, Infeasible
+from ..util.text import exact_bytes
 
 LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
 Numbers = Sequence[float] | NDArray[Any] | float
@@ -64,6 +65,14 @@ def whole_table(values: Any, what: str, rows: int, microbatches: int) -> Ints:
         raise BadInput(f"{what}: {len(values)} rows, {rows} are needed")
     table = [whole_numbers(row, f"{what}[{i}]", microbatches) for i, row in enumerate(values)]
     return np.array(table, np.int64).reshape(rows, microbatches)
+
+
+def check_room(needs: Ints, capacity: Iterable[int] | None, what: str = "one microbatch", also: str = "") -> None:
+    """Raise Infeasible where a rank has less than it needs for `what`, bytes a rank each; no capacity: unlimited."""
+    for rank, (need, room) in enumerate(zip(needs, () if capacity is None else capacity, strict=False)):
+        if need > room:
+            said = f"capacity: rank {rank} needs {exact_bytes(need)} for {what}, but has {exact_bytes(room)}{also}"
+            raise Infeasible(f"{said}: no schedule exists")
 
 
 def check_before(problem: Problem, feature: str, *later: str) -> None:

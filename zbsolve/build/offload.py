@@ -69,7 +69,12 @@ def with_offload(
     check_before(problem, OFFLOAD, UPDATES, SHARDING)
     shares = checked_fractions(fraction, problem.stages)
     chosen = _chosen(problem, which, shares)
-    host = _checked(host, problem.ranks)
+    if host.ranks is not None and not host.ranks >= 1:
+        raise BadInput(f"offload: host: {host.ranks} ranks a node")
+    if not 0 <= host.shared_bus <= problem.ranks:
+        raise BadInput(f"offload: host: {host.shared_bus} of {problem.ranks} ranks share a bus")
+    if host.capacity is not None and host.capacity < 0:
+        raise BadInput(f"offload: host: its capacity is negative ({host.capacity})")
     moved = np.floor(problem.edges.bytes * shares[problem.passes.stage[problem.edges.before]]).astype(np.int64)
     kept = np.flatnonzero(_kept(problem) & chosen[problem.edges.before])
     fs = np.unique(problem.edges.before[kept[moved[kept] > 0]])
@@ -86,9 +91,8 @@ def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints],
     passes, edges, count = problem.passes, problem.edges, len(problem.passes)
     fs, of = np.unique(edges.before[own], return_inverse=True)
     stage, rank = passes.stage[fs], passes.rank[fs]
-    columns = {"stage": stage, "microbatch": passes.microbatch[fs], "rank": rank}
-    table = passes.more("O", "d2h", **columns, duration=times[0][stage])
-    table = _on_one_bus(table.more("R", "h2d", **columns, duration=times[1][stage]), host.shared_bus)
+    table = passes.like(fs, "O", "d2h", times[0][stage]).like(fs, "R", "h2d", times[1][stage])
+    table = _on_one_bus(table, host.shared_bus)
     out, back = count + np.arange(len(fs)), count + len(fs) + np.arange(len(fs))
     total = np.bincount(of, size, len(fs)).astype(np.int64)
     node = rank // (host.ranks or problem.ranks)
@@ -125,8 +129,7 @@ def _kept(problem: Problem) -> Bools:
     """Which edges go from an F to a later pass of its stage that computes and may use what F keeps, shape (edges,)."""
     p, e = problem.passes, problem.edges
     same = (p.stage[e.before] == p.stage[e.after]) & (p.microbatch[e.before] == p.microbatch[e.after])
-    found: Bools = p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0)
-    return found
+    return np.asarray(p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0))
 
 
 def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
@@ -136,9 +139,8 @@ def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
     if which is not None:
         said = np.asarray(which)
         if said.dtype != bool or said.shape not in (shape, shape[:1]):
-            raise BadInput(
-                f"offload: which: booleans of shape {shape[:1]} or {shape} are needed, got {said.dtype} {said.shape}"
-            )
+            needed = f"booleans of shape {shape[:1]} or {shape} are needed"
+            raise BadInput(f"offload: which: {needed}, got {said.dtype} {said.shape}")
         table &= said if said.ndim == 2 else said[:, None]
     found: Bools = p.are("F")
     rows = np.flatnonzero(found)
@@ -159,16 +161,6 @@ def checked_fractions(fraction: Numbers, stages: int) -> Any:
     if len(wrong):
         raise BadInput(f"offload: fraction of stage {wrong[0]} is {shares[wrong[0]]:g}, not from 0 to 1")
     return shares
-
-
-def _checked(host: Host, ranks: int) -> Host:
-    if host.ranks is not None and not host.ranks >= 1:
-        raise BadInput(f"offload: host: {host.ranks} ranks a node")
-    if not 0 <= host.shared_bus <= ranks:
-        raise BadInput(f"offload: host: {host.shared_bus} of {ranks} ranks share a bus")
-    if host.capacity is not None and host.capacity < 0:
-        raise BadInput(f"offload: host: its capacity is negative ({host.capacity})")
-    return host
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:

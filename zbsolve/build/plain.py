@@ -4,7 +4,7 @@ and which holds what memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,8 +17,7 @@ from ..tables import Edges, Ints, Passes, coded
 from ..util.errors import BadInput
 from .attention_costs import AttentionExchange
 from .attention_exchange import with_attention_exchange
-from .mixing import check_room
-from .numbers import Numbers, Table, check_apart, whole_numbers, whole_table
+from .numbers import Numbers, Table, check_apart, check_room, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
 from .untrained import without_backward
@@ -46,14 +45,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     own = np.flatnonzero(times)
     if not len(own):
         return problem
-    table = passes.more(
-        np.where(is_f[own], "AF", "AB"),
-        "comm",
-        stage=passes.stage[own],
-        microbatch=passes.microbatch[own],
-        rank=passes.rank[own],
-        duration=times[own],
-    )
+    table = passes.like(own, np.where(is_f[own], "AF", "AB"), "comm", times[own])
     place = np.full(len(passes), -1, np.int64)  # F or B → its all-to-all
     place[own] = len(passes) + np.arange(len(own))
     before, after = edges.before, edges.after
@@ -150,7 +142,11 @@ def pipeline(
         of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
     )
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
-    _check_count(microbatches, stages)
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    if microbatches * stages > MAX_PASSES:
+        many = f"{microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
+        raise BadInput(f"microbatches: {many}")
     forwards = B is None and W is None and BW is None
     untrained, BW = (stages, 0) if forwards else (untrained, BW)
     times = _times(F, B, W, BW, (stages, microbatches))
@@ -165,13 +161,19 @@ def pipeline(
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
-    _check_time([*times.values(), again, *messages], around, microbatches)
+    all_times = (*times.values(), again, *messages, *(one * microbatches for one in around))
+    if sum(float(one.sum(dtype=np.float64)) for one in all_times) > MAX_TIME:
+        raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
     if blocking and any(one.any() for one in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
     none = [0 * one for one in messages]
     lags, sent = (none, messages) if blocking else (messages, none)
-    passes = _passes(_with_messages(times, sent), np.array(routes).T[:, _turns(routes, microbatches)])
-    edges = _edges(tuple(times), lags, sent, held)
+    kinds = tuple(times)
+    times["F"], times[kinds[1]] = times["F"].copy(), times[kinds[1]].copy()
+    times["F"][:-1] += sent[0]  # F to the next stage, B (or BW) to the one before
+    times[kinds[1]][1:] += sent[1]
+    passes = _passes(times, np.array(routes).T[:, np.arange(microbatches) % len(routes)])
+    edges = _edges(kinds, lags, sent, held)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping, X=None if X is None else again, held_input=inputs)
     step = without_backward(with_all_to_all(step, *around), untrained)
@@ -188,31 +190,6 @@ def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: 
         raise BadInput("pipeline: W makes no sense beside a fused BW")
     given = {"F": F, "B": B, "W": W, "BW": BW}
     return {kind: whole_table(time, kind, *shape) for kind, time in given.items() if time is not None}
-
-
-def _with_messages(times: Mapping[str, Ints], sent: Sequence[Ints]) -> dict[str, Ints]:
-    """Kind → µs with what passes send: F to the next stage, B (or BW) to the one before. sent: µs down and up over each
-    boundary, shape (stages − 1, microbatches) each."""
-    found, backward = {kind: time.copy() for kind, time in times.items()}, list(times)[1]
-    found["F"][:-1] += sent[0]
-    found[backward][1:] += sent[1]
-    return found
-
-
-def _check_count(microbatches: int, stages: int) -> None:
-    """Raise BadInput for no microbatch, or more than zbsolve handles."""
-    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
-        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
-    if microbatches * stages > MAX_PASSES:
-        raise BadInput(
-            f"microbatches: {microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
-        )
-
-
-def _check_time(tables: Sequence[Ints], each: Sequence[Ints], microbatches: int) -> None:
-    """Raise BadInput where times of all microbatches, and of each of them, add up to more than zbsolve can count."""
-    if sum(float(one.sum(dtype=np.float64)) for one in (*tables, *(one * microbatches for one in each))) > MAX_TIME:
-        raise BadInput("pipeline: the times of all passes add up to more than zbsolve can count")
 
 
 def _routes(F: Table, placement: Placement) -> Routes:
@@ -238,16 +215,11 @@ def _routes(F: Table, placement: Placement) -> Routes:
     return routes
 
 
-def _turns(routes: Routes, microbatches: int) -> Ints:
-    """Microbatch → number of its route: they take them in turn."""
-    return np.arange(microbatches) % len(routes)
-
-
 def _messages(comm: LinkTimes, routes: Routes, microbatches: int) -> list[Ints]:
     """µs of the messages down and up over each boundary, shape (stages − 1, microbatches) each."""
     ways = [_of_route(comm, route, microbatches) for route in routes]
-    turns = _turns(routes, microbatches)
-    return [np.stack(way)[turns, :, np.arange(microbatches)].T for way in zip(*ways, strict=True)]
+    number = np.arange(microbatches)  # they take the routes in turn
+    return [np.stack(way)[number % len(routes), :, number].T for way in zip(*ways, strict=True)]
 
 
 def _of_route(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[Ints, Ints]:
@@ -273,17 +245,11 @@ def _of_route(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tu
 def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits: Ints | None) -> None:
     """Raise Infeasible where a microbatch alone does not fit a rank. dropping: stages; inputs: bytes of every stage."""
     for turn, route in enumerate(routes[: held.until_b.shape[1]]):
-        for each in _different(held, turn, len(routes)):
-            check_room(least_room(route, each.until_b + each.until_w, each.from_b, dropping, inputs), limits)
-
-
-def _different(held: Held, turn: int, routes: int) -> Iterator[Held]:
-    """What microbatches of one route hold, each different one once, shape (stages,) each. turn: the route's number."""
-    mine = np.concatenate(held)[:, turn::routes]
-    if (mine == mine[:, :1]).all():
-        mine = mine[:, :1]
-    for column in np.unique(mine, axis=1).T:
-        yield Held(*np.split(column, len(held)))
+        table = np.concatenate(held)[:, turn :: len(routes)]
+        table = table[:, :1] if (table == table[:, :1]).all() else np.unique(table, axis=1)  # each different one once
+        for column in table.T:
+            until_b, until_w, from_b = np.split(column, len(held))
+            check_room(least_room(route, until_b + until_w, from_b, dropping, inputs), limits)
 
 
 def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:

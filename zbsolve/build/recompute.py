@@ -106,12 +106,10 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     fs = np.flatnonzero(passes.are("F") & np.isin(passes.stage, chosen))
     if not len(fs):
         return problem
-    columns = {name: getattr(passes, name)[fs] for name in ("stage", "microbatch", "rank", "duration")}
-    columns["duration"] = columns["duration"] - problem.sending[fs]
+    times = (passes.duration - problem.sending)[fs]
     if X is not None:
-        times = whole_table(X, "X", problem.stages, problem.microbatches)
-        columns["duration"] = times[columns["stage"], columns["microbatch"]]
-    table = passes.more("X", "compute", **columns)
+        times = whole_table(X, "X", problem.stages, problem.microbatches)[passes.stage[fs], passes.microbatch[fs]]
+    table = passes.like(fs, "X", "compute", times)
     place = np.full(len(passes), -1, np.int64)  # F → its X
     place[fs] = len(passes) + np.arange(len(fs))
     own = np.flatnonzero((place[edges.before] >= 0) & (passes.stage[edges.before] == passes.stage[edges.after]))

@@ -1,4 +1,4 @@
-"""A plain step made anew: its stages on other ranks, neighbouring ones joined or cut, a backward halved, memory in units."""
+"""A plain step made anew: its stages on other ranks, neighbouring ones joined or cut, memory in units."""
 
 from __future__ import annotations
 
@@ -77,12 +77,10 @@ def durations_of(problem: Problem, kind: str) -> Ints:
     """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
     if TABLE[kind].feature:
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
-    rows, p = problem.rows(kind), problem.passes
-    found = np.full((problem.stages, problem.microbatches), -1, np.int64)
-    found[p.stage[rows], p.microbatch[rows]] = (p.duration - problem.sending)[rows]
-    if found.min() < 0:
+    rows = problem.grid(kind)
+    if rows.min() < 0:
         raise BadInput(f"problem: not every stage has a pass of kind {kind} for each microbatch")
-    return found
+    return (problem.passes.duration - problem.sending)[rows]
 
 
 def _held(problem: Problem, before: str, after: str) -> Ints:
@@ -112,17 +110,6 @@ def _without_lags(problem: Problem) -> Problem:
     none = np.zeros_like(problem.edges.lag)
     passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
     return replace(problem, passes=passes, edges=replace(problem.edges, lag=none, sent=none))
-
-
-def with_halved_backward(problem: Problem) -> Problem:
-    """A plain step of F and BW with B and W in its place, each half of BW: an estimate, and its source says so. What BW
-    freed, W frees. Raises BadInput where the problem is no such step."""
-    if problem.passes.kinds != ("F", "BW"):
-        raise BadInput(f"problem: no step of F and BW alone: it has {' '.join(problem.passes.kinds)}")
-    whole = durations_of(problem, "BW")
-    split = {"F": durations_of(problem, "F"), "B": whole // 2, "W": whole - whole // 2}
-    source = f"estimated: B and W are half of BW each, {problem.source or 'given'}"
-    return rebuilt(problem, problem.placement, split, source)
 
 
 def with_units_in_flight(problem: Problem, units: int) -> Problem:

@@ -35,14 +35,6 @@ class _Costs(NamedTuple):
     gradient_bytes: Ints
     gathers: Ints
 
-    @classmethod
-    def of(cls, stages: int, **said: Numbers) -> _Costs:
-        """From what people give. Raises BadInput."""
-        costs = cls(**{name: whole_numbers(one, f"sharding: {name}", stages) for name, one in said.items()})
-        if costs.gathers.min() < 1:
-            raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
-        return costs
-
 
 class _Home(NamedTuple):
     """One stage on one of its ranks: the place among these; how many they are; its passes that use the weights, by group of
@@ -112,14 +104,10 @@ def with_sharding(
             f"sharding: the problem has an update after each {problem.round} of {problem.microbatches} microbatches: what "
             "was gathered before an update is old; only one update a step is modelled"
         )
-    costs = _Costs.of(
-        problem.stages,
-        gather=gather,
-        reduce=reduce,
-        parameter_bytes=parameter_bytes,
-        gradient_bytes=gradient_bytes,
-        gathers=gathers,
-    )
+    said = zip(_Costs._fields, (gather, reduce, parameter_bytes, gradient_bytes, gathers), strict=True)
+    costs = _Costs(*(whole_numbers(one, f"sharding: {name}", problem.stages) for name, one in said))
+    if costs.gathers.min() < 1:
+        raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
     homes = [
         _home(problem, stage, place, int(costs.gathers[stage]))
         for stage, ranks in enumerate(problem.stage_ranks)
@@ -168,23 +156,14 @@ def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
 def _gathers(home: _Home, costs: _Costs) -> Iterator[_Row]:
     """The gathers of a stage on a rank: one for all, or two a group."""
     duration, size = int(costs.gather[home.stage]), int(costs.parameter_bytes[home.stage])
-    if not home.trained:
-        for group, forwards in enumerate(home.forwards):
-            number = group * home.homes + home.place
-            yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
-        return
-    if len(home.forwards) == 1:
-        last = home.gradients[0][-1:]
-        users = np.concatenate([home.forwards[0], last])
-        yield _Row("AG", home.stage, home.place, home.rank, duration, users, int(last[0]), size)
-        return
-    for group, (forwards, backwards, gradients) in enumerate(
-        zip(home.forwards, home.backwards, home.gradients, strict=True)
-    ):
-        number = group * home.homes + home.place
-        yield _Row("AG", home.stage, number, home.rank, duration, forwards, int(forwards[-1]), size)
-        users = np.union1d(backwards, gradients[-1:])
-        yield _Row("AGB", home.stage, number, home.rank, duration, users, int(gradients[-1]), size)
+    groups = zip(home.forwards, home.backwards, home.gradients, strict=True)
+    for group, (forwards, backwards, gradients) in enumerate(groups):
+        number, last = group * home.homes + home.place, gradients[-1:]
+        users = np.concatenate([forwards, last]) if len(home.forwards) == 1 else forwards
+        yield _Row("AG", home.stage, number, home.rank, duration, users, int(users[-1]), size)
+        if home.trained and len(home.forwards) > 1:
+            users = np.union1d(backwards, last)
+            yield _Row("AGB", home.stage, number, home.rank, duration, users, int(last[0]), size)
 
 
 def _reduction(problem: Problem, home: _Home, costs: _Costs) -> _Row:

@@ -18,20 +18,15 @@ from ..kinds import SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
-from .mixing import check_room, one_microbatch_needs
-from .numbers import Table, check_before, whole_table
+from .mixing import one_microbatch_needs
+from .numbers import Table, check_before, check_room, whole_table
 from .untrained import untrained_stages
 
 MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second
 
 
 def with_slices(
-    problem: Problem,
-    slices: int,
-    *,
-    held_keys: Table = 0,
-    held_gradients: Table = 0,
-    lengths: Sequence[float] = (),
+    problem: Problem, slices: int, *, held_keys: Table = 0, held_gradients: Table = 0, lengths: Sequence[float] = ()
 ) -> Problem:
     """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
 
@@ -52,10 +47,8 @@ def with_slices(
     inside = problem.in_microbatch
     number = np.where(inside, p.microbatch // slices, p.microbatch)
     passes = replace(p, microbatch=number, slice=np.where(inside, p.microbatch % slices, 0))
-    keys, gradients = (
-        whole_table(one, name, problem.stages, slices)
-        for one, name in ((held_keys, "held_keys"), (held_gradients, "held_gradients"))
-    )
+    keys = whole_table(held_keys, "held_keys", problem.stages, slices)
+    gradients = whole_table(held_gradients, "held_gradients", problem.stages, slices)
     front = untrained_stages(problem)  # keys and values lie there until the microbatch's last F
     ahead, forward = (_rows(problem, ("F",), (count, slices), *ends) for ends in ((0, front), (front, problem.stages)))
     backward = _rows(problem, ("B", "BW"), (count, slices), front, problem.stages)
@@ -67,7 +60,10 @@ def with_slices(
     first = np.broadcast_to(backward[..., -1:], backward.shape)
     edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
     found = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
-    _check_room(found)
+    rows = np.flatnonzero(inside)
+    if problem.capacity is not None and len(rows) <= MAX_CHECKED * count:  # of a very large microbatch a search finds that
+        most = int(np.bincount(number[rows], found.taken[rows]).argmax())
+        check_room(one_microbatch_needs(found, most), problem.capacity, "the slices of one microbatch")
     return found
 
 
@@ -77,12 +73,7 @@ def of_slices(table: Any, slices: int, microbatches: int) -> Any:
     _check_count(slices)
     if slices == 1 or not isinstance(table, Sequence | np.ndarray) or isinstance(table, str):
         return table
-    return [_repeated(row, slices, microbatches) for row in table]
-
-
-def _repeated(row: Any, slices: int, microbatches: int) -> Any:
-    several = isinstance(row, Sequence | np.ndarray) and not isinstance(row, str) and np.ndim(row) == 1
-    return list(row) * microbatches if several and len(row) == slices else row
+    return [list(row) * microbatches if np.shape(row) == (slices,) else row for row in table]
 
 
 def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
@@ -96,14 +87,11 @@ def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
 def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int], begin: int, end: int) -> Ints:
     """Rows of the passes of these kinds of stages from `begin` up to `end`, shape (stages that have some, microbatches,
     slices). Raises BadInput where one is missing."""
-    p, found = problem.passes, problem.rows(*kinds)
-    found = found[np.lexsort((p.microbatch[found], p.stage[found]))]
-    found, forwards = (rows[(begin <= p.stage[rows]) & (p.stage[rows] < end)] for rows in (found, problem.rows("F")))
-    stages = np.unique(p.stage[forwards])
-    wanted = np.repeat(stages, problem.microbatches), np.tile(np.arange(problem.microbatches), len(stages))
-    if not (np.array_equal(p.stage[found], wanted[0]) and np.array_equal(p.microbatch[found], wanted[1])):
+    found, forwards = (problem.grid(*those)[begin:end] for those in (kinds, ("F",)))
+    found = found[(forwards >= 0).any(axis=1)]
+    if (found < 0).any():
         raise BadInput(f"slices: a stage has no {' or '.join(kinds)} of each microbatch")
-    return found.reshape(len(stages), *shape)
+    return found.reshape(len(found), *shape)
 
 
 def _check_count(slices: Any) -> None:
@@ -120,14 +108,3 @@ def _check(problem: Problem, slices: Any, lengths: Sequence[float]) -> None:
     check_before(problem, "slices", UPDATES, SHARDING)
     if problem.microbatches % slices:
         raise BadInput(f"slices: {problem.microbatches} microbatches are no multiple of {slices} slices")
-
-
-def _check_room(problem: Problem) -> None:
-    """Raise Infeasible where a rank has less than the microbatch with the most bytes needs. Of a very large microbatch only
-    a search finds that."""
-    inside = np.flatnonzero(problem.in_microbatch)
-    number = problem.passes.microbatch[inside]
-    if problem.capacity is None or len(inside) > MAX_CHECKED * problem.microbatches:
-        return
-    most = int(np.bincount(number, problem.taken[inside]).argmax())
-    check_room(one_microbatch_needs(problem, most), problem.capacity, "the slices of one microbatch")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..kinds import KINDS, kinds_that
+from ..kinds import kinds_that
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..tables import Edges
 from ..util.errors import BadInput
 from .numbers import check_apart
 
@@ -29,19 +29,14 @@ def without_backward(problem: Problem, stages: int) -> Problem:
     if not gone.any():
         return problem
     unsent = np.bincount(edges.before, np.where(gone[edges.after], edges.sent, 0), len(passes)).astype(np.int64)
-    shorter = replace(problem, passes=replace(passes, duration=passes.duration - unsent), edges=_unsent(edges, gone))
+    sent = replace(edges, sent=np.where(gone[edges.after], 0, edges.sent))
+    shorter = replace(problem, passes=replace(passes, duration=passes.duration - unsent), edges=sent)
     return shorter.only(np.flatnonzero(~gone))
-
-
-def _unsent(edges: Edges, gone: np.ndarray) -> Edges:
-    return replace(edges, sent=np.where(gone[edges.after], 0, edges.sent))
 
 
 def untrained_stages(problem: Problem) -> int:
     """How many stages in front have no backward at all."""
-    there = np.zeros(problem.stages, bool)
-    there[problem.passes.stage[problem.rows("B", "BW")]] = True
-    return problem.stages if not there.any() else int(there.argmax())
+    return int(problem.passes.stage[problem.rows("B", "BW")].min(initial=problem.stages))
 
 
 def with_backward(problem: Problem) -> Problem:
@@ -50,31 +45,15 @@ def with_backward(problem: Problem) -> Problem:
     kinds, front = set(problem.passes.kinds), untrained_stages(problem)
     if not front or not kinds <= set(kinds_that(feature="")) or "F" not in kinds or problem.slices > 1:
         return problem
-    backward = ("B", "W") if "B" in kinds else ("BW",)
-    found = problem
-    for kind in backward:
-        fs = np.flatnonzero(problem.passes.are("F") & (problem.passes.stage < front))
-        p = problem.passes
-        columns = {name: getattr(p, name)[fs] for name in ("stage", "microbatch", "rank")}
-        table = found.passes.more(kind, "compute", **columns, duration=np.zeros(len(fs), np.int64))
-        found = replace(found, passes=table)
-    return replace(found, edges=problem.edges + _back(found, front, backward))
-
-
-def _back(problem: Problem, front: int, backward: tuple[str, ...]) -> Edges:
-    """Edges of those backwards: behind their F, and one behind the other up the stages."""
-
-    def rows(kind: str, stage: int) -> Ints:
-        m = np.arange(problem.microbatches)
-        found = problem.passes.find(np.full(len(m), KINDS.index(kind)), np.full(len(m), stage), m)
-        assert found is not None
-        return found
-
-    edges = Edges.of(rows("F", 0)[:0], rows("F", 0)[:0])
+    passes, fs = problem.passes, np.flatnonzero(problem.passes.are("F") & (problem.passes.stage < front))
+    for kind in ("B", "W") if "B" in kinds else ("BW",):
+        passes = passes.like(fs, kind, "compute", np.zeros(len(fs), np.int64))
+    found, edges = replace(problem, passes=passes), problem.edges
+    F, B, W = found.grid("F"), found.grid("B", "BW"), found.grid("W")
     for stage in range(front):
-        edges += Edges.of(rows("F", stage), rows(backward[0], stage))
+        edges += Edges.of(F[stage], B[stage])
         if stage + 1 < problem.stages:
-            edges += Edges.of(rows(backward[0], stage + 1), rows(backward[0], stage), carries="gradient")
-        if len(backward) == 2:
-            edges += Edges.of(rows("B", stage), rows("W", stage))
-    return edges
+            edges += Edges.of(B[stage + 1], B[stage], carries="gradient")
+        if "B" in kinds:
+            edges += Edges.of(B[stage], W[stage])
+    return replace(found, edges=edges)

@@ -81,6 +81,8 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
         raise BadInput(f"updates: {m} microbatches do not make groups of {every}")
     if any(len(ranks) > 1 for ranks in problem.stage_ranks):
         raise BadInput("updates: a stage lives on several ranks")
+    if problem.slices > 1:
+        raise BadInput("updates: the problem has slices already: put updates in before")
     if "C" in problem.passes.kinds:
         raise BadInput("updates: the problem has passes C, which sum gradients over replicas when the step ends")
     times = whole_numbers(time, "updates: time", stages)
@@ -90,41 +92,27 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
         raise BadInput(f"updates: delay {behind.min()}: forwards wait for an update at least 1 group before")
     groups = m // every
     stage = np.repeat(np.arange(stages), groups)
-    table = problem.passes.more(
-        "U",
-        "compute",
-        stage=stage,
-        microbatch=np.tile(np.arange(groups), stages),
-        rank=np.array(problem.placement)[stage],
-        duration=times[stage],
-    )
+    columns = {"microbatch": np.tile(np.arange(groups), stages), "rank": np.array(problem.placement)[stage]}
+    table = problem.passes.more("U", "compute", stage=stage, **columns, duration=times[stage])
+    rows = problem.grid("F"), problem.grid("W", "BW"), len(problem.passes) + np.arange(len(stage)).reshape(stages, groups)
+    lanes = [_Stage(*one, every) for one in zip(*rows, behind.tolist(), size.tolist(), strict=True)]
     edges = problem.edges
     for part in (_waits, _held):
-        for s in range(stages):
-            forward, gradient = _lanes(problem, s)
-            updates = len(problem.passes) + np.arange(s * groups, (s + 1) * groups)
-            edges += part(_Stage(forward, gradient, updates, every, int(behind[s]), int(size[s])))
+        for lane in lanes:
+            edges += part(lane)
     return replace(problem, passes=table, edges=edges)
 
 
 class _Stage(NamedTuple):
-    """One stage's rows by number: its forwards, what makes its weight gradients (W or BW), its updates; microbatches an
-    update, groups that forwards are behind, bytes of a version."""
+    """One stage's rows by number: its forwards, what makes its weight gradients (W or BW), its updates; groups that forwards
+    are behind, bytes of a version, microbatches an update."""
 
     forward: Ints
     gradient: Ints
     update: Ints
-    every: int
     delay: int
     size: int
-
-
-def _lanes(problem: Problem, stage: int) -> tuple[Ints, Ints]:
-    """Rows of a stage's forwards, and of what makes its weight gradients, by microbatch."""
-    number = problem.passes.microbatch
-    lanes = (problem.rows("F", stage=stage), problem.rows("W", "BW", stage=stage))
-    forward, gradient = (rows[np.argsort(number[rows])] for rows in lanes)
-    return forward, gradient
+    every: int
 
 
 def _waits(stage: _Stage) -> Edges:

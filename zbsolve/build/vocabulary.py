@@ -65,13 +65,6 @@ class Vocabulary(NamedTuple):
         return self._replace(**whole)
 
 
-class _Step(NamedTuple):
-    """The table of passes as it grows, rows of each microbatch's pass on each rank by kind, shape (ranks, microbatches)."""
-
-    passes: Passes
-    rows: dict[str, Ints]
-
-
 def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     """`problem` with the output layer and the loss on all ranks (arXiv 2411.05288, sections 4 and 5).
 
@@ -86,12 +79,17 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
         raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")
     check_before(problem, VOCABULARY, UPDATES, SHARDING, OFFLOAD)
     costs = costs.checked(problem.ranks)
-    last, first = (_of_stage(problem, stage) for stage in (problem.stages - 1, 0))
-    step = _with_shards(problem, costs)
-    edges = problem.edges + _output(step, last, costs)
+    own = {kinds: problem.grid(*kinds) for kinds in (("F",), ("B", "BW"))}
+    for stage in (problem.stages - 1, 0):
+        for kinds, lanes in own.items():
+            if problem.slices > 1 or (lanes[stage] < 0).any():
+                raise BadInput(f"vocabulary: stage {stage} has no {' or '.join(kinds)} of each microbatch")
+    forward, backward = own.values()
+    passes, rows = _with_shards(problem, costs)
+    edges = problem.edges + _output(passes.rank, rows, forward[-1], backward[-1], costs)
     if costs.lookup is not None:
-        edges += _embedding(step, first, costs)
-    return replace(problem, passes=step.passes, edges=edges)
+        edges += _embedding(passes.rank, rows, forward[0], backward[0], costs)
+    return replace(problem, passes=passes, edges=edges)
 
 
 def model_stages(problem: Problem) -> int:
@@ -112,30 +110,8 @@ def barriers_of(problem: Problem) -> int:
     return 0 if "VR" not in kinds else 2 if "VG" in kinds else 1
 
 
-class _Ends(NamedTuple):
-    """F and backward (B or BW) of a stage and their rank, one a microbatch, shape (microbatches,) each."""
-
-    forward: Ints
-    backward: Ints
-    rank: Ints
-
-
-def _of_stage(problem: Problem, stage: int) -> _Ends:
-    """Those of a stage. Raises BadInput where one is missing."""
-    p = problem.passes
-    found = []
-    for kinds in (("F",), ("B", "BW")):
-        rows = problem.rows(*kinds, stage=stage)
-        rows = rows[np.argsort(p.microbatch[rows], kind="stable")]
-        if not np.array_equal(p.microbatch[rows], np.arange(problem.microbatches)):
-            raise BadInput(f"vocabulary: stage {stage} has no {' or '.join(kinds)} of each microbatch")
-        found.append(rows)
-    forward, backward = found
-    return _Ends(forward, backward, p.rank[forward])
-
-
-def _with_shards(problem: Problem, costs: Vocabulary) -> _Step:
-    """The table with the passes of all shards."""
+def _with_shards(problem: Problem, costs: Vocabulary) -> tuple[Passes, dict[str, Ints]]:
+    """The table with the passes of all shards; and their rows by kind, shape (ranks, microbatches)."""
     ranks, count, passes = problem.ranks, problem.microbatches, problem.passes
     barrier = np.add(costs.statistics, costs.reduce if costs.barriers == 1 else 0)
     table = [("VB", "comm", costs.broadcast), ("S", "compute", costs.S), ("VR", "comm", barrier)]
@@ -148,35 +124,37 @@ def _with_shards(problem: Problem, costs: Vocabulary) -> _Step:
         rows[kind] = len(passes) + np.arange(ranks * count).reshape(ranks, count)
         columns = {"stage": problem.stages + rank, "microbatch": np.tile(np.arange(count), ranks), "rank": rank}
         passes = passes.more(kind, stream, **columns, duration=np.asarray(time)[rank])
-    return _Step(passes, rows)
+    return passes, rows
 
 
-def _output(step: _Step, last: _Ends, costs: Vocabulary) -> Edges:
-    """What the passes of the output layer and the loss wait for, and what they hold."""
-    rows, (ranks, count) = step.rows, step.rows["S"].shape
+def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
+    """What the passes of the output layer and the loss wait for, and what they hold. rank: of each pass; forward, backward:
+    those of the last stage, one a microbatch."""
+    ranks, count = rows["S"].shape
     shard, hidden = (np.repeat(np.asarray(one, np.int64), count) for one in (costs.held_shard, costs.held_hidden))
     flat = {kind: one.ravel() for kind, one in rows.items()}
-    here = np.arange(count)
-    edges = Edges.of(np.tile(last.forward, ranks), flat["VB"])
+    home = rank[forward], np.arange(count)
+    edges = Edges.of(np.tile(forward, ranks), flat["VB"])
     edges += Edges.of(flat["VB"], flat["S"]) + Edges.of(flat["VB"], flat["T"], bytes=hidden)
     edges += Edges.of(flat["S"], flat["T"], bytes=shard) + Edges.of(flat["VR"], flat["T"])
     partial = hidden if costs.barriers == 1 else 0
     edges += Edges.of(flat["S"], flat["VR"], bytes=partial)
     before, after = (one.ravel() for one in np.broadcast_arrays(rows["S"][:, None], rows["VR"][None]))
-    other = np.flatnonzero(step.passes.rank[before] != step.passes.rank[after])
+    other = np.flatnonzero(rank[before] != rank[after])
     edges += Edges.of(before[other], after[other])
     if costs.barriers == 1:
-        return edges + Edges.of(rows["VR"][last.rank, here], last.backward)
+        return edges + Edges.of(rows["VR"][home], backward)
     edges += Edges.of(flat["T"], flat["VG"], bytes=hidden)
-    root = np.tile(rows["VG"][last.rank, here], ranks)
-    other = np.flatnonzero(step.passes.rank[flat["T"]] != step.passes.rank[root])
-    return edges + Edges.of(flat["T"][other], root[other]) + Edges.of(root[:count], last.backward)
+    root = np.tile(rows["VG"][home], ranks)
+    other = np.flatnonzero(rank[flat["T"]] != rank[root])
+    return edges + Edges.of(flat["T"][other], root[other]) + Edges.of(root[:count], backward)
 
 
-def _embedding(step: _Step, first: _Ends, costs: Vocabulary) -> Edges:
-    """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient."""
-    ranks, count = step.rows["VE"].shape
-    place = np.repeat(np.arange(ranks), count)
-    own = np.where(place == np.tile(first.rank, ranks), np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
-    edges = Edges.of(step.rows["VE"].ravel(), np.tile(first.forward, ranks), bytes=own)
-    return edges + Edges.of(np.tile(first.backward, ranks), step.rows["VS"].ravel(), bytes=own)
+def _embedding(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
+    """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient:
+    as `_output`, of the first stage."""
+    ranks, count = rows["VE"].shape
+    there = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
+    own = np.where(there, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
+    edges = Edges.of(rows["VE"].ravel(), np.tile(forward, ranks), bytes=own)
+    return edges + Edges.of(np.tile(backward, ranks), rows["VS"].ravel(), bytes=own)

@@ -6,7 +6,7 @@ checkpoint: what the step does not wait for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,14 +86,8 @@ def with_work(problem: Problem, *works: Work) -> Problem:
         _check(problem, works, number)
     for work, homes in zip(works, homes_of(problem, works), strict=True):
         rows = len(passes) + np.arange(len(homes))
-        passes = passes.more(
-            "J",
-            work.stream,
-            stage=np.array([first[rank] for rank in homes.tolist()]),
-            microbatch=rows - len(problem.passes),
-            rank=homes,
-            duration=np.array(work.times),
-        )
+        columns = {"stage": np.array([first[rank] for rank in homes.tolist()]), "microbatch": rows - len(problem.passes)}
+        passes = passes.more("J", work.stream, **columns, rank=homes, duration=np.array(work.times))
         made.append(rows)
         edges += _edges(problem, work, homes, rows)
         if work.takes is not None:
@@ -103,7 +97,7 @@ def with_work(problem: Problem, *works: Work) -> Problem:
     found = replace(problem, passes=passes, edges=edges)
     if any(work.takes is not None for work in works):
         try:
-            longest_path(found, Precedence(edges.before, edges.after, edges.lag))
+            longest_path(found, Precedence.of(found))
         except Deadlock as error:
             circle = " → ".join((*error.cycle, error.cycle[0]))
             raise BadInput(f"work: its latest moment lies before its earliest: {circle}") from None
@@ -158,54 +152,10 @@ def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tu
 
 def _check(problem: Problem, works: Sequence[Work], number: int) -> None:
     work, where = works[number], f"work {number}"
-    if work.pieces is None:
-        raise BadInput(f"{where}: how many pieces fit is open: zbsolve solve and work_room say it")
-    pieces, timed = work.pieces, not isinstance(work.time, int)
-    if work.chosen and (work.before, work.after, work.held) != (None, None, 0):
-        raise BadInput(f"{where}: what has a moment or bytes has a rank: say which, or let such work take what this makes")
-    for rank in {*work.ranks(problem), *work.homes}:
-        if not 0 <= rank < problem.ranks:
-            raise BadInput(f"{where}: there is no rank {rank} (they are 0 to {problem.ranks - 1})")
-    if not 1 <= pieces <= MOST_PIECES or (timed and pieces not in (1, len(work.times))):
-        raise BadInput(f"{where}: {pieces} pieces: 1 to {MOST_PIECES} are possible, and as many as there are times")
-    for what, said in (("homes", work.homes), ("microbatches", work.microbatches)):
-        if said and len(said) != len(work.times):
-            raise BadInput(f"{where}: {what}: {len(said)}, not one for each of {len(work.times)} pieces")
-    if min(work.times) < (1 if timed else 0) or sum(work.times) < 1 or min(work.held, work.comm) < 0:
-        raise BadInput(f"{where}: time and bytes are whole numbers, the time at least 1 µs")
-    if work.stream not in STREAMS:
-        raise BadInput(f"{where}: stream '{work.stream}': one of {', '.join(STREAMS)}")
-    if not set(work.homes) <= set(work.ranks(problem)):
-        raise BadInput(f"{where}: homes: rank {min(set(work.homes) - set(work.ranks(problem)))} is none of its ranks")
-    if work.takes is not None and not 0 <= work.takes < number:
-        raise BadInput(f"{where}: takes: there is no work {work.takes} before it")
-    if work.takes is not None and len(works[work.takes].times) != len(work.times):
-        have = len(works[work.takes].times)
-        raise BadInput(f"{where}: takes: work {work.takes} has {have} pieces, and this one {len(work.times)}")
-    _check_moments(problem, work, where)
-
-
-def _check_moments(problem: Problem, work: Work, where: str) -> None:
-    if work.before is not None and work.after is not None:
-        raise BadInput(
-            f"{where}: its latest moment, before stage {work.before}, lies before its earliest, after {work.after}"
-        )
-    for stage in (work.before, work.after):
-        if stage is not None and not (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage]):
-            raise BadInput(f"{where}: stage {stage} does not lie on rank {work.rank}")
-    trained = problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)
-    if work.after is not None and not trained.any():
-        raise BadInput(f"{where}: stage {work.after} makes no gradients that it could wait for")
-    if work.microbatches and work.before is None and work.after is None:
-        raise BadInput(f"{where}: microbatches are of a moment: say 'before' or 'after'")
-    for one in work.microbatches:
-        if not 0 <= one < problem.microbatches:
-            raise BadInput(f"{where}: there is no microbatch {one} (they are 0 to {problem.microbatches - 1})")
-    if not work.held:
-        return
-    if len(work.times) == 1 and work.before is None:
-        raise BadInput(f"{where}: bytes are held from a first piece to a last one, and it has one: say 'before', or cut it")
-    if problem.capacity is None:
+    for wrong, why in _faults(problem, works, number):
+        if wrong:
+            raise BadInput(f"{where}: {why}")
+    if not work.held or problem.capacity is None:
         return
     assert isinstance(work.rank, int)
     forwards = problem.rows("F", stage=work.before, rank=work.rank)
@@ -216,3 +166,39 @@ def _check_moments(problem: Problem, work: Work, where: str) -> None:
         raise Infeasible(
             f"{where}: it holds {exact_bytes(needs)}{what}, and rank {work.rank} has {exact_bytes(room)}: no schedule exists"
         )
+
+
+def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tuple[bool, str]]:
+    """What may be wrong with a work: whether it is, and how that is told. Each rests on nothing before being wrong."""
+    work, moments = works[number], (works[number].before, works[number].after)
+    ranks, pieces, timed = set(work.ranks(problem)), work.pieces or 0, not isinstance(work.time, int)
+    yield work.pieces is None, "how many pieces fit is open: zbsolve solve and work_room say it"
+    bound = moments != (None, None) or work.held != 0
+    yield work.chosen and bound, "what has a moment or bytes has a rank: say which, or let such work take what this makes"
+    for rank in {*ranks, *work.homes}:
+        yield not 0 <= rank < problem.ranks, f"there is no rank {rank} (they are 0 to {problem.ranks - 1})"
+    wrong = not 1 <= pieces <= MOST_PIECES or (timed and pieces not in (1, len(work.times)))
+    yield wrong, f"{pieces} pieces: 1 to {MOST_PIECES} are possible, and as many as there are times"
+    each, others = work.times, set(work.homes) - ranks
+    for what, said in (("homes", work.homes), ("microbatches", work.microbatches)):
+        yield len(said) not in (0, len(each)), f"{what}: {len(said)}, not one for each of {len(each)} pieces"
+    wrong = min(each) < int(timed) or sum(each) < 1 or min(work.held, work.comm) < 0
+    yield wrong, "time and bytes are whole numbers, the time at least 1 µs"
+    yield work.stream not in STREAMS, f"stream '{work.stream}': one of {', '.join(STREAMS)}"
+    yield bool(others), f"homes: rank {min(others, default=0)} is none of its ranks"
+    if work.takes is not None:
+        yield not 0 <= work.takes < number, f"takes: there is no work {work.takes} before it"
+        have = len(works[work.takes].times)
+        yield have != len(each), f"takes: work {work.takes} has {have} pieces, and this one {len(each)}"
+    why = f"its latest moment, before stage {work.before}, lies before its earliest, after {work.after}"
+    yield None not in moments, why
+    for stage in moments:
+        there = stage is None or (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage])
+        yield not there, f"stage {stage} does not lie on rank {work.rank}"
+    trained = problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)
+    yield work.after is not None and not trained.any(), f"stage {work.after} makes no gradients that it could wait for"
+    yield work.microbatches != () and moments == (None, None), "microbatches are of a moment: say 'before' or 'after'"
+    for one in work.microbatches:
+        yield not 0 <= one < problem.microbatches, f"there is no microbatch {one} (they are 0 to {problem.microbatches - 1})"
+    why = "bytes are held from a first piece to a last one, and it has one: say 'before', or cut it"
+    yield work.held > 0 and len(each) == 1 and work.before is None, why

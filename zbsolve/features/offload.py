@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..build.mixing import check_room, one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
+from ..build.numbers import check_room
 from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
 from ..build.vocabulary import model_stages
 from ..kinds import OFFLOAD as NAME

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..build.mixing import check_room, one_microbatch_needs
+from ..build.mixing import one_microbatch_needs
+from ..build.numbers import check_room
 from ..build.vocabulary import barriers_of, with_vocabulary
 from ..kinds import VOCABULARY as NAME
 from ..partition.stage_memory import NO_SHARD, Shard

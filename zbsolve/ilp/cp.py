@@ -21,7 +21,7 @@ from ..schedule import Schedule
 from ..tables import Edges
 from ..util.clock import Clock
 from ..util.machine import half_of_cores
-from .bounds.bound import STREAMS, Bound, serial_length
+from .bounds.bound import STREAMS, Bound, rank_names, serial_length
 from .bounds.energy import paths_within
 from .bounds.memory_arcs import INFINITE
 from .bounds.necessary_arcs import heads_and_tails
@@ -73,8 +73,7 @@ def horizon_of(problem: Problem, limit: int) -> int:
     """
     if problem.objective == "makespan":
         return limit
-    lag = int(problem.edges.lag.max()) if len(problem.edges) else 0
-    return problem.ranks * limit + (problem.ranks - 1) * lag
+    return problem.ranks * limit + (problem.ranks - 1) * int(problem.edges.lag.max(initial=0))
 
 
 def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] | None = None) -> CpModel:
@@ -84,8 +83,8 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
     part of another. Then the value is the window that these times are for, and no objective: the question is whether one is.
     """
     model, horizon = cp_model.CpModel(), limit if times is not None else horizon_of(problem, limit)
-    duration = problem.passes.duration.tolist()
-    least, behind = times if times is not None else _least_times(problem)
+    duration, a = problem.passes.duration.tolist(), arrays_of(problem)
+    least, behind = (a.depth, a.tail - a.duration) if times is None else times  # else longest paths along edges
     start = [
         model.new_int_var(head, max(head, horizon - d - tail), "")
         for head, d, tail in zip(least.tolist(), duration, behind.tolist(), strict=True)
@@ -103,12 +102,6 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
         for one, d, tail in zip(start, duration, behind.tolist(), strict=True):
             model.add(value >= one + d + tail)
     return built
-
-
-def _least_times(problem: Problem) -> tuple[Ints, Ints]:
-    """The longest paths along edges to each pass's start, and from its end to the end of all, µs."""
-    a = arrays_of(problem)
-    return a.depth, a.tail - a.duration
 
 
 def _streams(m: CpModel) -> None:
@@ -178,10 +171,6 @@ def timed_solver(clock: Clock) -> cp_model.CpSolver:
     return make_solver(left, 1, seed=0, effort=left) if clock.counted else make_solver(left, half_of_cores())
 
 
-def _value(known: Schedule | int) -> int:
-    return known if isinstance(known, int) else int(known.timeline().value)
-
-
 def solve_cp(
     problem: Problem,
     incumbent: Schedule | int | None,
@@ -198,7 +187,8 @@ def solve_cp(
     effort: deterministic time in place of seconds: the same answer on every machine, one thread.
     solver: one that has its limits already.
     """
-    limit = serial_length(problem) if incumbent is None else _value(incumbent)
+    known = int(incumbent.timeline().value) if isinstance(incumbent, Schedule) else incumbent
+    limit = serial_length(problem) if known is None else known
     built = build_cp(problem, min(bound, limit), limit)
     if isinstance(incumbent, Schedule):
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
@@ -266,9 +256,8 @@ def _pairs(microbatch: Ints) -> tuple[Ints, Ints]:
 
 def streams_bound(ranks: tuple[int, ...], value: int) -> Bound:
     """The bound that `ranks_refute` proved, with its proof in words."""
-    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-    proof = f"{names}: CP-SAT searched the orders of all passes there, copies and memory too, whatever other ranks do"
-    return Bound(value, proof, STREAMS, ranks)
+    proof = "CP-SAT searched the orders of all passes there, copies and memory too, whatever other ranks do"
+    return Bound(value, f"{rank_names(ranks)}: {proof}", STREAMS, ranks)
 
 
 def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: cp_model.CpSolver) -> bool | None:
@@ -282,12 +271,7 @@ def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: c
 
 
 def higher_stream_bounds(
-    problem: Problem,
-    low: int,
-    incumbent: Ints,
-    clock: Clock,
-    seconds: float,
-    solver_for: SolverFor,
+    problem: Problem, low: int, incumbent: Ints, clock: Clock, seconds: float, solver_for: SolverFor
 ) -> Iterator[Bound]:
     """Higher bounds than `low`, µs, from one rank after the other, within the seconds. Ranks that can start last come first:
     their backwards come soonest behind their forwards, so copies between them take the most.

@@ -23,6 +23,7 @@ from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Problem
 from ..schedule import Schedule
+from ..timeline import Precedence
 from ..util.errors import BadInput
 from .highs import solve_with_highs
 
@@ -69,34 +70,23 @@ def build_milp(problem: Problem, bound: int, limit: int) -> MilpModel:
 
 def _edges(m: MilpModel) -> None:
     """A pass waits for the end of the one before, and for the lag; lanes run in table order."""
-    edges, duration = m.problem.edges, m.problem.passes.duration.tolist()
-    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
+    arcs, duration = Precedence.of(m.problem, m.problem.lanes), m.problem.passes.duration.tolist()
+    for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
         m.model.addConstraint(m.start[j] >= m.start[i] + duration[i] + lag)
-    for rows in m.problem.lanes:
-        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
-            m.model.addConstraint(m.start[j] >= m.start[i] + duration[i])
 
 
 def _reach(problem: Problem) -> np.ndarray:
     """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
-    a = arrays_of(problem)
-    count = len(problem.passes)
-    reach = np.zeros((count, count), bool)
-    following: list[list[int]] = [[] for _ in range(count)]
-    for i, j in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):
-        following[i].append(j)
-    for rows in problem.lanes:
-        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
-            following[i].append(j)
-    # A lane's later passes can be deeper or not, so order by how far they are from the end along both.
     import networkx as nx
 
-    graph = nx.DiGraph([(i, j) for i in range(count) for j in following[i]])
-    graph.add_nodes_from(range(count))
-    for i in reversed(list(nx.lexicographical_topological_sort(graph, key=lambda n: (a.depth[n], n)))):
-        for j in following[i]:
-            reach[i, j] = True
+    arcs = Precedence.of(problem, problem.lanes)
+    graph = nx.DiGraph(zip(arcs.before.tolist(), arcs.after.tolist(), strict=True))
+    graph.add_nodes_from(range(len(problem.passes)))
+    reach = np.zeros((len(graph), len(graph)), bool)
+    for i in reversed(list(nx.topological_sort(graph))):
+        for j in graph[i]:
             reach[i] |= reach[j]
+            reach[i, j] = True
     return reach
 
 
@@ -135,26 +125,18 @@ def _memory(m: MilpModel, horizon: int) -> None:
         if sum(taken[i] for i in takers) <= capacity:
             continue
         for i in takers:
-            held = [taken[j] * _started(m, j, i, horizon) for j in takers if j != i]
-            gone = [freed[j] * _ended(m, j, i, horizon) for j in holding if freed[j] and j != i]
+            held = [taken[j] * _before(m, j, i, horizon, False) for j in takers if j != i]
+            gone = [freed[j] * _before(m, j, i, horizon, True) for j in holding if freed[j] and j != i]
             m.model.addConstraint(pulp.lpSum(held) - pulp.lpSum(gone) + taken[i] <= capacity)
 
 
-def _started(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
-    """1 where j starts before or with i."""
+def _before(m: MilpModel, j: int, i: int, horizon: int, ended: bool) -> pulp.LpAffineExpression | pulp.LpVariable | int:
+    """1 where j starts before or with i; or, with `ended`, only where it ends before i starts."""
     if (j, i) in m.first:
         return m.first[j, i]
-    flag = pulp.LpVariable(f"s{j}_{i}", cat=pulp.LpBinary)
-    m.model.addConstraint(m.start[j] >= m.start[i] + 1 - (horizon + 1) * flag)
-    return flag
-
-
-def _ended(m: MilpModel, j: int, i: int, horizon: int) -> pulp.LpAffineExpression | pulp.LpVariable | int:
-    """1 only where j ends before i starts."""
-    if (j, i) in m.first:
-        return m.first[j, i]
-    flag = pulp.LpVariable(f"e{j}_{i}", cat=pulp.LpBinary)
-    m.model.addConstraint(m.start[i] >= m.start[j] + int(m.problem.passes.duration[j]) - horizon * (1 - flag))
+    flag, (sooner, later) = pulp.LpVariable(f"{'e' if ended else 's'}{j}_{i}", cat=pulp.LpBinary), (m.start[j], m.start[i])
+    end = sooner + int(m.problem.passes.duration[j])
+    m.model.addConstraint(later >= end - horizon * (1 - flag) if ended else sooner >= later + 1 - (horizon + 1) * flag)
     return flag
 
 

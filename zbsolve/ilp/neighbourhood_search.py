@@ -8,7 +8,6 @@ held when it began plus what its own passes take and free; the model holds nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -28,13 +27,9 @@ MIN_PRESOLVED = 20  # passes: fewer are solved faster without presolving
 MOST_WITH_POOLS, SECONDS_PER_ARC = 5_000, 2e-6
 ALL_RANKS = 0.3  # how often a neighbourhood is on all ranks
 ArcList = list[tuple[int, int, int]]  # (before, after, lag in µs), rows of the table of passes
-
-
-@dataclass(frozen=True)
-class Neighbourhood:
-    """Stream → (first, last + 1) positions of the run of passes that may change places."""
-
-    runs: dict[str, tuple[int, int]]
+Runs = dict[
+    str, tuple[int, int]
+]  # a neighbourhood: stream → first and last + 1 position of the passes that may change places
 
 
 def better_neighbours(
@@ -49,8 +44,8 @@ def better_neighbours(
     while clock.left > 0 and best.timeline().value > bound():
         if known().timeline().value < best.timeline().value:
             best = known()
-        neighbourhood = _random_neighbourhood(best, rng, int(size))
-        found, finished = _reorder(best, neighbourhood, clock, int(rng.integers(1 << 30)), bound())
+        runs = _random_runs(best, rng, int(size))
+        found, finished = _reorder(best, runs, clock, int(rng.integers(1 << 30)), bound())
         size = min(len(problem.passes), size * GROWTH) if finished else max(MIN_SIZE, size * SHRINKING)
         if found is not None and found.timeline().value < best.timeline().value:
             best = found
@@ -61,7 +56,7 @@ def better_neighbours(
         yield None
 
 
-def _random_neighbourhood(schedule: Schedule, rng: np.random.Generator, size: int) -> Neighbourhood:
+def _random_runs(schedule: Schedule, rng: np.random.Generator, size: int) -> Runs:
     """About `size` passes around a random moment, on all ranks or on a range of them."""
     timeline, problem = schedule.timeline(), schedule.problem
     ranks = problem.ranks
@@ -75,19 +70,17 @@ def _random_neighbourhood(schedule: Schedule, rng: np.random.Generator, size: in
             middle = int(np.searchsorted(timeline.start[rows], moment))
             first = max(0, min(middle - each // 2, len(rows) - each))
             runs[stream] = (first, min(len(rows), first + each))
-    return Neighbourhood(runs)
+    return runs
 
 
-def _reorder(
-    schedule: Schedule, neighbourhood: Neighbourhood, clock: Clock, seed: int, bound: int
-) -> tuple[Schedule | None, bool]:
+def _reorder(schedule: Schedule, runs: Runs, clock: Clock, seed: int, bound: int) -> tuple[Schedule | None, bool]:
     """The best schedule with the neighbourhood re-ordered, and whether CP-SAT finished."""
-    arcs, free = _sure_arcs(schedule, neighbourhood)
-    moving = _moving(schedule, arcs, free)
+    arcs, free = _sure_arcs(schedule, runs)
+    moving = _moving(arcs, free)
     if len(moving) > MOST_WITH_POOLS and pools_with_syncs(schedule.problem):
         clock.spend(SECONDS_PER_ARC * len(arcs))
         return None, False
-    model, start = _model(schedule, neighbourhood, arcs, moving, bound)
+    model, start = _model(schedule, runs, arcs, moving, bound)
     limit = NO_LIMIT if clock.counted else min(clock.left, MAX_SECONDS)
     solver = make_solver(limit, 1, seed=seed, effort=MAX_EFFORT)
     solver.parameters.cp_model_presolve = len(free) > MIN_PRESOLVED
@@ -98,7 +91,7 @@ def _reorder(
         return None, False
     order = {stream: rows.copy() for stream, rows in schedule.sequences.items()}
     duration = schedule.problem.passes.duration
-    for stream, (a, b) in neighbourhood.runs.items():
+    for stream, (a, b) in runs.items():
         rows = order[stream][a:b]
         begins = np.array([solver.value(start[i]) for i in rows.tolist()])
         # What has no length keeps its order among those of one time: the old order goes along the graph.
@@ -112,7 +105,7 @@ def _reorder(
     return synced(schedule.problem, order, moments_of(begin, begin + duration, turn)), status == cp_model.OPTIMAL
 
 
-def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcList, set[int]]:
+def _sure_arcs(schedule: Schedule, runs: Runs) -> tuple[ArcList, set[int]]:
     """The arcs that hold whatever order the neighbourhood has: edges, lanes, the order outside, and outside against inside;
     syncs of ranks that it leaves alone; and the neighbourhood's passes."""
     problem = schedule.problem
@@ -120,7 +113,7 @@ def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcLis
     arcs = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
     free: set[int] = set()
     for stream, rows in schedule.sequences.items():
-        a, b = neighbourhood.runs.get(stream, (0, 0))
+        a, b = runs.get(stream, (0, 0))
         listed = rows.tolist()
         free |= set(listed[a:b])
         for part in (listed[:a], listed[b:]):
@@ -130,9 +123,8 @@ def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcLis
             arcs += [(i, listed[b], 0) for i in listed[a:b] if b < len(listed)]
         elif 0 < b < len(listed):
             arcs.append((listed[b - 1], listed[b], 0))
-    here, several = _pools_within(schedule, neighbourhood), pools_with_syncs(problem)
     again = np.zeros(len(problem.passes), bool)  # what takes memory that the neighbourhood orders anew
-    for pool in here & set(several):
+    for pool in _pools_within(schedule, runs) & set(pools_with_syncs(problem)):
         again |= problem.moved(pool)[0] > 0
     pairs = ((problem.index[a], problem.index[b]) for a, b in schedule.syncs)
     arcs += [(i, j, 0) for i, j in pairs if not again[j]]
@@ -142,16 +134,14 @@ def _sure_arcs(schedule: Schedule, neighbourhood: Neighbourhood) -> tuple[ArcLis
     return arcs, free
 
 
-def _pools_within(schedule: Schedule, neighbourhood: Neighbourhood) -> set[int]:
+def _pools_within(schedule: Schedule, runs: Runs) -> set[int]:
     """The devices whose ranks have passes on streams that the neighbourhood has runs of, and all pools beside devices."""
     problem = schedule.problem
-    ranks = {
-        int(rank) for stream in neighbourhood.runs for rank in np.unique(problem.passes.rank[schedule.sequences[stream]])
-    }
+    ranks = {rank for stream in runs for rank in np.unique(problem.passes.rank[schedule.sequences[stream]]).tolist()}
     return ranks | set(range(problem.ranks, len(problem.room)))
 
 
-def _moving(schedule: Schedule, arcs: ArcList, free: set[int]) -> set[int]:
+def _moving(arcs: ArcList, free: set[int]) -> set[int]:
     """The neighbourhood and all that it leads to. Every other pass keeps its time."""
     following: dict[int, list[int]] = {}
     for i, j, _ in arcs:
@@ -166,7 +156,7 @@ def _moving(schedule: Schedule, arcs: ArcList, free: set[int]) -> set[int]:
 
 
 def _model(
-    schedule: Schedule, neighbourhood: Neighbourhood, arcs: ArcList, moving: set[int], bound: int
+    schedule: Schedule, runs: Runs, arcs: ArcList, moving: set[int], bound: int
 ) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
     """Variables for moving passes only; the objective lies between the bound and what the schedule has now."""
     problem, timeline = schedule.problem, schedule.timeline()
@@ -181,13 +171,13 @@ def _model(
     for i, j, lag in arcs:
         if j in moving:
             model.add(start[j] >= (start[i] if i in moving else now[i]) + duration[i] + lag)
-    for stream, (a, b) in neighbourhood.runs.items():
+    for stream, (a, b) in runs.items():
         rows = schedule.sequences[stream]
         inside = rows[a:b].tolist()
         model.add_no_overlap([model.new_fixed_size_interval_var(start[i], duration[i], "") for i in inside])
         if int(problem.passes.rank[rows[0]]) not in several:
             _memory(model, schedule, rows, (a, b), start, horizon)
-    for pool in several & _pools_within(schedule, neighbourhood):
+    for pool in several & _pools_within(schedule, runs):
         _memory_of_pool(model, schedule, pool, start, horizon)
     goal = model.new_int_var(min(bound, value), value, "value")
     _objective(model, schedule, start, goal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from .bounds.many import bound_of_many, repeated_microbatch
 from .bounds.memory_arcs import INFINITE
 from .ranks.end_losses import Answer, proven_again
 from .ranks.induction import WindowSearch, refute_by_induction
-from .ranks.lanes import Lanes, group_bound, group_of, lanes_of_group
+from .ranks.lanes import Lanes, group_bound, group_of, lanes_of
 
 OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
 SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
@@ -54,6 +53,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = Tr
 
 def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     """`recheck`, without what the proof assumes of lanes, and without rounding."""
+    nothing, states = Bound(0, NOT_PROVEN, bound.kind, bound.ranks), int(STATES_PER_SECOND * seconds)
     if bound.value <= problem.work:
         return Bound(bound.value, BUSIEST, WORK)
     if bound.kind == CHOICES:
@@ -61,44 +61,31 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if bound.kind == WHOLE:
         from .cp import refutes  # CP-SAT takes a second to load, and few bounds need it
 
-        proven: bool | None = refutes(problem, bound.value, Clock(seconds))
-        return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else Bound(0, NOT_PROVEN, WHOLE)
+        return Bound(bound.value, ALL_ORDERS, WHOLE) if refutes(problem, bound.value, Clock(seconds)) else nothing
     if bound.kind == STREAMS:
         from .cp import make_solver, ranks_refute, streams_bound
 
         proven = ranks_refute(problem, bound.ranks, bound.value, make_solver(seconds, half_of_cores()))
-        return streams_bound(bound.ranks, bound.value) if proven else Bound(0, NOT_PROVEN, STREAMS, bound.ranks)
+        return streams_bound(bound.ranks, bound.value) if proven else nothing
     if bound.kind == BOTH_ENDS:
-        again = proven_again(problem, bound.ranks[0], bound.value, int(STATES_PER_SECOND * seconds))
-        return again or Bound(0, NOT_PROVEN, BOTH_ENDS, bound.ranks)
+        return proven_again(problem, bound.ranks[0], bound.value, states) or nothing
     if bound.kind in SEARCHED_RANKS:
         group = group_of(problem, bound)
-        lanes = lanes_of_group(problem, group)
-        if lanes is not None and _refuted(lanes, bound.value, int(STATES_PER_SECOND * seconds)):
-            return group_bound(problem, group, bound.value)
-        return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
-    if (many := _of_many(problem)) and (many.kind, many.ranks) == (bound.kind, bound.ranks) and many.value >= bound.value:
-        return many  # of large steps far sooner
-    found = [Bound(0, NOT_PROVEN, bound.kind, bound.ranks)]
+        lanes = lanes_of(problem, *group)
+        proven = lanes is not None and _refuted(lanes, bound.value, states)
+        return group_bound(problem, group, bound.value) if proven else nothing
+    if (one := repeated_microbatch(problem)) is not None:
+        many = bound_of_many(one, problem.microbatches)
+        if (many.kind, many.ranks) == (bound.kind, bound.ranks) and many.value >= bound.value:
+            return many  # of large steps far sooner
+    clock, within = Clock(seconds), problem.objective == "span" and bound.ranks  # there those in the window of the first
     with suppress(TimeUp):
-        for form in _closed_forms(problem, bound.ranks, Clock(seconds)):
+        for form in closed_forms_within(problem, bound.ranks[0], clock) if within else each_closed_form(problem, clock):
             if (form.kind, form.ranks) == (bound.kind, bound.ranks):
-                found.append(form)
+                nothing = max(nothing, form, key=lambda best: best.value)
                 if form.value >= bound.value:
                     break
-    return max(found, key=lambda form: form.value)
-
-
-def _closed_forms(problem: Problem, ranks: tuple[int, ...], clock: Clock) -> Iterator[Bound]:
-    """The closed forms that keep these ranks are among these: of the span those in the window of the first."""
-    within = problem.objective == "span" and ranks
-    return closed_forms_within(problem, ranks[0], clock) if within else each_closed_form(problem, clock)
-
-
-def _of_many(problem: Problem) -> Bound | None:
-    """What one microbatch says of the problem, where all others are like it."""
-    microbatch = repeated_microbatch(problem)
-    return None if microbatch is None else bound_of_many(microbatch, problem.microbatches)
+    return nothing
 
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:

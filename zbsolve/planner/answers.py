@@ -5,6 +5,7 @@ the memory of a device, or over the number of devices, with a bound at each poin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -96,18 +97,14 @@ def what_if(
 
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
     """Each change, and the case with it, which has a layout. Raises BadInput naming the change."""
-    each = (one for text in changes for one in (LINK_CHANGES if text.strip() == LINKS else (text,)))
-    return [(text, _legal(base, text)) for text in each]
-
-
-def _legal(base: Case, text: str) -> Case:
-    """The changed case, which has a layout. Raises BadInput naming the change."""
-    case = changed(base, text)
-    try:
-        layouts(*case[:4], case.only)
-    except BadInput as error:
-        raise BadInput(f"change '{text[:40]}': {error}") from None
-    return case
+    cases = []
+    for text in (each for said in changes for each in (LINK_CHANGES if said.strip() == LINKS else (said,))):
+        cases.append((text, case := changed(base, text)))
+        try:
+            layouts(*case[:4], case.only)
+        except BadInput as error:
+            raise BadInput(f"change '{text[:40]}': {error}") from None
+    return cases
 
 
 def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answer:
@@ -130,10 +127,7 @@ def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
 
 def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
-    known = [
-        (case_of(before), before),
-        *((candidate.case, candidate.plan) for candidate in (*found, *others) if candidate.plan),
-    ]
+    known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*found, *others) if answer.plan)]
     orders = [there.best for _, there in known]
     again = [replace(one, plan=one.plan and _with_orders(one.plan, one.case, orders)) for one in found]
     return _with_orders(before, case_of(before), orders), tuple(_bounded(one, known) for one in again)
@@ -235,14 +229,14 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
     before, found = what_if(before, asked, others=free, **search)
     answers = sorted((*found, as_it_is(before, (*free, *found))), key=lambda one: getattr(one.case, over))
     pool = [candidate for one in (*answers, *free) if one.plan for candidate in one.plan.candidates]
-    points = [_point(answer, pool if over == "memory" else ()) for answer in answers]
-    return PlanFront(
-        before,
-        over,
-        tuple(getattr(one.case, over) for one, point in zip(answers, points, strict=True) if point),
-        tuple(point for point in points if point),
-        tuple((getattr(one.case, over), one.reason) for one, point in zip(answers, points, strict=True) if not point),
-    )
+    points, missing = dict[int, Point](), list[tuple[int, str]]()
+    for answer in answers:
+        at_one, point = getattr(answer.case, over), _point(answer, pool if over == "memory" else ())
+        if point is None:
+            missing.append((at_one, answer.reason))
+        else:
+            points[at_one] = point
+    return PlanFront(before, over, tuple(points), tuple(points.values()), tuple(missing))
 
 
 def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
@@ -271,11 +265,8 @@ def _ladder(before: Plan, free: Plan | None) -> list[int]:
 def _numbers_of_devices(base: Case) -> list[int]:
     """Those near the plan's that make a layout."""
     found = []
-    for factor in FACTORS:
-        try:
-            devices = int(base.devices * factor)
+    for devices in (int(base.devices * factor) for factor in FACTORS):
+        with suppress(BadInput):
             layouts(base.model, devices, base.batch, base.cluster, base.only)
             found.append(devices)
-        except BadInput:
-            continue
     return found

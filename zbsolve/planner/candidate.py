@@ -205,18 +205,14 @@ MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
 
 def in_its_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
     """The layout with the best of these orders that holds within the memory; None where none does."""
-    return _best(found for step in unsolved(model, layout, cluster, memory, (True,)) for found in _in_groups(step))
+    steps = unsolved(model, layout, cluster, memory, (True,))  # in groups of p times powers of two, and of m
+    return _best(step.solved(order) for step in steps for _, order in grouped_orders(step.problem, _powers(step.problem)))
 
 
 def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
     """The layout with the best of all named orders that holds within the memory; None where none does."""
     steps = unsolved(model, layout, cluster, memory)
     return _best(step.solved(schedule) for step in steps for _, schedule in presets_of(step.problem, searched=False))
-
-
-def _in_groups(one: Unsolved) -> Iterator[Candidate]:
-    """Groups of p times powers of two, and of m."""
-    return (one.solved(order) for _, order in grouped_orders(one.problem, _powers(one.problem)))
 
 
 def _powers(problem: Problem) -> set[int]:

@@ -67,18 +67,11 @@ def no_harder(one: Case, other: Case) -> bool:
     same = one.model is other.model and (one.devices, one.batch, one.only) == (other.devices, other.batch, other.only)
     if not same or one.memory < other.memory:
         return False
-    numbers, other_numbers = _flat(one.cluster), _flat(other.cluster)
-    differ = {
-        name
-        for name in numbers
-        if numbers[name] != other_numbers[name] and name not in ("name", "source", "error", "memory")
-    }
+    here, there = _flat(one.cluster), _flat(other.cluster)
+    differ = {name for name in here if here[name] != there[name]} - {"name", "source", "error", "memory"}
     more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
-    return (
-        differ == more | less
-        and all(numbers[i] > other_numbers[i] for i in more)
-        and all(numbers[i] < other_numbers[i] for i in less)
-    )
+    easier = all(here[i] > there[i] for i in more) and all(here[i] < there[i] for i in less)
+    return differ == more | less and easier
 
 
 def _numbers(case: Case) -> dict[str, float]:

@@ -146,11 +146,7 @@ TARGETS = (
         ),
     ),
     Target(
-        *("jaxpp", "JaxPP", "0.9.2", "Python"),
-        {ANY: SPLIT_OR_FUSED},
-        in_order=SPLIT_OR_FUSED,
-        mixed=False,
-        first_fused=True,
+        *("jaxpp", "JaxPP", "0.9.2", "Python"), {ANY: SPLIT_OR_FUSED}, in_order=SPLIT_OR_FUSED, mixed=False, first_fused=True
     ),
     Target("deepspeed", "DeepSpeed", "0.19.8", "Python", {"single": FUSED}, in_order=("F",), has_layers=True),
     Target(
@@ -184,8 +180,7 @@ TARGETS = (
         rules=(
             Rule(lambda one: one.recompute == SELECTIVE, "recompute"),
             Rule(
-                lambda one: (one.tp > 1) & (one.sequence == 0),
-                says="splits norms over tensor ranks too (sequence parallel)",
+                lambda one: (one.tp > 1) & (one.sequence == 0), says="splits norms over tensor ranks too (sequence parallel)"
             ),
             *PLAIN,
         ),

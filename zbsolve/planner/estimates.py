@@ -13,6 +13,8 @@ from .bounds.space_bounds import SpaceBounds
 from .costs.rank_costs import Costs
 from .layout import VEE, Layout
 
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 LARGE = 150_000  # passes and edges
 STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # of a microbatch
 # Stages of a rank whose activations are made or used, on their way out, or on their way back; of one stage and of several.
@@ -21,7 +23,7 @@ NEEDLESS = 1.1  # of offload where known schedules fit without
 _AWAY = np.array([0, 0.5, 1])  # of what a rank keeps, by offload
 
 
-def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
+def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
     """µs of each layout's step with layers spread evenly; infinite where its bound is.
 
     Filling takes a forward of one stage a rank. Known schedules keep so many microbatches of a rank: 1F1B p, interleaved
@@ -43,32 +45,28 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     return np.where(np.isfinite(bounds.step), busy + fill + follows, np.inf)
 
 
-def large_steps(layout: Layout) -> NDArray[np.bool_]:
+def large_steps(layout: Layout) -> Bools:
     """Layouts whose step has so many passes and edges that a search takes most of a minute."""
     shards = np.where(layout.vocabulary, SHARD_PASSES * layout.pp + layout.pp**2, 0)  # all S come before each one's barrier
     passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
-    large: NDArray[np.bool_] = layout.count * layout.slices * (passes * layout.stages + shards) > LARGE
-    return large
+    return np.asarray(layout.count * layout.slices * (passes * layout.stages + shards) > LARGE)
 
 
-def needless_offload(bounds: SpaceBounds, memory: int) -> NDArray[np.bool_]:
+def needless_offload(bounds: SpaceBounds, memory: int) -> Bools:
     """Layouts that move activations to host memory though known schedules without fit."""
     layout = bounds.layout
-    needless: NDArray[np.bool_] = (layout.offload > 0) & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory))
-    return needless
+    return np.asarray((layout.offload > 0) & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory)))
 
 
-def _needed(layout: Layout) -> NDArray[np.float64]:
+def _needed(layout: Layout) -> Floats:
     """Microbatches whose activations known schedules keep on a rank."""
     loop = layout.pp + np.where(layout.chunks > 1, (layout.pp - 1) / layout.chunks, 0.0)
     whole = np.where(layout.placement == VEE, 2 * layout.pp / 3, loop)
-    needed: NDArray[np.float64] = np.minimum(
-        np.where(np.asarray(layout.slices) == 1, whole, 1 + (whole - 1) / layout.slices), layout.count
-    )
-    return needed
+    parts = np.where(np.asarray(layout.slices) == 1, whole, 1 + (whole - 1) / layout.slices)
+    return np.asarray(np.minimum(parts, layout.count))
 
 
-def room_on_a_rank(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
+def room_on_a_rank(bounds: SpaceBounds, memory: int) -> Floats:
     """Microbatches of a stage whose activations fit on a rank."""
     layout, costs = bounds.layout, bounds.costs
     blocks = costs.blocks / layout.pp
@@ -77,11 +75,10 @@ def room_on_a_rank(bounds: SpaceBounds, memory: int) -> NDArray[np.float64]:
     gathered = 1 + (costs.gathered + costs.unreduced) / np.maximum(costs.states, 1)
     fixed = (blocks * costs.states + costs.table_states) * gathered + costs.shard.states
     inside = np.maximum(costs.transient, costs.shard.transient) + 2 * layout.chunks * costs.waiting
-    room: NDArray[np.float64] = np.floor((memory - fixed - inside) / (blocks / layout.chunks * kept))
-    return room
+    return np.asarray(np.floor((memory - fixed - inside) / (blocks / layout.chunks * kept)))
 
 
-def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
+def _exposed(layout: Layout, costs: Costs) -> Floats:
     """µs of gathers before the first compute pass and of the exchange of gradients behind the last one, beyond the least
     that bounds have. Stages of a rank end one after the other, when the last microbatches of a round have come through the
     next one."""
@@ -89,14 +86,12 @@ def _exposed(layout: Layout, costs: Costs) -> NDArray[np.float64]:
     each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
     between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
     waiting = (layout.chunks - 1) * np.maximum(0.0, each - between)
-    found: NDArray[np.float64] = np.maximum(0.0, each - costs.exchange.least) + waiting + blocks * costs.exchange.gather
-    return found
+    return np.asarray(np.maximum(0.0, each - costs.exchange.least) + waiting + blocks * costs.exchange.gather)
 
 
 # --- Corrected by what was found ---
 
 
-Floats = NDArray[np.float64]
 ALIKE = 0.5  # times as much counts what was found of a layout, for each field in which another differs from it
 ESTIMATE = 0.05  # counts the estimate itself
 PENDING = 0.02  # log of what a search is taken to find until it ends, over its estimate: others are begun beside it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -61,13 +62,6 @@ MS = 1e3  # µs
 Row = Mapping[str, object]
 
 
-class MeasuredStep(NamedTuple):
-    """A model and how it was split."""
-
-    shape: Shape
-    layout: Layout
-
-
 def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     """ms that each row's step takes by the cost model.
 
@@ -89,8 +83,8 @@ def read_rows(path: str) -> list[Row]:
     return list(csv.DictReader(lines))
 
 
-def steps_of(rows: Iterable[Row]) -> list[MeasuredStep]:
-    """What rows say. Raises BadInput naming row and column."""
+def steps_of(rows: Iterable[Row]) -> list[tuple[Shape, Layout]]:
+    """What rows say: a model, and how it was split. Raises BadInput naming row and column."""
     return [_step_of(row, f"row {i}") for i, row in enumerate(rows, 1)]
 
 
@@ -118,7 +112,7 @@ def step_time(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     return float(inside + after_pipeline(parameters, layout, cluster))
 
 
-def _step_of(row: Row, where: str) -> MeasuredStep:
+def _step_of(row: Row, where: str) -> tuple[Shape, Layout]:
     numbers = {name: int(_number(row, name, where)) for name in NUMBERS}
     batch, size, hidden, heads, layers, sequence, tp, dp, pp = numbers.values()
     chunks, vocabulary = (int(_number(row, name, where, usual)) for name, usual in (("chunks", 1), ("vocabulary", 51_200)))
@@ -130,7 +124,7 @@ def _step_of(row: Row, where: str) -> MeasuredStep:
     parallel, megatron = int(_number(row, "sequence_parallel", where, 0)), "sequence_parallel" in row
     place = SINGLE if chunks == 1 else LOOP
     layout = Layout(dp, tp, pp, chunks, place, size, batch // dp // size, recompute, parallel, 0, int(megatron))
-    return MeasuredStep(Shape.gpt(hidden, heads, layers, sequence, vocabulary), layout)
+    return Shape.gpt(hidden, heads, layers, sequence, vocabulary), layout
 
 
 def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:
@@ -140,13 +134,11 @@ def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:
         if usual is None:
             raise BadInput(f"{where}: column '{name}' is missing")
         return usual
-    try:
-        found = float(str(said))
-    except ValueError:
-        found = float("nan")
-    if not (0 < found < 2**62 or (found == 0 and usual == 0)):
-        raise BadInput(f"{where}: column '{name}' is '{str(said)[:20]}', no number above 0")
-    return found
+    with suppress(ValueError):
+        number = float(str(said))
+        if 0 < number < 2**62 or (number == 0 and usual == 0):
+            return number
+    raise BadInput(f"{where}: column '{name}' is '{str(said)[:20]}', no number above 0")
 
 
 # --- The fit ---

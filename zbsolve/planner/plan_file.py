@@ -61,10 +61,9 @@ def model_from_json(body: dict[str, Any], where: str) -> Model:
     if "profiles" not in body:
         return checked(body, Shape, where)
     form = checked(body, ProfilesForm, where)
-    rows = form.profiles
-    names = [f"{where}: profiles[{i}]" for i in range(len(rows))]
-    profiled_model = ProfiledModel.of([Profile.from_json(one, name) for one, name in zip(rows, names, strict=True)], names)
-    return replace(profiled_model, gradients=form.gradients)
+    profiles = {f"{where}: profiles[{i}]": one for i, one in enumerate(form.profiles)}
+    model = ProfiledModel.of([Profile.from_json(one, name) for name, one in profiles.items()], [*profiles])
+    return replace(model, gradients=form.gradients)
 
 
 KIND = "plan"
@@ -225,14 +224,15 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     Raises BadInput for a damaged file.
     """
     where = str(path)
-    form, model, cluster = _read(path)
-    space = cheap_bounds(model, _layouts(form, model, cluster), cluster, form.memory)
+    form, model, cluster, table = _read(path)
+    space = cheap_bounds(model, table, cluster, form.memory)
     stated, wrong = _stated_bounds(form.space, space, where)
     lost = unproven(stated, form.memory)
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
     wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
     solved = _solved(form.space, where)
-    wrong += _below(stated, solved)
+    below = [row for row, step in solved.items() if step < stated.step[row] - SAME_US]  # but for the best one's, its word
+    wrong += [f"layout {row} ({stated.layout.row(row).title}): its step is below its bound" for row in below[:3]]
     candidate, said = _candidate(form, model, space.layout, cluster, where)
     if not min(solved.values()) >= candidate.value - SAME_US:
         wrong.append(f"field 'steps' has one of {min(solved.values()):.3f} µs, below the plan's {candidate.value:.3f} µs")
@@ -249,28 +249,26 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
 def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
     """The space of a plan file as the file states it; `check_plan` says whether that follows. Raises BadInput."""
     where = str(path)
-    form, model, cluster = _read(path)
-    space = cheap_bounds(model, _layouts(form, model, cluster), cluster, form.memory)
-    bounds, _ = _stated_bounds(form.space, space, where)
+    form, model, cluster, table = _read(path)
+    bounds, _ = _stated_bounds(form.space, cheap_bounds(model, table, cluster, form.memory), where)
     if int(bounds.rule.max()) >= len(RULES):
         raise BadInput(f"{where}: space: field 'rule' has {int(bounds.rule.max())}, but there are {len(RULES)} rules")
-    return SolvedSpace(
-        model, cluster, form.devices, form.batch, form.memory, bounds, _solved(form.space, where), _only(form)
-    )
+    solved = _solved(form.space, where)
+    return SolvedSpace(model, cluster, form.devices, form.batch, form.memory, bounds, solved, _only(form))
 
 
 def read_choice(path: str | os.PathLike[str]) -> Choice:
     """What a plan file chose. Raises BadInput where the file is damaged, or its choice does not follow."""
     where = str(path)
-    form, model, cluster = _read(path)
-    best, wrong = _candidate(form, model, _layouts(form, model, cluster), cluster, where)
+    form, model, cluster, table = _read(path)
+    best, wrong = _candidate(form, model, table, cluster, where)
     if wrong:
         raise BadInput(f"{where}: {wrong[0]}")
     return Choice(model, cluster, form.batch, form.memory, best)
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster]:
-    """What a file says, with its model and its cluster. Raises BadInput where it is damaged."""
+def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster, Layout]:
+    """What a file says, with its model, its cluster and the layouts of both. Raises BadInput where it is damaged."""
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     if tuple(form.space.rules) != RULES:
@@ -278,15 +276,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster]:
     if unknown := set(form.fixed) - {*FIXABLE}:
         raise BadInput(f"{where}: field 'fixed' has '{min(unknown)[:20]}', no field of a layout")
     cluster = Cluster.from_json(form.cluster, f"{where}: cluster")
-    return form, model_from_json(form.model, f"{where}: model"), cluster
+    model = model_from_json(form.model, f"{where}: model")
+    return form, model, cluster, layouts(model, form.devices, form.batch, cluster, _only(form))
 
 
 def _only(form: PlanForm) -> Only:
     return Only(form.engine, tuple(form.fixed.items()))
-
-
-def _layouts(form: PlanForm, model: Model, cluster: Cluster) -> Layout:
-    return layouts(model, form.devices, form.batch, cluster, _only(form))
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:
@@ -310,15 +305,6 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
         wrong.append("field 'by' names layouts that do not dominate")
     pipeline, rule = np.array(form.pipeline, np.int64), np.array(form.rule, np.int64)
     return replace(space, pipeline=pipeline, rule=rule), wrong
-
-
-def _below(stated: SpaceBounds, solved: dict[int, float]) -> list[str]:
-    """Lines for layouts whose step is below their bound. Steps but for the best one's are the file's word."""
-    return [
-        f"layout {row} ({stated.layout.row(row).title}): its step is below its bound"
-        for row, step in solved.items()
-        if step < stated.step[row] - SAME_US
-    ][:3]
 
 
 def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:

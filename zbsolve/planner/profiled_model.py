@@ -210,14 +210,16 @@ def point_of(profile: Profile, where: str) -> Point:
     for name in ("rank_factors", "microbatch_factors"):
         if getattr(profile, name):
             raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
-    if any(layer.frozen_bytes for layer in profile.layers):
-        raise BadInput(f"{where}: field 'frozen_bytes': a plan takes parameters that are all trained")
-    if any(layer.buffer_bytes > UNCOUNTED * layer.parameter_bytes for layer in profile.layers):
-        raise BadInput(f"{where}: field 'buffer_bytes': a plan does not count weights that are no parameters")
-    if any(layer.all_to_all for layer in profile.layers):
-        raise BadInput(f"{where}: field 'all_to_all': expert parallelism is not in the space of plans")
-    if any(layer.gives for layer in profile.layers):
-        raise BadInput(f"{where}: field 'gives': a plan takes layers without side inputs")
+    for layer in profile.layers:
+        buffers = layer.buffer_bytes > UNCOUNTED * layer.parameter_bytes
+        for name, there, why in (
+            ("frozen_bytes", layer.frozen_bytes, "a plan takes parameters that are all trained"),
+            ("buffer_bytes", buffers, "a plan does not count weights that are no parameters"),
+            ("all_to_all", layer.all_to_all, "expert parallelism is not in the space of plans"),
+            ("gives", layer.gives, "a plan takes layers without side inputs"),
+        ):
+            if there:
+                raise BadInput(f"{where}: field '{name}': {why}")
     ends = {0, len(profile.layers) - 1}
     if any(set(group) != ends for _, group in profile.tied):
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")

@@ -159,11 +159,6 @@ def search_space(race: SpaceRace) -> None:
         race.raise_bounds()
     price_named(race)
     race.solve(_tasks(race))
-    _search_some(race)
-
-
-def _search_some(race: SpaceRace) -> None:
-    """Searches until there is a schedule, whatever the time."""
     while not race.candidates and (task := _first_search(race)) is not None:
         race.solve(iter([task]))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from ..tables import Ints
+from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .cluster import Cluster
@@ -89,9 +89,8 @@ def _field(part: str) -> tuple[str, int]:
     if name in NAMES and said in NAMES[name]:
         return name, NAMES[name].index(said)
     if name in NAMES or not said.isdecimal() or len(said) > 9:
-        raise BadInput(
-            f"--fix '{part[:40]}': {name} is {'one of ' + ', '.join(NAMES[name]) if name in NAMES else 'a number'}"
-        )
+        able = f"one of {', '.join(NAMES[name])}" if name in NAMES else "a number"
+        raise BadInput(f"--fix '{part[:40]}': {name} is {able}")
     return name, int(said)
 
 
@@ -119,37 +118,20 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     found = list(_layouts(model, devices, batch, cluster))
     if not found:
         raise BadInput(_no_split(model, devices, batch, cluster))
-    table = _with_vocabularies(table_of(found)) if model.shards_vocabulary else table_of(found)
-    table = _with_slices(table, model.slices)
-    return only.of(table if cluster.copies is None else _with_offload(table))
+    table = table_of(found)
+    if model.shards_vocabulary:
+        table = _with(table, "vocabulary", (WHOLE, SHARDED), ~table.gathers_by_stage)
+    table = _with(table, "slices", (1, *model.slices), (table.size == 1) & ~table.gathers_by_stage)
+    return only.of(table if cluster.copies is None else _with(table, "offload", range(len(OFFLOADS)), table.slices == 1))
 
 
-def _with_vocabularies(table: Layout) -> Layout:
-    """Each layout, and behind those of several pipeline ranks one with a sharded vocabulary."""
-    found, turn = _repeated(table, np.where((table.pp > 1) & ~table.gathers_by_stage, 2, 1))
-    return found._replace(vocabulary=np.array([WHOLE, SHARDED])[turn])
-
-
-def _with_slices(table: Layout, slices: tuple[int, ...]) -> Layout:
-    """Each layout, and behind those whose microbatches are sequences the same in slices."""
-    numbers = np.array([1, *slices])
-    able = (table.pp > 1) & (table.size == 1) & ~table.gathers_by_stage
-    found, turn = _repeated(table, np.where(able, len(numbers), 1))
-    return found._replace(slices=numbers[turn])
-
-
-def _with_offload(table: Layout) -> Layout:
-    """Each layout, and behind those of several pipeline ranks and whole sequences the same with offload: on one rank
-    microbatches come one after the other, and none waits."""
-    found, turn = _repeated(table, np.where((table.pp > 1) & (table.slices == 1), len(OFFLOADS), 1))
-    return found._replace(offload=turn)
-
-
-def _repeated(table: Layout, times: Ints) -> tuple[Layout, Ints]:
-    """Each row so many times in a row, and which time it is, from 0."""
-    first = np.cumsum(times) - times
+def _with(table: Layout, field: str, numbers: Sequence[int], able: Bools) -> Layout:
+    """Each layout, and behind those that are able to, of several pipeline ranks, the same with the field's other numbers. On
+    one rank microbatches come one after the other, and none waits."""
+    times = np.where((table.pp > 1) & able, len(numbers), 1)
     rows = np.repeat(np.arange(len(times)), times)
-    return table.rows(rows), np.arange(len(rows)) - first[rows]
+    turn = np.arange(len(rows)) - (np.cumsum(times) - times)[rows]
+    return table.rows(rows)._replace(**{field: np.array(numbers)[turn]})
 
 
 def _no_split(model: Model, devices: int, batch: int, cluster: Cluster) -> str:

@@ -15,7 +15,7 @@ from ...build.attention_exchange import check_exchangeable
 from ...problem import Ints, Problem
 from ...timeline import Floats, Precedence, longest_path
 from ...util.errors import BadInput
-from .bound import CHOICES, Bound
+from .bound import CHOICES, Bound, serial_length
 from .closed_form_kernels import one_machine
 from .closed_forms import closed_form
 from .copies import Copies, Device, device_of, in_one_pool, least_work, with_more_room, without_copies
@@ -70,8 +70,7 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     found = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
     devices = [(rank, one) for rank, one in found if one is not None]
     streams = list(stream_work(problem, step, copies, [rank for rank, _ in devices], times))
-    longest = int(problem.passes.duration.sum() + problem.edges.lag.sum())  # no schedule need take longer, if one exists
-    least, high = low, max(low, longest)
+    least, high = low, max(low, serial_length(problem))  # no schedule need take longer, if one exists
     while least < high:
         middle = (least + high) // 2
         if _too_short(middle, [one for _, one in devices], streams) is None:
@@ -86,9 +85,7 @@ def _too_short(window: int, devices: list[Device], streams: list[StreamWork]) ->
     """Why a window, µs, has no time for the copies that memory asks for; None where it has."""
     missing = [device.missing(window) for device in devices]
     for stream, own, its in streams:
-        work = 0.0
-        for i, out, back in its:
-            work += least_work(devices[i].savings, missing[i], out, back)
+        work = sum(least_work(devices[i].savings, missing[i], out, back) for i, out, back in its)
         if work == np.inf:
             return f"{stream}: no copies there free enough memory in less time"
         if work > 0 and own + work * (1 - SLACK) - SLACK > window:
@@ -111,11 +108,8 @@ def stream_work(
         its = []
         for i, one in enumerate(ranks):
             on_rank = rank == one
-            if (
-                (out | back)[on_rank].all()
-                and (out[on_rank].all() or not out[on_rank].any())
-                and (back[on_rank].all() or not back[on_rank].any())
-            ):
+            whole = all(ways[on_rank].all() or not ways[on_rank].any() for ways in (out, back))
+            if whole and (out | back)[on_rank].all():
                 its.append((i, bool(out[on_rank].any()), bool(back[on_rank].any())))
         use = known & np.isin(rank[copies.pair], [ranks[i] for i, _, _ in its])
         if its and use.any():
@@ -153,7 +147,8 @@ def bound_over_exchanges(problem: Problem, costs: AttentionExchange, helpers: in
         return max(-(-whole // ranks), *(int(passes.kept[rows].sum()) for rows in rows_of))
     head, tail = _longest(problem, passes.length), _longest(problem, passes.length, back=True)
     own = (int(head[rows].min() + passes.kept[rows].sum() + tail[rows].min()) for rows in rows_of if rows.any())
-    first, last = (_windows(at[problem.computing]) for at in (head, tail))
+    # Windows that end where passes can begin, the shortest ones, for there few are under way.
+    first, last = (np.unique(np.append(at[problem.computing], 0))[:MAX_WINDOWS] for at in (head, tail))
     early = passes.done_by(first, head, passes.before, share)
     late = passes.done_by(last, tail, passes.behind, share)
     rest = whole - early[:, None] - late[None]
@@ -187,13 +182,7 @@ class _Passes(NamedTuple):
         pass does alone before its attention, seen from that end."""
         since = np.maximum(0, windows[:, None] - begin[None])
         done = np.minimum(since, first) + share * np.maximum(0, since - first)
-        found: Floats = np.minimum(done, self.work).sum(axis=1).astype(np.float64)
-        return found
-
-
-def _windows(begin: Ints) -> Ints:
-    """Windows to look at: where passes can begin, the shortest ones, for there few are under way."""
-    return np.unique(np.append(begin, 0))[:MAX_WINDOWS]
+        return np.asarray(np.minimum(done, self.work).sum(axis=1), np.float64)
 
 
 def _longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
@@ -215,9 +204,8 @@ def bound_over_orders(problem: Problem) -> int:
     _check_numbers(problem)
     if problem.objective != "makespan":
         return problem.work
-    e, duration = problem.edges, problem.passes.duration
-    head, _ = longest_path(problem, Precedence(e.before, e.after, e.lag))
-    tail, _ = longest_path(problem, Precedence(e.after, e.before, e.lag))
+    duration = problem.passes.duration
+    head, tail = _longest(problem, duration), _longest(problem, duration, back=True)
     machines = (int(one_machine(head[rows], duration[rows], tail[rows])) for rows in problem.members.values())
     return max(int((head + duration + tail).max()), *machines)
 

@@ -47,6 +47,11 @@ def with_assumption(bound: Bound, problem: Problem) -> Bound:
     return replace(bound, proof=f"{bound.proof}; {IN_ORDER}")
 
 
+def rank_names(ranks: tuple[int, ...]) -> str:
+    """`rank 0` or `ranks 0, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def serial_length(problem: Problem) -> int:
     """µs within which some schedule ends, if there is any: all passes and lags one after the other."""
     return int(problem.passes.duration.sum() + problem.edges.lag.sum())

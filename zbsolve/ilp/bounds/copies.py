@@ -240,5 +240,4 @@ def _most(s: Savings, weight: Floats, cost: Floats, rounding: float) -> Floats:
     x = np.stack([np.broadcast_to(point, (len(cost), len(weight))) for point in points], axis=1)
     x = np.clip(np.nan_to_num(x, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
     value = saved(s, x) - weight * np.maximum(0.0, x * cost[:, None] - rounding)
-    result: Floats = value.max(axis=1)
-    return result
+    return np.asarray(value.max(axis=1))

@@ -68,8 +68,8 @@ def least_lifespans(problem: Problem, rows: Ints) -> Ints:
     """For each edge of `rows` the least time from the start of its first pass to the end of its second, µs."""
     edges, duration = problem.edges, problem.passes.duration
     before, after = edges.before[rows], edges.after[rows]
-    result: Ints = np.maximum(paths_within(problem, before, after), duration[before] + edges.lag[rows] + duration[after])
-    return result
+    alone = duration[before] + edges.lag[rows] + duration[after]
+    return np.asarray(np.maximum(paths_within(problem, before, after), alone))
 
 
 class Energy(NamedTuple):
@@ -190,12 +190,13 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
     """Each pool with a limit that it can exceed; and each further pool together with each device that moves bytes there, and
     with all of them."""
     room = problem.room.tolist()
-    bounds = []
-    for rank in (rank for rank in range(problem.ranks) if room[rank] < UNLIMITED):
-        bounds.append(PoolStays((rank,), f"rank {rank}", room[rank], _alone(problem, problem.edges_in(rank))))
-    for pool in (pool for pool in range(problem.ranks, len(room)) if room[pool] < UNLIMITED):
-        bounds += _with_devices(problem, pool)
-    return [one for one in bounds if _exceeds(one.stays, one.room)]
+    found = []
+    for pool in (pool for pool in range(len(room)) if room[pool] < UNLIMITED):
+        if pool < problem.ranks:
+            found.append(PoolStays((pool,), f"rank {pool}", room[pool], _alone(problem, problem.edges_in(pool))))
+        else:
+            found += _with_devices(problem, pool)
+    return [stays for stays in found if _exceeds(stays.stays, stays.room)]
 
 
 def _exceeds(stays: Stays, room: int) -> bool:

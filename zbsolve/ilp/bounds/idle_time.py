@@ -147,16 +147,6 @@ class RankWindow(NamedTuple):
     head: Ints
     tail: Ints
 
-    @property
-    def arrival(self) -> int:
-        """Least time before the rank's first start, µs."""
-        return int(self.head.min())
-
-    @property
-    def departure(self) -> int:
-        """Least time after the rank's last end, µs."""
-        return int(self.tail.min())
-
 
 class StageChain(NamedTuple):
     """One stage's passes on a rank: rows[g, k] is position k of the chain of its g-th microbatch (F, B, W: 0, 1, 2). All
@@ -221,11 +211,11 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     The two periods cannot overlap where all memory does not fit at once: between them every position < k₂ would have ended,
     thus taken everything, and no position ≥ k₁ started, thus freed nothing.
     """
-    first = max([window.arrival, *(_least(window.head, ends) for ends in terms.until)])
-    last = max([window.departure, *(_least(window.tail, ends) for ends in terms.behind)])
+    arrival, departure = int(window.head.min()), int(window.tail.min())
+    first = max([arrival, *(_least(window.head, ends) for ends in terms.until)])
+    last = max([departure, *(_least(window.tail, ends) for ends in terms.behind)])
     if terms.fits:
-        alone, other = first + window.departure, window.arrival + last
-        return (first, window.departure) if alone > other else (window.arrival, last)
+        return (first, departure) if first + departure > arrival + last else (arrival, last)
     return first, last
 
 

@@ -1,7 +1,7 @@
 """Closed forms for very many microbatches, from the step of one: they take as long for 8 microbatches as for 8 million.
 
 All microbatches are alike, and wait for nothing but passes of their own. Lanes may be taken to run in order (see
-`alike.microbatches_alike`). So paths within one microbatch give the least start of the first one's passes, and the least
+`Problem.alike`). So paths within one microbatch give the least start of the first one's passes, and the least
 time behind the last one's; both hold whatever the others do. A lane's first pass is the first microbatch's, and its last one
 the last one's. So the closed forms of single ranks need no others:
 
@@ -26,7 +26,7 @@ from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from ...util.kernels import kernel
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
-from .energy import energy_of
+from .energy import Stays, energy_of
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
 from .memory_arcs import topological_order
 from .path_walks import NO_PATH
@@ -49,20 +49,12 @@ class _Paths(NamedTuple):
     duration: Ints
 
 
-class _Stays(NamedTuple):
-    """What one microbatch holds of a rank's memory: rows of its edges' passes, bytes, and µs at least, shape (n,) each."""
-
-    before: Ints
-    after: Ints
-    size: Ints
-    span: Ints
-
-
 def bound_of_many(one: Problem, count: int) -> Bound:
     """The best closed form of a step of `count` microbatches that are all like the only one of `one`. Raises BadInput where
     passes share streams or collectives, or bytes lie off the devices."""
     check_plain(one)
-    return max(_rounded(one, count), key=lambda bound: bound.value)
+    unit = value_unit(one)  # divides every value
+    return max((rounded_up(bound, unit) for bound in _forms(one, count)), key=lambda bound: bound.value)
 
 
 def repeated_microbatch(problem: Problem) -> Problem | None:
@@ -101,16 +93,10 @@ def check_plain(one: Problem) -> None:
             raise BadInput(f"many microbatches: the step {why}")
 
 
-def _rounded(one: Problem, count: int) -> Iterator[Bound]:
-    """All closed forms, as multiples of what divides every value."""
-    unit = value_unit(one)
-    for bound in _forms(one, count):
-        yield rounded_up(bound, unit)
-
-
 def _forms(one: Problem, count: int) -> Iterator[Bound]:
     """The work of the busiest rank; for the span the windows of the first rank, the last and the busiest, else the step."""
     p, paths = one.passes, _paths(one)
+    back = np.ascontiguousarray(paths.order[::-1])
     work = np.bincount(p.rank, p.duration, one.ranks).astype(np.int64)
     yield Bound(count * int(work.max()), BUSIEST, WORK)
     rows = [np.flatnonzero(p.rank == rank) for rank in range(one.ranks)]
@@ -120,7 +106,8 @@ def _forms(one: Problem, count: int) -> Iterator[Bound]:
     windows = [-1] if one.objective == "makespan" else list(dict.fromkeys([0, one.ranks - 1, int(work.argmax())]))
     for whose in windows:
         begin = np.zeros(len(p), np.int64) if whose < 0 else np.where(p.rank == whose, 0, NO_PATH)
-        head, tail = _heads(paths, begin), _tails(paths, begin)
+        head = _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, p.duration, begin)
+        tail = _walk(back, paths.out_first, paths.out_pass, paths.out_lag, p.duration, begin)
         for rank in range(one.ranks) if whose < 0 else (whose,):
             yield _idle(rank, count * int(work[rank]), terms[rank], RankWindow(head[rows[rank]], tail[rows[rank]]))
         for rank, stay in enumerate(stays):
@@ -136,7 +123,7 @@ def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:
     return Bound(work + first + last, f"{proof}, whatever the number of microbatches", IDLE, (rank,))
 
 
-def _energy(rank: int, stays: _Stays, room: int, count: int, times: tuple[Ints, Ints, Ints]) -> Bound:
+def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, Ints, Ints]) -> Bound:
     """Bytes times the least time that they are held, of all microbatches, and what is lost while memory fills and empties.
 
     A window of T µs holds T · room less both losses at most, where filling and emptying do not overlap in it. times: heads,
@@ -147,8 +134,8 @@ def _energy(rank: int, stays: _Stays, room: int, count: int, times: tuple[Ints, 
     if most == 0:
         return Bound(0, "nothing", AREA, (rank,))
     energy = count * sum(size * span for size, span in zip(stays.size.tolist(), stays.span.tolist(), strict=True))
-    filling, risen = _lost(head[stays.before], duration[stays.before], stays.size, most)
-    emptying, fallen = _lost(tail[stays.after], duration[stays.after], stays.size, most)
+    filling, risen = _lost(head[stays.first], duration[stays.first], stays.size, most)
+    emptying, fallen = _lost(tail[stays.last], duration[stays.last], stays.size, most)
     value = -(-(energy + filling + emptying) // most)
     if value <= risen + fallen or count * int(stays.size.sum()) < most:
         value = -(-energy // most)
@@ -182,7 +169,7 @@ def _paths(one: Problem) -> _Paths:
     return _Paths(out_first, out_pass, out_lag, in_first, in_pass, in_lag, order, place, one.passes.duration)
 
 
-def _stays(one: Problem, paths: _Paths) -> list[_Stays]:
+def _stays(one: Problem, paths: _Paths) -> list[Stays]:
     """What one microbatch holds of each rank's memory."""
     e = one.edges
     rows = np.flatnonzero(one.device_bytes > 0)
@@ -190,18 +177,7 @@ def _stays(one: Problem, paths: _Paths) -> list[_Stays]:
     spans = _spans(paths, e.before[rows], e.after[rows])
     rank = one.passes.rank[e.before[rows]]
     columns = e.before[rows], e.after[rows], e.bytes[rows], spans
-    return [_Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(one.ranks)]
-
-
-def _heads(paths: _Paths, begin: Ints) -> Ints:
-    """The least start of each pass, µs, where it starts at begin[i] or later (`NO_PATH`: nothing is known)."""
-    return _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, paths.duration, begin)
-
-
-def _tails(paths: _Paths, begin: Ints) -> Ints:
-    """The least time from each pass's end to a moment that is begin[i] or more behind the end of pass i, µs."""
-    back = np.ascontiguousarray(paths.order[::-1])
-    return _walk(back, paths.out_first, paths.out_pass, paths.out_lag, paths.duration, begin)
+    return [Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(one.ranks)]
 
 
 @kernel

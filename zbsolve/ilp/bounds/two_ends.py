@@ -73,11 +73,9 @@ def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
     busiest = max(range(len(ranks)), key=lambda r: ranks[r].work)
     for other in dict.fromkeys((last, busiest)):
         if other != first and _few_states(ranks[first], ranks[other], g.microbatches):
-            value, waits = (
-                _least(g, away, ranks[first], ranks[other]),
-                f"whatever waits for the end of the step on rank {first}",
-            )
-            yield Bound(value, f"ranks {first} and {other}: {waits}, one of them is idle so long", IDLE, (first, other))
+            waits = f"whatever waits for the end of the step on rank {first}"
+            proof = f"ranks {first} and {other}: {waits}, one of them is idle so long"
+            yield Bound(_least(g, away, ranks[first], ranks[other]), proof, IDLE, (first, other))
 
 
 def _few_states(first: _Rank, other: _Rank, m: int) -> bool:

@@ -25,17 +25,7 @@ from .end_losses import (
     refute,
 )
 from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
-from .lanes import (
-    MAX_LEAN_RANKS,
-    MAX_WHOLE_RANKS,
-    Group,
-    all_ranks,
-    group_bound,
-    group_of,
-    grown,
-    in_own_windows,
-    lanes_of_group,
-)
+from .lanes import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, in_own_windows, lanes_of
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up
@@ -282,7 +272,7 @@ class _GroupSearch:
     def search_of(self, group: Group) -> WindowSearch | None:
         """The group's search, made when it is first asked for; None where its lanes allow none."""
         if group not in self.searches:
-            lanes = lanes_of_group(self.problem, group)
+            lanes = lanes_of(self.problem, *group)
             gap, deep = self.ceiling - self.best.value, len(group.ranks) > 2 and not group.lean
             step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
             breadth = OWN_BREADTH if group.own else breadth
@@ -302,7 +292,7 @@ class _GroupSearch:
         where a long problem has had less than `LONG_LOOK` yet. looked: partial orders of one try when the last look was.
         """
         for group in groups:
-            lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of_group(self.problem, group)
+            lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
             if lanes is None:
                 return True
             before = self.ceiling
@@ -335,7 +325,7 @@ class _GroupSearch:
         partial orders, then with it. Of too many lanes what the first rank gives."""
         for kept in dict.fromkeys((group._replace(ranks=group.ranks[:-1] or group.ranks), group)):
             value, began = int(INDUCTION_GOAL * self.ceiling) + 1, self.clock.used
-            lanes = None if self.over or value <= self.best.value else lanes_of_group(self.problem, kept)
+            lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, *kept)
             if lanes is None:
                 continue
             if len(lanes.rank) > MAX_INDUCTION_LANES:

@@ -154,8 +154,7 @@ def _refute_claims(
         return Answer.TOO_MANY, 0, 0
     induction = Induction(_behind(w, numbers, claims), w.shift, later)
     limits = Limits(MAX_BREADTH, question.states, False)
-    found = search_orders(lanes, claims[n] - 1, limits, induction, question.incumbent, question.value)
-    answer, tried, front = found
+    answer, tried, front = search_orders(lanes, claims[n] - 1, limits, induction, question.incumbent, question.value)
     return Answer(answer), int(tried), int(front)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
 from ...timeline import Floats
-from ..bounds.bound import GROUP_KINDS, OWN_WINDOWS, SEARCHED_RANKS, WINDOW_KINDS, Bound, serial_length
+from ..bounds.bound import GROUP_KINDS, OWN_WINDOWS, SEARCHED_RANKS, WINDOW_KINDS, Bound, rank_names, serial_length
 from ..bounds.energy import paths_within
 from ..bounds.memory_arcs import INFINITE, bytes_within, held_beside
 from ..bounds.necessary_arcs import heads_and_tails
@@ -218,11 +218,6 @@ class Group(NamedTuple):
     own: bool = False
 
 
-def lanes_of_group(problem: Problem, group: Group) -> Lanes | None:
-    """The lanes of the group's ranks in its window; None where there are none (see `lanes_of`)."""
-    return lanes_of(problem, *group)
-
-
 def group_of(problem: Problem, bound: Bound) -> Group:
     """The ranks that the bound keeps, in the window that it is about: the first of two ranks or more in a closed form of the
     span gives the window alone."""
@@ -239,11 +234,11 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
     ranks, lean, whose, own = group
     window = ", each in its window" if own else "" if whose < 0 else f" in the window of rank {whose}"
     of = "their" if len(ranks) > 1 else "its"
-    proof = f"{_rank_names(ranks)}{window}: no order of {of} passes fits {value - 1} µs, whatever other ranks do"
+    proof = f"{rank_names(ranks)}{window}: no order of {of} passes fits {value - 1} µs, whatever other ranks do"
     missing = len(left_out(problem, ranks)) if lean else 0
     if missing:
         proof += (
-            f"; left out: {missing} passes of {_rank_names(ranks[1:])} in lanes that no compute waits for and that take no "
+            f"; left out: {missing} passes of {rank_names(ranks[1:])} in lanes that no compute waits for and that take no "
             "memory, and the bytes that these passes free"
         )
     beside = int(np.isin(problem.passes.rank[problem.side_stream], ranks).sum())
@@ -251,18 +246,9 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
         proof += (
             f"; {beside} passes on side streams there are delays alone, and what they hold counts where it is always held"
         )
-    if own:
-        return Bound(value, proof, OWN_WINDOWS, ranks)
-    return (
-        Bound(value, proof, GROUP_KINDS[lean], ranks)
-        if whose < 0
-        else Bound(value, proof, WINDOW_KINDS[lean], (whose, *ranks))
-    )
-
-
-def _rank_names(ranks: tuple[int, ...]) -> str:
-    """`rank 0` or `ranks 0, 2`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    if own or whose < 0:
+        return Bound(value, proof, OWN_WINDOWS if own else GROUP_KINDS[lean], ranks)
+    return Bound(value, proof, WINDOW_KINDS[lean], (whose, *ranks))
 
 
 def grown(problem: Problem, root: Group, size: int) -> list[Group]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from math import ceil
 
@@ -20,7 +21,7 @@ from ortools.sat.python import cp_model
 
 from ...greedy.arrays.microbatch import microbatch_graph
 from ...greedy.arrays.problem_arrays import arrays_of
-from ...greedy.blocks.building_block import BuildingBlock, anneal_block, serial_block, shorter_blocks
+from ...greedy.blocks.building_block import anneal_block, serial_block, shorter_blocks
 from ...greedy.decoding import repeated_targets
 from ...greedy.lists.list_scheduler import list_schedule, schedule_by_start
 from ...greedy.lists.policy_annealing import starting_policies
@@ -137,17 +138,6 @@ MAX_POLICIES = 40  # of the list scheduler, whose schedules are looked at
 
 
 @dataclass(frozen=True)
-class PeriodicSchedule:
-    """One round's passes, repeated every `period` µs. offset[name]: the start of each pass of the problem's last round, µs.
-    memory: bytes on the fullest rank. proven: no strictly periodic schedule of this period needs less."""
-
-    period: int
-    offset: dict[str, int]
-    memory: int
-    proven: bool
-
-
-@dataclass(frozen=True)
 class SteadyState:
     """The best steady state found.
 
@@ -220,10 +210,7 @@ def _from_blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
     if g is None:
         return
 
-    def near(start: Ints, period: int) -> tuple[BuildingBlock, bool]:
-        """A block near these offsets."""
-        return anneal_block(g, start, period, ANNEALING_ROUNDS, seed)
-
+    near = partial(anneal_block, g, rounds=ANNEALING_ROUNDS, seed=seed)
     for block in shorter_blocks(g, serial_block(g), near, lambda: True):
         start = np.zeros(len(problem.passes), np.int64)
         start[g.passes] = repeated_targets(g, block.offset, block.period)

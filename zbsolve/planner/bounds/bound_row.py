@@ -97,8 +97,7 @@ def chain_bounds(costs: Costs, layout: Layout) -> Ints:
     the shards' passes in between. With offload the last stage's copies are in between. The first stage's gather comes before
     all."""
     collectives = costs.shard.gap + 2 * costs.shard.lookup + costs.exchange.table_gather
-    chain: Ints = costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain
-    return chain
+    return np.asarray(costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain)
 
 
 def _serial(costs: Costs, layout: Layout) -> Ints:
@@ -112,5 +111,4 @@ def _serial(costs: Costs, layout: Layout) -> Ints:
 
 def _messages(layout: Layout) -> Ints:
     """Boundaries between stages that are boundaries between ranks: of a V one lies on one rank."""
-    boundaries: Ints = layout.stages - 1 - (np.asarray(layout.placement) == VEE)
-    return boundaries
+    return np.asarray(layout.stages - 1 - (np.asarray(layout.placement) == VEE))

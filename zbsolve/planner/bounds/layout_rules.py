@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...tables import Ints
 from ...util.kernels import kernel
 from ..cluster import Cluster
-from ..costs.layer_costs import Model, ModelCosts, model_costs
+from ..costs.layer_costs import Model, model_costs
 from ..costs.layer_formulas import WEIGHT_BYTES, after_exchange, exchange_pass, update
 from ..costs.least_parts import Exchanges
 from ..costs.rank_costs import Costs, fullest, roles
@@ -150,26 +150,18 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
     on = roles(layout)
     fixed = on.embedding * costs.embedding.work + on.head * costs.head.work + on.sends * costs.sent
     fixed = fixed + costs.shard.S + costs.shard.T
-    found: Ints = layout.count * fullest(costs.blocks, costs.block.work, fixed, on.number)
-    return found
+    return np.asarray(layout.count * fullest(costs.blocks, costs.block.work, fixed, on.number))
 
 
 def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.float64]:
-    """µs that follow the pipeline at least, of each layout."""
-    least = least_parameters(model_costs(model, layout, cluster), model.layers, layout)
-    return np.asarray(after_exchange(least, layout, cluster, model.update_us))
-
-
-def least_parameters(costs: ModelCosts, blocks: int, layout: Layout) -> NDArray[np.float64]:
-    """Parameters of 16 bits that the fullest rank has at least, of each layout."""
-    on = roles(layout)
+    """µs that follow the pipeline at least, of each layout: as the fullest rank has parameters of 16 bits at least."""
+    costs, on = model_costs(model, layout, cluster), roles(layout)
     table, block = np.minimum(costs.first.parameter_bytes, costs.last.parameter_bytes), costs.block.parameter_bytes
     again = (on.embedding & on.head) * (np.asarray(costs.shared) > 0)
     fixed = (on.embedding + on.head - again) * np.asarray(table, np.int64)
     fixed = np.where(layout.vocabulary, np.asarray(costs.shard_bytes, np.int64), fixed)
-    unit = np.maximum(1, np.asarray(block, np.int64))
-    found: NDArray[np.float64] = fullest(blocks, unit, fixed, on.number) / WEIGHT_BYTES
-    return found
+    least = fullest(model.layers, np.maximum(1, np.asarray(block, np.int64)), fixed, on.number) / WEIGHT_BYTES
+    return np.asarray(after_exchange(least, layout, cluster, model.update_us))
 
 
 # --- Dominance: every time and every size of another layout is as small ---

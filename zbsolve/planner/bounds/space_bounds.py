@@ -82,23 +82,17 @@ def unproven(stated: SpaceBounds, memory: int) -> Ints:
     """Numbers of layouts whose stated bound does not follow: each is looked at once, without a search. `stated.costs` and
     `stated.behind` are taken as recomputed."""
     dominated, empty = stated.rule == RULES.index(DOMINATED), stated.rule == RULES.index(NO_ROOM)
-    rows = bound_rows(stated.costs, stated.layout, memory)
-    ends = np.where(stated.pipeline == NEVER, -1, stated.pipeline)
-    proven = refuted(rows, ends)
-    free = stated.by < 0
-    known = (stated.pipeline == NEVER) == (dominated | empty)
+    never, free = stated.pipeline == NEVER, stated.by < 0
+    proven = refuted(bound_rows(stated.costs, stated.layout, memory), np.where(never, -1, stated.pipeline))
     dominates = ~free & (np.isin(stated.by, np.flatnonzero(free)))
-    wrong: Ints = np.flatnonzero(~known | np.where(dominated, ~dominates, ~proven))
-    return wrong
+    return np.flatnonzero((never != (dominated | empty)) | np.where(dominated, ~dominates, ~proven))
 
 
-def _costs_at(costs: Costs, rows: Ints) -> Costs:
-
-    def at(column: Any) -> Any:
-        return column[rows] if isinstance(column, np.ndarray) else column
-
-    fields: Iterator[Any] = (type(cost)(*map(at, cost)) if isinstance(cost, tuple) else at(cost) for cost in costs)
-    return Costs(*fields)
+def _costs_at(cost: Any, rows: Ints) -> Any:
+    """Of these rows the costs, or each of several columns."""
+    if isinstance(cost, tuple):
+        return type(cost)(*(_costs_at(part, rows) for part in cost))
+    return cost[rows] if isinstance(cost, np.ndarray) else cost
 
 
 def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:

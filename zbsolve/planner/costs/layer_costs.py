@@ -59,9 +59,8 @@ def _shared_out(block: Layer, layout: Layout, cluster: Cluster) -> Layer:
 
 
 def _whole(layer: Layer) -> Layer:
-    return replace(
-        layer, F=float(round(layer.F)), B=float(round(layer.B)), W=float(round(layer.W)), BW=float(round(layer.BW))
-    )
+    F, B, W, BW = (float(round(time)) for time in (layer.F, layer.B, layer.W, layer.BW))
+    return replace(layer, F=F, B=B, W=W, BW=BW)
 
 
 # --- Of every model ---
@@ -150,11 +149,16 @@ def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
 
 
 def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
-    times = formulas.embedding_times, formulas.block_times, formulas.head_times
-    pairs = zip(_layers(shape, layout, cluster), times, strict=True)
-    first, block, last = (
-        _with_extra(layer, formulas.extra_times(times_of, shape, layout, cluster)) for layer, times_of in pairs
-    )
+    sent, layers = formulas.message_bytes(shape, layout), list[LayerCosts]()
+    for times, held, parameters, output in (
+        (formulas.embedding_times, NOTHING, shape.table, sent),
+        (formulas.block_times, formulas.block_bytes(shape, layout), shape.matrices, sent),
+        (formulas.head_times, formulas.head_bytes(shape, layout), shape.table, 0 * sent),
+    ):
+        F, B, W = formulas.extra_times(times, shape, layout, cluster)
+        layer = _costs(times(shape, layout, cluster), held, parameters / layout.tp, output)
+        layers.append(layer._replace(extra_F=F, extra_B=B, extra_W=W))
+    first, block, last = layers
     several = np.where(np.asarray(layout.slices) > 1, 1, 0)
     attention, keys = formulas.attention_times(shape, layout, cluster), np.ceil(formulas.key_bytes(shape, layout))
     forward, backward = (several * one for one in attention)
@@ -164,19 +168,6 @@ def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
     rest = np.ceil(rest_bytes(shape, layout).until_b)
     shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
     return ModelCosts(first, block, last, states, shared, *shards, rest)
-
-
-def _layers(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[LayerCosts, LayerCosts, LayerCosts]:
-    """First layer, block and last layer of whole sequences."""
-    sent, table, matrices = formulas.message_bytes(shape, layout), shape.table / layout.tp, shape.matrices / layout.tp
-    blocks = formulas.block_times(shape, layout, cluster), formulas.block_bytes(shape, layout)
-    head = formulas.head_times(shape, layout, cluster), formulas.head_bytes(shape, layout)
-    first = _costs(formulas.embedding_times(shape, layout, cluster), NOTHING, table, sent)
-    return first, _costs(*blocks, matrices, sent), _costs(*head, table, 0 * sent)
-
-
-def _with_extra(layer: LayerCosts, extra: formulas.Times) -> LayerCosts:
-    return layer._replace(extra_F=extra.F, extra_B=extra.B, extra_W=extra.W)
 
 
 def _costs(times: formulas.Times, held: formulas.Held, parameters: Many, sent: Many) -> LayerCosts:

@@ -197,11 +197,6 @@ class Held(NamedTuple):
     from_b: Many
     transient: Many
 
-    @property
-    def after_f(self) -> Many:
-        """What F leaves."""
-        return self.until_b + self.until_w
-
 
 def block_bytes(shape: Shape, layout: Layout) -> Held:
     """Of one block. Inputs of projections stay until W, and so do the gradients of their outputs, which B makes

@@ -122,15 +122,15 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
     ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * time) for time in _all_slices(last, slices)))
-    gathers = gathered_of(model, layout)
+    always, parameters, gradients = gathered_of(model, layout)
     costs = Costs(
         model.layers,
         Times(*map(_ints, _all_slices(block, slices))),
         Times(_ints(whole_vocabulary * ends.F), 0 * head.F, _ints(whole_vocabulary * (ends.B + ends.W))),
         head,
         sent=_ints(slices * part.sent),
-        states=_ints(np.floor(found.states * block.parameter_bytes) + np.floor(gathers.always * block.parameter_bytes)),
-        table_states=_ints(whole_vocabulary * (np.floor(found.states * table) + np.floor(gathers.always * table))),
+        states=_ints(np.floor(found.states * block.parameter_bytes) + np.floor(always * block.parameter_bytes)),
+        table_states=_ints(whole_vocabulary * (np.floor(found.states * table) + np.floor(always * table))),
         tied=bool(np.any(found.shared)),
         kept=kept_of(kept, head_kept, pending, layout),
         transient=_ints(part_of_transient(block, layout)),
@@ -140,8 +140,8 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         part=part,
         copies=copies_of(kept, head_kept, most, layout, cluster),
         exchange=exchanges_of(found, model.layers, layout, cluster),
-        gathered=_ints(gathers.parameters * block.parameter_bytes),
-        unreduced=_ints(gathers.gradients * block.parameter_bytes),
+        gathered=_ints(parameters * block.parameter_bytes),
+        unreduced=_ints(gradients * block.parameter_bytes),
         away=_ints((np.asarray(layout.offload) != NO_OFFLOAD) * float(min(MOST - 1, cluster.host_memory or MOST))),
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
@@ -150,23 +150,17 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     return costs
 
 
-class Gathered(NamedTuple):
-    """Bytes for each byte of a layer's parameters, where stages gather these once and reduce gradients once. always: that
-    its rank has whenever it keeps a microbatch; parameters, gradients: what it has at some times beside that."""
+def gathered_of(model: Model, layout: Layout) -> tuple[Many, Many, Many]:
+    """Bytes for each byte of a layer's parameters, where stages gather these once and reduce gradients once: those that its
+    rank has whenever it keeps a microbatch; and the parameters, and the gradients, that it has at some times beside that.
 
-    always: Many
-    parameters: Many
-    gradients: Many
-
-
-def gathered_of(model: Model, layout: Layout) -> Gathered:
-    """Parameters are there from a stage's first F to its last W, gradients from its first B until they are reduced. Where a
+    Parameters are there from a stage's first F to its last W, gradients from its first B until they are reduced. Where a
     rank has one stage and copies nothing, what it keeps only grows until the first B: so whatever it keeps at any time fits
     beside both. With copies parameters alone are always there. Of several stages, some may be empty."""
     by_stage, single = layout.gathers_by_stage, np.asarray(layout.placement) == SINGLE
     stays = np.asarray(layout.offload) == NO_OFFLOAD
     each = model.state_parts[1] / WEIGHT_BYTES
-    return Gathered(by_stage * single * (1 + stays * each), 1 * (by_stage & ~single), by_stage * (~single | ~stays) * each)
+    return by_stage * single * (1 + stays * each), 1 * (by_stage & ~single), by_stage * (~single | ~stays) * each
 
 
 def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
@@ -188,14 +182,12 @@ def least_there(costs: Costs, layout: Layout) -> Ints:
     when the first microbatch's last F ends; with offload the microbatch may be away then, but not when its own F ends."""
     both = np.asarray(layout.offload) == NO_OFFLOAD
     moment, gathered = costs.kept.moment, costs.gathered
-    found: Ints = np.where(both, moment + gathered, np.maximum(moment, gathered))
-    return found
+    return np.asarray(np.where(both, moment + gathered, np.maximum(moment, gathered)))
 
 
 def shards_beside(costs: Costs, layout: Layout) -> Ints:
     """Bytes that a rank's shard holds while its blocks keep a microbatch: with offload those may be away then."""
-    found: Ints = np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0)
-    return found
+    return np.asarray(np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
@@ -203,8 +195,7 @@ def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
     microbatches."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
-    found: Ints = tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting
-    return found
+    return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)
 
 
 def _ints(values: ArrayLike) -> Ints:

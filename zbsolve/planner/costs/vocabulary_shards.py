@@ -79,26 +79,15 @@ def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
     """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
     part of them is what it takes."""
-    shard, part, slices = (
-        _shard(shape, layout, cluster),
-        _shard(shape, formulas.mean_slice(layout), cluster),
-        int(layout.slices),
-    )
+    shard, part = (_shard(shape, one, cluster) for one in (layout, formulas.mean_slice(layout)))
+    slices = int(layout.slices)
     held, transient = ceil(shard.kept), ceil(shard.transient)
     S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
     apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
-    broadcast = slices * float(part.broadcast)
-    row = ShardCosts(
-        int(layout.pp),
-        passes,
-        apart,
-        ceil(shard.parameters),
-        slices * float(part.lookup),
-        broadcast=broadcast,
-        reduce=broadcast,
-        statistics=slices * float(part.statistics),
-    )
+    lookup, broadcast, statistics = (slices * float(time) for time in (part.lookup, part.broadcast, part.statistics))
+    each = int(layout.pp), passes, apart, ceil(shard.parameters), lookup
+    row = ShardCosts(*each, broadcast=broadcast, reduce=broadcast, statistics=statistics)
     tokens = int(layout.size) * shape.sequence
     return VocabularyCosts(
         f"estimated: cost model, {cluster.title}",
@@ -142,6 +131,5 @@ def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
 def _collective(size: Many, layout: Layout, cluster: Cluster) -> Many:
     """µs of a ring over the pipeline's ranks that sends `size` bytes in all: ⌈log₂ p⌉ latencies, and all but one part."""
     latency = np.where(layout.devices > cluster.node, cluster.between.latency, cluster.inside.latency)
-    return np.ceil(np.log2(layout.pp)) * latency + (layout.pp - 1) / layout.pp * size / formulas.message_rate(
-        layout, cluster
-    )
+    sent = (layout.pp - 1) / layout.pp * size / formulas.message_rate(layout, cluster)
+    return np.ceil(np.log2(layout.pp)) * latency + sent
