@@ -246,11 +246,8 @@ class Painter:
         kinds = cell_kinds(timeline, track.rows, edges).tolist()
         # In colour the letter stands once, where a run of its kind begins.
         again = [self.colour and i > 0 and kinds[i - 1] == kind for i, kind in enumerate(kinds)]
-        idle = " " if self.colour else IDLE
-        shown = (
-            idle if kind < 0 else " " if skip else self.letter[KINDS[kind]] for kind, skip in zip(kinds, again, strict=True)
-        )
-        return list(shown), kinds
+        idle, pairs = " " if self.colour else IDLE, zip(kinds, again, strict=True)
+        return [idle if kind < 0 else " " if skip else self.letter[KINDS[kind]] for kind, skip in pairs], kinds
 
     def _labels(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
         text, kinds = [" " if self.colour else IDLE] * self.columns, [-1] * self.columns
