@@ -171,8 +171,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
     if alone and trace.facts.get("replicas", 1) <= 1 and emulated is None:
         yield "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--mesh dp=N)"
-    if line := _other_split(problem.source, trace.facts["split"]).rstrip("\n"):
-        yield line
+    yield from filter(None, [_other_split(problem.source, trace.facts["split"])])
     stand_in = emulated is not None or STAND_IN.fullmatch(trace.facts["model"])
     if not stand_in and (line := other_model(problem.source, trace.facts["model"])):
         yield line
@@ -187,9 +186,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
             f"by {emulated['worst_late_us']:.0f} µs at worst; {emulated['waited']} times the device had to wait for it"
         )
     if check is not None:
-        yield _verdict(check)
-        if line := _of_rows(check.get("loss_of_rows")).rstrip("\n"):
-            yield line
+        yield from filter(None, [_verdict(check), _of_rows(check.get("loss_of_rows"))])
     ranks, have = math.prod(mesh.values()), cores()
     if crowded and ranks > have:  # the most common reason for a step far from its prediction
         yield (
@@ -206,12 +203,10 @@ def _of_rows(counts: dict[str, Any] | None) -> str:
         times = f"{counts['uneven']:.3g}" if counts["uneven"] < 1000 else "many"
         return (
             f"WARNING: in the loss a row counts up to {times} times as much by what rows are beside it (a mean that leaves "
-            "out padding?): the loss of a step depends on how the batch is split\n"
+            "out padding?): the loss of a step depends on how the batch is split"
         )
     if counts["add_up"]:
-        return (
-            "the loss of rows is the sum of theirs: that of a step is the batch's, divided by the number of microbatches\n"
-        )
+        return "the loss of rows is the sum of theirs: that of a step is the batch's, divided by the number of microbatches"
     return ""
 
 
@@ -233,7 +228,7 @@ def _other_split(source: str, split: str) -> str:
     """A warning where the times of the schedule were measured with another split than this run's."""
     found = re.match(r"measured(?: with split ([\w:]+))?: ", source)
     measured = (found[1] or "layers") if found else split
-    return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}\n"
+    return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}"
 
 
 def _verdict(check: dict[str, Any]) -> str:
