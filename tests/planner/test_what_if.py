@@ -19,7 +19,7 @@ from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, 
 from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.space import layouts
-from zbsolve.show.plan_report import front_as_text, what_if_as_json, what_if_as_text
+from zbsolve.show.plan_report import answer_as_json, front_as_text, what_if_as_text
 
 A100 = CLUSTERS["a100"]
 SMALL = Shape.gpt(1024, 8, 6, vocabulary=8192)
@@ -168,7 +168,7 @@ def test_answers_as_text_say_what_is_proven() -> None:
 def test_no_share_is_proven_that_the_change_excludes() -> None:
     """More memory, or faster links, make no step longer, and less memory none shorter: whatever the gap is."""
     plan, answers = answered()
-    fields = {one["change"]: one for one in what_if_as_json(plan, answers) if "step" in one}
+    fields = {one["change"]: one for one in (answer_as_json(plan, answer) for answer in answers) if "step" in one}
     assert {change: one["proven"][1] <= 0 for change, one in fields.items()} == {
         "memory=3GiB": False,
         **dict.fromkeys(("memory+20%", *LINK_CHANGES), True),

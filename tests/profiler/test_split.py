@@ -50,7 +50,7 @@ def test_the_split_is_in_the_problems_source() -> None:
 
 
 def test_a_run_with_another_split_than_the_profiles_is_told() -> None:
-    line = "WARNING: the profile was measured with split graph, this run has layers\n"
+    line = "WARNING: the profile was measured with split graph, this run has layers"
     assert _other_split("measured with split graph: gpt-tiny", "layers") == line
     assert _other_split("measured with split graph: gpt-tiny", "graph") == ""
     assert _other_split("measured: gpt-tiny", "layers") == ""

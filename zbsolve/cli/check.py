@@ -113,7 +113,6 @@ def _check_plan(options: argparse.Namespace) -> int:
 
 def _plan_lines(name: str, found: CheckedPlan) -> list[str]:
     """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
-
     if found.wrong:
         return [f"{name}: {line}" for line in found.wrong]
     gap, passes = 1 - found.bound / found.step, len(found.schedule.problem.passes)
@@ -149,7 +148,6 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
     """What holds; then the certificate, with how its bound was proven here, or with what proves it."""
-
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
         return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
@@ -222,7 +220,6 @@ class StillGood:
 def check_again(options: argparse.Namespace) -> int:
     """Time the order of a schedule's file by a profile, and search for a shorter one. 1 where it does not hold any more, or
     one is shorter by more than `--within`. Raises BadInput."""
-
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")

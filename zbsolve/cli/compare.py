@@ -152,7 +152,6 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
 
 
 def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) -> int:
-
     if options.profile:
         raise BadInput("--profile: a run's schedule says its times")
     baseline = None

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-
     parser.add_argument("schedule", nargs="?", help="schedule.json or plan.json, or - for standard input")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", choices=[one.name for one in TARGETS], help="which engine's file; see --list")
@@ -46,7 +45,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
     if options.list:
-        return _list(options)
+        rows = [one.words for one in TARGETS]
+        table = aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=range(-1, 5))
+        print_json(rows) if options.json else print("\n".join(table))
+        return 0
     from ..interchange.exports import Options, export
 
     if options.schedule is None:
@@ -111,13 +113,3 @@ def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:
 def _body(options: argparse.Namespace, made: Export) -> dict[str, object]:
     body = {"to": options.to, "output": options.output, **made.facts, "notes": list(made.notes)}
     return body if options.output else {**body, "rows": made.rows}
-
-
-def _list(options: argparse.Namespace) -> int:
-
-    rows = [one.words for one in TARGETS]
-    if options.json:
-        print_json(rows)
-        return 0
-    print("\n".join(aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=range(-1, 5))))
-    return 0

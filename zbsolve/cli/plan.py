@@ -118,14 +118,14 @@ def command(options: argparse.Namespace) -> int:
 def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
-    from ..show.plan_report import front_as_text, what_if_as_json, what_if_as_text
+    from ..show.plan_report import answer_as_json, front_as_text, what_if_as_text
 
     texts: list[str] = []
     fields: _Fields = {}
     limits = limits | {name: limits[name] * FURTHER_SHARE for name in ("seconds", "effort") if name in limits}
     if changes:
         found, answers = what_if(found, changes, **limits)
-        texts, fields = [what_if_as_text(found, answers)], {"what_if": what_if_as_json(found, answers)}
+        texts, fields = [what_if_as_text(found, answers)], {"what_if": [answer_as_json(found, one) for one in answers]}
     if over:
         front = plan_front(found, *over, **limits)
         found, texts, fields = front.plan, [*texts, front_as_text(front)], {**fields, "front": front.to_json()}

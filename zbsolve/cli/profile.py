@@ -20,7 +20,7 @@ from ..profile.profile import Profile
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
-from .tools import need_torch, print_json, progress_line, saving, searching, tell
+from .tools import need_torch, progress_line, searching, tell
 
 if TYPE_CHECKING:
     import torch
@@ -124,8 +124,14 @@ def _measure(options: argparse.Namespace) -> int:
                 return 0
             found = measured
     progress_line()("")
-    with saving(lambda: found.save(options.output)):
-        _print_profile(options, found)
+    total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in ("F", "B", "W", "BW")}
+    link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
+    host = {} if found.host is None else {"host_link": asdict(found.host)}
+    body = {"model": found.model, "source": found.source, "layers": len(found.layers), "total": total, "link": link}
+    rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
+    device = "" if options.estimate else f"device: {found.facts['device']}\n"
+    text = device + profile_as_text(found) + "".join(f"split: {line}\n" for line in as_lines(rows))
+    tell(options, lambda: body | host | found.facts, lambda: text, lambda: found.save(options.output))
     return 0
 
 
@@ -137,24 +143,6 @@ def _tensor_ranks(mesh: str) -> int:
     if set(sizes) - {"tp"}:
         raise BadInput(f"--mesh '{mesh}': an estimate knows tp alone, the devices of a rank of the pipeline: such as tp=8")
     return sizes.get("tp", 1)
-
-
-def _print_profile(options: argparse.Namespace, found: Profile) -> None:
-    if options.output == "-":
-        return
-    if options.json:
-        total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in ("F", "B", "W", "BW")}
-        link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
-        host = {} if found.host is None else {"host_link": asdict(found.host)}
-        body = {"model": found.model, "source": found.source, "layers": len(found.layers), "total": total, "link": link}
-        print_json({**body, **host, **found.facts})
-        return
-    if not options.estimate:
-        print(f"device: {found.facts['device']}")
-    print(profile_as_text(found), end="")
-    rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
-    for line in as_lines(rows):
-        print(f"split: {line}")
 
 
 def _measured(options: argparse.Namespace) -> Profile | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from ..exec.splits import SPLITS, as_lines
 from ..profile.doubtful import other_model
 from ..trace import Trace
 from ..util.errors import BadInput
+from ..util.machine import cores
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
-from .tools import need_torch, print_json, saving
+from .tools import need_torch, tell
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -134,61 +136,63 @@ def command(options: argparse.Namespace) -> int:
         raise
     check = trace.facts.get("check")
     numbers = trace if isinstance(trace, RunNumbers) else RunNumbers.of(trace)
-    with saving(*[partial(trace.save, options.output)] * bool(options.output)):
-        if options.json:
-            said = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")}
-            print_json({**said, **numbers.facts})
-        elif options.output != "-":
-            _print_run(predicted, numbers)
-            if options.local and not options.one_device and not options.emulate:
-                print(_crowded(math.prod(numbers.facts["mesh"].values())), end="")
+    body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts
+    crowded = options.local and not options.one_device and not options.emulate
+    saves = [partial(trace.save, options.output)] * bool(options.output)
+    tell(options, lambda: body, lambda: list(_lines(predicted, numbers, crowded)), *saves)
     return 1 if check is not None and not check["passed"] else 0
 
 
-def _print_run(predicted: Any, trace: Any) -> None:
+def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
+    """What is said of a run. crowded: whether ranks may take turns on cores."""
     from ..models.presets import STAND_IN
 
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
-    print(f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}")
+    yield f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}"
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
     pipelines = f"{times} times " if times > 1 else ""
     makespan = round(trace.makespan)  # whole µs as in `compare`, or the two would differ by a digit
-    print(
+    yield (
         f"{trace.steps} steps on {pipelines}{problem.ranks} ranks: makespan {format_time(makespan)} "
         f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     same = emulated is None or problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
     beside = f" (predicted {', '.join(map(format_bytes, trace.facts['predicted_peaks']))})" if same else ""
-    print(f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks))}{beside}")
+    yield f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks))}{beside}"
     if "host_peaks" in trace.facts:
         peaks, other = (", ".join(map(format_bytes, trace.facts[f"{one}host_peaks"])) for one in ("", "predicted_"))
-        print(f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else ""))
+        yield f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else "")
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peaks, strict=True)]
     for rank, room in enumerate(problem.capacity or ()):
         if trace.peaks[rank] > room + sent[rank]:  # messages are not among what the capacity is for
             held, has = exact_bytes(trace.peaks[rank]), exact_bytes(room)
-            print(f"WARNING: rank {rank} held {held} of activations; its capacity is {has}")
-    print(_no_replicas(problem, trace.facts), end="")
-    print(_other_split(problem.source, trace.facts["split"]), end="")
+            yield f"WARNING: rank {rank} held {held} of activations; its capacity is {has}"
+    alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
+    if alone and trace.facts.get("replicas", 1) <= 1 and emulated is None:
+        yield "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--mesh dp=N)"
+    yield from filter(None, [_other_split(problem.source, trace.facts["split"])])
     stand_in = emulated is not None or STAND_IN.fullmatch(trace.facts["model"])
     if not stand_in and (line := other_model(problem.source, trace.facts["model"])):
-        print(line)
+        yield line
     if trace.facts["split"].startswith("auto"):
-        for line in as_lines(trace.facts.get("splits", [])):
-            print(f"split: {line}")
-    for line in _of_gpu(trace.facts):
-        print(line)
+        yield from (f"split: {line}" for line in as_lines(trace.facts.get("splits", [])))
+    yield from _of_gpu(trace.facts)
     if "streams" in trace.facts:
-        print(f"one device ({trace.facts['streams']})")
+        yield f"one device ({trace.facts['streams']})"
     if emulated is not None:
-        print(
+        yield (
             f"emulated ({emulated['times']}): of {emulated['passes']} passes the real work of {emulated['late']} came late, "
             f"by {emulated['worst_late_us']:.0f} µs at worst; {emulated['waited']} times the device had to wait for it"
         )
     if check is not None:
-        print(_verdict(check))
-        print(_of_rows(check.get("loss_of_rows")), end="")
+        yield from filter(None, [_verdict(check), _of_rows(check.get("loss_of_rows"))])
+    ranks, have = math.prod(mesh.values()), cores()
+    if crowded and ranks > have:  # the most common reason for a step far from its prediction
+        yield (
+            f"WARNING: {ranks} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
+            "about the prediction (--emulate gives each rank a device's times)"
+        )
 
 
 def _of_rows(counts: dict[str, Any] | None) -> str:
@@ -199,12 +203,10 @@ def _of_rows(counts: dict[str, Any] | None) -> str:
         times = f"{counts['uneven']:.3g}" if counts["uneven"] < 1000 else "many"
         return (
             f"WARNING: in the loss a row counts up to {times} times as much by what rows are beside it (a mean that leaves "
-            "out padding?): the loss of a step depends on how the batch is split\n"
+            "out padding?): the loss of a step depends on how the batch is split"
         )
     if counts["add_up"]:
-        return (
-            "the loss of rows is the sum of theirs: that of a step is the batch's, divided by the number of microbatches\n"
-        )
+        return "the loss of rows is the sum of theirs: that of a step is the batch's, divided by the number of microbatches"
     return ""
 
 
@@ -222,31 +224,11 @@ def _of_gpu(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _no_replicas(problem: Any, facts: dict[str, Any]) -> str:
-    """A line where the schedule sums gradients over replicas, and the run had none."""
-    alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
-    if not alone or facts.get("replicas", 1) > 1 or "emulated" in facts:
-        return ""
-    return "the schedule sums gradients over replicas (passes C), and this run has none: they take no time (--mesh dp=N)\n"
-
-
 def _other_split(source: str, split: str) -> str:
     """A warning where the times of the schedule were measured with another split than this run's."""
     found = re.match(r"measured(?: with split ([\w:]+))?: ", source)
     measured = (found[1] or "layers") if found else split
-    return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}\n"
-
-
-def _crowded(processes: int) -> str:
-    """A warning where ranks take turns on cores: the most common reason for a step far from its prediction."""
-    from ..util.machine import cores
-
-    if processes <= (have := cores()):
-        return ""
-    return (
-        f"WARNING: {processes} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
-        "about the prediction (--emulate gives each rank a device's times)\n"
-    )
+    return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}"
 
 
 def _verdict(check: dict[str, Any]) -> str:

@@ -47,15 +47,18 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Draw what the file holds."""
-
     kind = SYSTEMS if options.what == SYSTEMS else document_kind(options.what)
     if kind in (SYSTEMS, "profile"):
         _refuse(options, "trace", "with_memory")
         return _systems(options) if kind == SYSTEMS else _profile(options)
     _refuse(options, "ranks", "microbatches", "json")
-    if kind == "plan" and (options.output or "").endswith(".html"):
-        return _space(options)
-    return _schedule(options)
+    if kind != "plan" or not (options.output or "").endswith(".html"):
+        return _schedule(options)
+    from ..planner.plan_file import read_space
+    from ..show.plan_report import plan_as_page
+
+    write_text(options.output, plan_as_page(read_space(options.what)))
+    return 0
 
 
 def _refuse(options: argparse.Namespace, *names: str) -> None:
@@ -66,7 +69,6 @@ def _refuse(options: argparse.Namespace, *names: str) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-
     given, note = _opened(options.what)
     trace: Trace | None
     if isinstance(given, Trace):
@@ -82,14 +84,6 @@ def _schedule(options: argparse.Namespace) -> int:
         return 0
     draw(schedule, trace)
     print(note, end="")
-    return 0
-
-
-def _space(options: argparse.Namespace) -> int:
-    from ..planner.plan_file import read_space
-    from ..show.plan_report import plan_as_page
-
-    write_text(options.output, plan_as_page(read_space(options.what)))
     return 0
 
 

@@ -25,7 +25,6 @@ from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from
 
 if TYPE_CHECKING:
     from ..build.work import Work
-    from ..noise import Aim
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
@@ -167,21 +166,14 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """What `solve` is told, from the command line."""
+    from ..noise import Aim
+
     method, solver = tools.method_of(options.method)
-    prefer = _preferred(options.prefer)
+    prefer = options.prefer if options.prefer in PREFERENCES else Aim.read(options.prefer, tools.noise_of)
     arguments = {"method": method, "solver": solver, "prefer": prefer, **tools.search_limits(options)}
     if options.hint:
         arguments["hint"] = Schedule.load(options.hint)
     return arguments
-
-
-def _preferred(said: str) -> str | Aim:
-    """What is preferred. Raises BadInput."""
-    if said in PREFERENCES:
-        return said
-    from ..noise import Aim
-
-    return Aim.read(said, tools.noise_of)
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
@@ -257,8 +249,11 @@ def solve_frontier(options: argparse.Namespace) -> int:
         if getattr(step, name) == "auto":
             raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
     limits = tools.search_limits(options) | {"points": options.frontier}
-    for folder in folders:
-        _make_folder(folder)
+    for folder in folders:  # before any time is spent
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{folder}: cannot make this folder: {error.strerror}") from None
     with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
         found = _searched(profile, step, limits)
@@ -292,11 +287,3 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     named = ((name.replace(" ", "-"), one) for name, one in several.frontiers.items())
     points = [(f"{name}-{point.memory}", point) for name, one in named for point in one.points]
     return _Found(frontier_as_text(several), several.to_json(), partial(save_frontier, several), points)
-
-
-def _make_folder(name: str) -> None:
-    """The folder for schedules, before any time is spent. Raises BadInput."""
-    try:
-        Path(name).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{name}: cannot make this folder: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,7 +60,7 @@ def best_order(
     itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
     timeline's. A fused backward takes as long as B and W together."""
     found: Found | None = None
-    for title, one in _candidates(schedule, target, orders or named_orders):
+    for title, one in _candidates(schedule, target, orders or _named):
         try:
             order = order_for(one, target)
         except ZbsolveError:  # it does not hold within the memory, or the engine has no such order either
@@ -99,8 +100,10 @@ def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[
     if target.first_fused:
         yield "the schedule with each W of stage 0 right behind its B", first_fused(schedule)
     for step in variants(schedule.problem, target):
+        fused = "B" in schedule.problem.passes.kinds and "B" not in step.passes.kinds
+        words = f"placement {describe(step.placement)}{', BW as long as B and W' if fused else ''}"
         for name, one in orders(step):
-            yield f"{name} ({_words(step, schedule.problem)})", one
+            yield f"{name} ({words})", one
 
 
 def first_fused(schedule: Schedule) -> Schedule:
@@ -159,19 +162,11 @@ def _placements(problem: Problem, place: str) -> Iterator[tuple[int, ...]]:
         yield placements.vee(ranks)
 
 
-def named_orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+def _named(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     """The named schedules that are defined for a problem."""
     for system in SYSTEMS:
-        try:
+        with suppress(ZbsolveError):
             yield system.name, preset(system.name, problem)
-        except ZbsolveError:
-            continue
-
-
-def _words(step: Problem, before: Problem) -> str:
-    """What is said of a step that was made of another one."""
-    fused = "B" in before.passes.kinds and "B" not in step.passes.kinds
-    return f"placement {describe(step.placement)}" + (", BW as long as B and W" if fused else "")
 
 
 def cost_of_step(step: float, choice: Choice) -> str:

@@ -94,13 +94,8 @@ def write(schedule: Schedule, options: Options) -> Export:
 
 def lowered(order: Order, events: Rows) -> tuple[tuple[tuple[Instruction, ...], ...], tuple[int, ...]]:
     """Each stage's instructions, and how many buffers it needs."""
-    rows, counts = [], []
-    for rank, row in enumerate(events):
-        loads = rank in (0, len(events) - 1)
-        steps = tuple(_with_buffers(row, loads))
-        rows.append(steps)
-        counts.append(1 + max(buffer for _, buffer in steps))
-    return tuple(rows), tuple(counts)
+    rows = tuple(tuple(_with_buffers(row, rank in (0, len(events) - 1))) for rank, row in enumerate(events))
+    return rows, tuple(1 + max(buffer for _, buffer in row) for row in rows)
 
 
 def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:

@@ -11,7 +11,7 @@ import json
 
 from ..planner.candidate import Choice
 from ..planner.engines import target
-from ..planner.layout import FULL, Layout
+from ..planner.layout import FULL
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.table import preset
@@ -37,14 +37,18 @@ def write(schedule: Schedule, options: Options) -> Export:
         raise Refused(f"layout: Galvatron runs 1F1B, which does not hold within its memory ({over[0]})")
     body = strategy(plan, division_of(problem))
     step = best.timeline().makespan + plan.best.behind
-    notes = (
+    notes = [
         f"{layout.devices} devices, {layout.pp} ranks, {layout.count} microbatches of {layout.size} sequences; "
         "for Galvatron 2.4.1, as its galvatron_config_path",
         f"Galvatron takes no order: it runs 1F1B, which {cost_of_step(step, plan)}",
-        *_says(layout),
-    )
+    ]
+    if layout.zero == 1:
+        notes.append("Galvatron's zero2 with async_grad_reduce, its default, reduces once a step: that is ZeRO 1")
+    if layout.zero == 2 and not layout.gathers_by_stage:
+        kept = "Galvatron keeps gradients whole until the step's end, as ZeRO 1 does"
+        notes.append(f"set async_grad_reduce to False, or {kept}")
     facts = {**order.facts(), **body, "step": step, "plan_step": plan.best.value}
-    return Export(json.dumps(body, indent=4) + "\n", notes, facts)
+    return Export(json.dumps(body, indent=4) + "\n", tuple(notes), facts)
 
 
 def strategy(plan: Choice, division: list[int]) -> dict[str, int | str]:
@@ -80,12 +84,3 @@ def division_of(problem: Problem) -> list[int]:
         stage = found.index(0)
         raise Refused(f"stage {stage}: it has no transformer layer, which Galvatron needs on each rank")
     return found
-
-
-def _says(layout: Layout) -> list[str]:
-    """What Galvatron does otherwise than the plan's layout says."""
-    if layout.zero == 1:
-        return ["Galvatron's zero2 with async_grad_reduce, its default, reduces once a step: that is ZeRO 1"]
-    if layout.zero == 2 and not layout.gathers_by_stage:
-        return ["set async_grad_reduce to False, or Galvatron keeps gradients whole until the step's end, as ZeRO 1 does"]
-    return []

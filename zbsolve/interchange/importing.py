@@ -55,7 +55,7 @@ def read_text_grid(text: str, where: str) -> ForeignOrder:
         rows.append(computing)
     _check_stages(rows, where)
     words = {kind for row in rows for _, kind, *_ in row}
-    meaning = _meaning(words)
+    meaning = {kind: kind for kind in OURS} | (TORCHS if "I" in words else {} if "W" in words else {"B": "BW"})
     cells = tuple(
         tuple(ReadCell(int(stage or rank), meaning[kind], m, line, cell) for stage, kind, m, line, cell in row)
         for rank, row in enumerate(rows)
@@ -120,14 +120,6 @@ def _check_stages(rows: list[list[Word]], where: str) -> None:
     if len(named) > 1:
         (bare, line, cell), (full, *_) = named[False], named[True]
         raise BadInput(f"{where}: line {line}, cell {cell}: {bare} names no stage, but {full} does: name it everywhere")
-
-
-def _meaning(words: set[str]) -> dict[str, str]:
-    """Word → our kind, for a file with these words."""
-    meaning = {kind: kind for kind in OURS}
-    if "I" in words:
-        return meaning | TORCHS
-    return meaning if "W" in words else meaning | {"B": "BW"}
 
 
 NODES = {"func_type": primus.read, "minibatch": colossalai.read}  # a field that only this engine's nodes have → its reader

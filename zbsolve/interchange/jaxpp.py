@@ -60,12 +60,8 @@ def write(schedule: Schedule, options: Options) -> Export:
     )
     ranks, stages, count = len(tasks), len(order.placement), len(order.microbatches)
     title = f"A JaxPP schedule: {ranks} ranks, {stages} stages, {count} microbatches; latencies in µs."
-    data: dict[str, Any] = {
-        "PLACEMENT": order.placement,
-        "SPLIT_BACKWARD": order.split,
-        "MICROBATCHES": count,
-        "TASKS": tasks,
-    }
+    data: dict[str, Any] = {"PLACEMENT": order.placement, "SPLIT_BACKWARD": order.split}
+    data |= {"MICROBATCHES": count, "TASKS": tasks}
     notes = (
         f"{ranks} ranks, {stages} stages ({describe(order.placement)}), {count} microbatches; for JaxPP 0.9.2; not run in "
         "JaxPP itself",

@@ -42,7 +42,8 @@ SHARDED: Mapping[int, dict[str, int | str | bool]] = {
 def write(schedule: Schedule, options: Options) -> Export:
     """Megatron's arguments as JSON. Raises Refused, BadInput, Deadlock."""
     plan, problem = options.plan, schedule.problem
-    _check_layout(plan)
+    if plan is not None and (reason := TARGET.lacks(plan.best.layout)):
+        raise Refused(reason)
     order = order_for(schedule, TARGET)
     ranks, count = problem.ranks, problem.microbatches
     letters = layer_letters(problem, options.layers, "Megatron")
@@ -61,15 +62,18 @@ def write(schedule: Schedule, options: Options) -> Export:
     batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
     if plan is None or plan.best.layout.tp > 1 > plan.best.layout.sequence:
         batch += "; experts on several tensor ranks want --sequence-parallel, too"
+    name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
+    step = best.timeline().makespan + (0 if plan is None else plan.best.behind)
+    of_plan = "" if plan is None else f"which {cost_of_step(step, plan)}"
     notes = (
         f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
         f"flags: {flags} (with {batch}; none of the other flags that share layers out)",
         *said,
-        _cost(schedule, best, group) if plan is None else _cost_of_plan(plan, best, group),
+        f"Megatron takes no order: it runs {name}, {_cost(schedule, best) if plan is None else of_plan}",
     )
     facts = {**order.facts(), **arguments, "value": best.timeline().value, "schedule_value": schedule.timeline().value}
     if plan is not None:
-        facts |= {"step": best.timeline().makespan + plan.best.behind, "plan_step": plan.best.value}
+        facts |= {"step": step, "plan_step": plan.best.value}
     return Export(json.dumps(arguments, indent=1) + "\n", notes, facts, [list(row) for row in layout.split("|")])
 
 
@@ -118,35 +122,17 @@ def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         yield "1F1B" if group is None else f"interleaved 1F1B in groups of {group}", schedule
 
 
-def _cost(schedule: Schedule, best: Schedule, group: int | None) -> str:
-    """What the schedule's own order would gain, and what Megatron's holds beside it."""
+def _cost(schedule: Schedule, best: Schedule) -> str:
+    """What Megatron's order takes and holds beside the schedule's own."""
     ours, theirs = schedule.timeline().value, best.timeline().value
-    name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
     over = verify(schedule.problem, best)
     memory = f"; it does not fit the schedule's memory: {over[0]}" if over else ""
     held, own = (max(one.timeline().peak_bytes) for one in (best, schedule))
     if held != own:
         memory = f"; its fullest rank holds {format_bytes(held)}, the schedule's {format_bytes(own)}{memory}"
     if ours == theirs:
-        return f"Megatron takes no order: it runs {name}, {format_time(theirs)}, as long as the schedule{memory}"
-    return (
-        f"Megatron takes no order: it runs {name}, {format_time(theirs)}, {compared(theirs, ours)} than the schedule's "
-        f"{format_time(ours)}{memory}"
-    )
-
-
-def _cost_of_plan(plan: Choice, best: Schedule, group: int | None) -> str:
-    """What Megatron's own order costs a plan."""
-    name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
-    return (
-        f"Megatron takes no order: it runs {name}, which {cost_of_step(best.timeline().makespan + plan.best.behind, plan)}"
-    )
-
-
-def _check_layout(plan: Choice | None) -> None:
-    """Raise Refused for a plan that Megatron cannot run."""
-    if plan is not None and (reason := TARGET.lacks(plan.best.layout)):
-        raise Refused(reason)
+        return f"{format_time(theirs)}, as long as the schedule{memory}"
+    return f"{format_time(theirs)}, {compared(theirs, ours)} than the schedule's {format_time(ours)}{memory}"
 
 
 def _flag(name: str, value: int | str | bool) -> str:

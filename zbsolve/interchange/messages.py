@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from .order import Cell, Order, backwards
+import numpy as np
+
+from .order import Cell, Order, backwards, spans_of
 
 
 class Message(NamedTuple):
@@ -64,7 +67,11 @@ def _taken_by(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> Ce
 def posted(order: Order, local: bool = False) -> Rows:
     """Each rank's passes, sends and receives, where neither waits when it is issued: a send right behind the pass that makes
     it, a receive at the same time on the other rank, before the pass that runs there then."""
-    ends = [[end for _, end in row] for row in order.longer_spans]
+    # Where every pass takes 1 µs at least, times alone tell what comes before what.
+    problem = order.schedule.problem
+    passes = replace(problem.passes, duration=np.maximum(problem.passes.duration, 1))
+    longer = spans_of(replace(order.schedule, problem=replace(problem, passes=passes)))
+    ends = [[end for _, end in row] for row in longer]
     at = [{cell: i for i, cell in enumerate(row)} for row in order.rows]
     line = sorted((ends[m.sender][at[m.sender][m.before]], m.sender, m) for m in messages_of(order, local))
     behind: list[list[list[Event]]] = [[[] for _ in range(len(row) + 1)] for row in order.rows]
@@ -108,7 +115,8 @@ class _Rendezvous:
             self._offer_pass(rank)
         while self.heap:
             start, is_pass, turn, cell = heappop(self.heap)
-            ranks = [self.order.placement[cell.stage]] if is_pass else [*self._ends(cell)]
+            message = None if is_pass else self.waiting[cell]
+            ranks = [message.sender, message.receiver] if message else [self.order.placement[cell.stage]]
             later = max([start, *(self.free[rank] for rank in ranks)])
             if later > start:  # a rank was taken since
                 heappush(self.heap, (later, is_pass, turn, cell))
@@ -117,10 +125,6 @@ class _Rendezvous:
             else:
                 self._send(self.waiting.pop(cell), start)
         return self.found
-
-    def _ends(self, cell: Cell) -> tuple[int, int]:
-        message = self.waiting[cell]
-        return message.sender, message.receiver
 
     def _offer_pass(self, rank: int) -> None:
         row = self.order.rows[rank]

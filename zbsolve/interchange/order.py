@@ -71,14 +71,7 @@ class Order:
     @cached_property
     def spans(self) -> Spans:
         """(start, end) of every pass, µs, as `rows`."""
-        return _spans(self.schedule)
-
-    @cached_property
-    def longer_spans(self) -> Spans:
-        """The same where every pass takes 1 µs at least: then times alone tell what comes before what."""
-        problem = self.schedule.problem
-        passes = replace(problem.passes, duration=np.maximum(problem.passes.duration, 1))
-        return _spans(replace(self.schedule, problem=replace(problem, passes=passes)))
+        return spans_of(self.schedule)
 
     def facts(self) -> dict[str, object]:
         """What `export --json` says of it."""
@@ -102,7 +95,8 @@ class Order:
         return [f"microbatches are relabelled, since {reason}: {whose} 0, 1, … are the schedule's {numbers}"]
 
 
-def _spans(schedule: Schedule) -> Spans:
+def spans_of(schedule: Schedule) -> Spans:
+    """Each rank's passes in order, (start, end) in µs."""
     timeline = schedule.timeline()
     rows = [schedule.sequences[f"compute:{rank}"] for rank in range(schedule.problem.ranks)]
     return tuple(tuple(zip(timeline.start[row].tolist(), timeline.end[row].tolist(), strict=True)) for row in rows)
@@ -126,8 +120,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     _check_rows(rows, number, target)
     if any(ours != place for ours, place in number.items()):
         rows = [[cell._replace(microbatch=number[cell.microbatch]) for cell in row] for row in rows]
-    cells = tuple(map(tuple, rows))
-    return Order(schedule, cells, placement, order)
+    return Order(schedule, tuple(map(tuple, rows)), placement, order)
 
 
 def group_passes(problem: Problem) -> Ints:
@@ -167,17 +160,14 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
         first = problem.stage_ranks[one.stage][0]
         if one.rank != first:
-            raise Refused(
-                f"pass {name}: stage {one.stage} is on rank {first} and on rank {one.rank}; {engine} has one a stage"
-            )
+            there = f"stage {one.stage} is on rank {first} and on rank {one.rank}"
+            raise Refused(f"pass {name}: {there}; {engine} has one a stage")
         if one.streams != (f"compute:{one.rank}",):
-            raise Refused(
-                f"pass {name}: it occupies {', '.join(one.streams)}; {engine} has one line of passes a rank, "
-                f"compute:{one.rank}"
-            )
-    there = [stage for stage, ranks in enumerate(problem.stage_ranks) if ranks]
-    if len(there) < problem.stages:
-        raise Refused(f"problem: stages {there} are not 0 to {len(there) - 1}, which {engine} needs")
+            there = f"it occupies {', '.join(one.streams)}"
+            raise Refused(f"pass {name}: {there}; {engine} has one line of passes a rank, compute:{one.rank}")
+    stages = [stage for stage, ranks in enumerate(problem.stage_ranks) if ranks]
+    if len(stages) < problem.stages:
+        raise Refused(f"problem: stages {stages} are not 0 to {len(stages) - 1}, which {engine} needs")
     idle = sorted(set(range(problem.ranks)) - set(problem.passes.rank.tolist()))
     if idle:
         raise Refused(f"problem: rank {idle[0]} has no stage; {engine} needs a line of passes for every rank")
@@ -198,11 +188,9 @@ def _strange(problem: Problem, known: Iterable[str]) -> list[int]:
 
 def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -> None:
     """Raise Refused for a placement that the engine does not have, or kinds of passes that it does not have there."""
-    place = target.place(placement)
+    place, places = target.place(placement), " or ".join(target.places)
     if place is None:
-        raise Refused(
-            f"placement {describe(placement)}: {target.engine} lays stages out as {' or '.join(target.places)} only"
-        )
+        raise Refused(f"placement {describe(placement)}: {target.engine} lays stages out as {places} only")
     kinds = target.places[place]
     for kind in problem.passes.kinds:
         if kind not in kinds:
@@ -213,10 +201,8 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
         one, other = (problem.names[int(problem.rows(kind)[0])] for kind in ("B", "BW"))
         raise Refused(f"passes {one} and {other}: {target.engine} splits the backward of all stages or of none")
     if target.groups and problem.microbatches % problem.ranks:
-        raise Refused(
-            f"problem: {problem.microbatches} microbatches on {problem.ranks} ranks; {target.engine} needs a multiple of "
-            f"{problem.ranks}"
-        )
+        step = f"problem: {problem.microbatches} microbatches on {problem.ranks} ranks"
+        raise Refused(f"{step}; {target.engine} needs a multiple of {problem.ranks}")
 
 
 def _check_edges(schedule: Schedule, target: Target) -> None:
@@ -263,16 +249,12 @@ def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: 
             lane = (cell.stage, cell.kind[0])  # a B and a BW of one stage make one line of backwards
             last = before.get(lane)
             if last is not None and cell.kind in target.in_order and number[last.microbatch] > number[cell.microbatch]:
-                raise Refused(
-                    f"pass {cell.name}: it comes behind {last.name}; {target.engine} runs the microbatches of all stages in "
-                    "one order"
-                )
+                wanted = f"{target.engine} runs the microbatches of all stages in one order"
+                raise Refused(f"pass {cell.name}: it comes behind {last.name}; {wanted}")
             before[lane] = cell
             if target.first_fused and cell.kind == "B" and not cell.stage and row[i + 1] != cell._replace(kind="W"):
-                raise Refused(
-                    f"pass {cell.name}: {row[i + 1].name} comes behind it; {target.engine} runs each W of stage 0 right "
-                    "behind its B"
-                )
+                wanted = f"{target.engine} runs each W of stage 0 right behind its B"
+                raise Refused(f"pass {cell.name}: {row[i + 1].name} comes behind it; {wanted}")
 
 
 def needs(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> list[Cell]:

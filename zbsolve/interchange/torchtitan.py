@@ -108,11 +108,8 @@ def _pipeline_flags(order: Order, path: str, parts: tuple[tuple[str, ...], ...] 
 
 def _counts(count: int, size: int) -> tuple[str, str, str]:
     """Flags of so many microbatches of so many sequences: a replica's batch, then a microbatch's size or their number."""
-    return (
-        f"--training.local_batch_size {count * size}",
-        f"--parallelism.pipeline_parallel_microbatch_size {size}",
-        f"--parallelism.num_pp_microbatches {count}",
-    )
+    each = f"--parallelism.pipeline_parallel_microbatch_size {size}"
+    return f"--training.local_batch_size {count * size}", each, f"--parallelism.num_pp_microbatches {count}"
 
 
 def layout_flags(plan: Choice) -> str:

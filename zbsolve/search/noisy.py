@@ -8,7 +8,7 @@ of each search are held against each other on a second sample, and numbers are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -234,7 +234,7 @@ class NoiseSearch:
         rest = np.zeros(count, bool), np.zeros(steps), self.tables.order.copy(), np.full(2, np.inf)
         self.drawn = Drawn(took, np.zeros(took.shape), np.zeros(took.shape), *rest)
 
-    def go_on(self, clock: Clock, seconds: float) -> Iterator[None]:
+    def go_on(self, clock: Clock, seconds: float) -> None:
         """Anneal for so long, round after round."""
         random, share = np.random.default_rng(self.seed), clock.share(seconds)
         turn = self.drawn.took.size * SECONDS_PER_DRAWN_PASS
@@ -246,7 +246,6 @@ class NoiseSearch:
             if self.drawn.aims[0] < known:
                 found = schedule_of(self.best.problem, self.tables, self.drawn.best)
                 self.best = found if _holds(found) else self.best
-            yield
 
 
 def best_under_noise(
@@ -272,13 +271,15 @@ def best_under_noise(
     ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]
     searches = [NoiseSearch(one, aim, seed) for one in ranked[:SEARCHES] if decided_by_orders(one.problem)]
     try:
-        for _ in _searched(searches, aim, clock):
-            pass
+        for number, search in enumerate(searches):
+            search.go_on(clock, FIRST_SHARE * clock.left / (len(searches) - FIRST_SHARE * number))
+        if searches:
+            min(searches, key=lambda search: search.drawn.aims[0]).go_on(clock, clock.left)
     except (KeyboardInterrupt, SystemError) as error:
         if interruption(error) is None:
             raise
-    found = [shortest, *(one.best for one in searches), *ranked[:1]]
-    best = found[_ranked(found, aim, seed + 2 * SEEDS, COMPARED)[0]]
+    last = [shortest, *(search.best for search in searches), *ranked[:1]]
+    best = last[_ranked(last, aim, seed + 2 * SEEDS, COMPARED)[0]]
     draws = _draws((shortest, best), TOLD)
     told(LeastUnderNoise(aim, under_noise({FOUND: best, SHORTEST: shortest}, aim.noise, draws=draws, seed=seed + 3 * SEEDS)))
     if best is shortest:
@@ -299,14 +300,6 @@ def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
     return found
 
 
-def _searched(searches: list[NoiseSearch], aim: Aim, clock: Clock) -> Iterator[None]:
-    """All for a part of the time, and the best of them for the rest."""
-    for number, one in enumerate(searches):
-        yield from one.go_on(clock, FIRST_SHARE * clock.left / (len(searches) - FIRST_SHARE * number))
-    if searches:
-        yield from min(searches, key=lambda one: one.drawn.aims[0]).go_on(clock, clock.left)
-
-
 def _draws(schedules: Sequence[Schedule], most: int) -> int:
     """So many steps of each, fewer of long ones."""
     return int(np.clip(MOST_PASSES // sum(len(one.problem.passes) for one in schedules), LEAST_SAMPLE, most))
@@ -324,5 +317,4 @@ def try_noise(schedule: Schedule) -> None:
     """A few turns, so that kernels are compiled."""
     aim = Aim("mean", Noise(rank=0.01))
     under_noise({"": schedule}, aim.noise, draws=2)
-    for _ in NoiseSearch(schedule, aim, 0).go_on(Clock(1.0, 1e-9), 1e-9):
-        pass
+    NoiseSearch(schedule, aim, 0).go_on(Clock(1.0, 1e-9), 1e-9)

@@ -52,7 +52,7 @@ def save_frontier(found: Frontier | Curves, path: str | os.PathLike[str], style:
     """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
     check_frontier_path(path)
-    if str(path).endswith(tuple(PICTURES)):
+    if str(path).endswith(PICTURES):
         save_drawing(report_of(found).drawing(style), path)
     elif str(path).endswith(".html"):
         write_text(path, frontier_as_page(found))

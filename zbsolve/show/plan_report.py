@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..planner.answers import LINK_CHANGES, Answer, PlanFront
 from ..planner.bounds.layout_rules import NO_ROOM
@@ -20,20 +19,19 @@ from ..planner.costs.rank_costs import least_bytes
 from ..planner.layout import FIELDS, NAMES, Layout
 from ..planner.plan_file import NEAR, Plan
 from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
-from ..tables import Ints
 from ..util.text import aligned, format_bytes, format_gap, format_time, format_times, in_one_unit, printable
 from .pages import packed, render
 
 MOST_ROWS = 12
 WIDE_GAP = 0.2  # beyond, the first line says it too
-
 LEAST_SHARE = 1e-3  # of a step, that a link is said to limit
 PROVEN = "against: step over this plan's; proven: between these lies the best step there is over the best without the change"
 
 
 def plan_as_text(plan: Plan) -> str:
     """The whole report."""
-    parts = [*space_lines(plan.space), "", *_near(plan), "", *_best(plan), "", *_lost(plan)]
+    best = f"best: {plan.best.layout.title}", f"behind its last compute pass: {_behind(plan.best, plan.cluster)}"
+    parts = [*space_lines(plan.space), "", *_near(plan), "", *best, bound_line(plan.space), "", *_lost(plan)]
     return "\n".join([*parts, honest_line(plan.shape, plan.cluster)]) + "\n"
 
 
@@ -41,11 +39,8 @@ def space_lines(space: SolvedSpace) -> Iterator[str]:
     """What was planned for, how many layouts there are, and what became of them."""
     bounds, only = space.bounds, f"; only layouts {space.only.title}" if space.only.title else ""
     yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step{only}"
-    pruned = [
-        f"{count:,} {name}"
-        for count, name in zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
-        if count
-    ]
+    counts = zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
+    pruned = [f"{count:,} {name}" for count, name in counts if count]
     yield f"{len(bounds.rule):,} layouts, by what decides their bound: {', '.join(pruned)}"
     if space.shape.left_out:
         yield f"left out: {space.shape.left_out}"
@@ -70,21 +65,9 @@ def _near(plan: Plan) -> Iterator[str]:
 def _row(plan: Plan, one: Candidate, step: str, bound: str) -> tuple[str, ...]:
     sizes = one.memory().values()
     unit, (total, *parts) = in_one_unit([sum(sizes), *sizes])
-    bubble = one.schedule.timeline().bubble_rate
-    rates = (
-        share_or_dash(plan.mfu(one)),
-        f"{plan.tokens(one):,.0f}",
-        f"{total} = {' + '.join(parts)} {unit}",
-        f"{bubble:.1%}",
-    )
+    sizes_shown, bubble = f"{total} = {' + '.join(parts)} {unit}", one.schedule.timeline().bubble_rate
+    rates = (share_or_dash(plan.mfu(one)), f"{plan.tokens(one):,.0f}", sizes_shown, f"{bubble:.1%}")
     return (one.layout.title, step, *rates, bound, RULES[plan.bounds.rule[plan.number(one)]])
-
-
-def _best(plan: Plan) -> Iterator[str]:
-    best = plan.best
-    yield f"best: {best.layout.title}"
-    yield f"behind its last compute pass: {_behind(best, plan.cluster)}"
-    yield bound_line(plan.space)
 
 
 def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str]]:
@@ -149,16 +132,16 @@ def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
     found = [one for one in answers if one.plan]
     times = steps_and_bounds([(one.plan.best.value, one.bound) for one in found if one.plan])
-    rows = [head, *(_answer_row(before, one, both) for one, both in zip(found, times, strict=True))]
-    lines = aligned(rows, left=(0, -1)) if len(rows) > 1 else []
+    rows = [head]
+    for one, both in zip(found, times, strict=True):
+        if one.plan is not None:
+            best, (low, high) = one.plan.best, _proven(before, one)
+            shares = f"{best.value / before.best.value - 1:+.1%}", f"{low:+.1%} to {high:+.1%}"
+            rows.append((one.change, *both, format_gap(one.gap), *shares, best.layout.title))
+    lines = aligned(rows, left=(0, -1)) if found else []
     lines += [PROVEN] if lines else []
     lines += [f"{one.change}: {printable(one.reason)}" for one in answers if not one.plan]
     return "\n".join([*lines, *_limiting(before, answers)]) + "\n"
-
-
-def what_if_as_json(before: Plan, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The same as fields."""
-    return [_fields(before, one) for one in answers]
 
 
 def front_as_text(front: PlanFront) -> str:
@@ -175,13 +158,6 @@ def front_as_text(front: PlanFront) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _answer_row(before: Plan, one: Answer, times: tuple[str, str]) -> tuple[str, ...]:
-    assert one.plan is not None
-    best, (low, high) = one.plan.best, _proven(before, one)
-    shares = f"{best.value / before.best.value - 1:+.1%}", f"{low:+.1%} to {high:+.1%}"
-    return (one.change, *times, format_gap(one.gap), *shares, best.layout.title)
-
-
 def _proven(before: Plan, one: Answer) -> tuple[float, float]:
     """Between which shares the best step with the change differs from the best without it. What makes nothing harder makes
     no step longer, and what makes nothing easier none shorter."""
@@ -190,17 +166,14 @@ def _proven(before: Plan, one: Answer) -> tuple[float, float]:
     return max(low, 0.0) if no_harder(base, one.case) else low, min(high, 0.0) if no_harder(one.case, base) else high
 
 
-def _fields(before: Plan, one: Answer) -> dict[str, Any]:
+def answer_as_json(before: Plan, one: Answer) -> dict[str, Any]:
+    """The same as fields."""
     if one.plan is None:
         return {"change": one.change, "reason": one.reason}
     best = one.plan.best
-    found = {"change": one.change, "step": best.value, "bound": one.bound, "gap": one.gap, "proof": one.proof}
-    return {
-        **found,
-        "against": best.value / before.best.value - 1,
-        "proven": list(_proven(before, one)),
-        "layout": best.layout.numbers,
-    }
+    fields = {"change": one.change, "step": best.value, "bound": one.bound, "gap": one.gap, "proof": one.proof}
+    fields |= {"against": best.value / before.best.value - 1, "proven": list(_proven(before, one))}
+    return fields | {"layout": best.layout.numbers}
 
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
@@ -230,31 +203,28 @@ MOST_SOLVED = 60  # layouts in the table of those that were solved
 def plan_as_page(space: SolvedSpace) -> str:
     """The page as text; it loads nothing."""
     title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
+    lines = *space_lines(space), bound_line(space), honest_line(space.shape, space.cluster)
+    lost = [(FIELDS[one.field], one.value, f"{one.layouts:,}", lost_share(one.lost)) for one in families(space)]
     return render(
         "plan.html",
         title=printable(title),
         figures=_figures(space),
-        sentences=[
-            printable(one) for one in (*space_lines(space), bound_line(space), honest_line(space.shape, space.cluster))
-        ],
+        sentences=list(map(printable, lines)),
         solved=_solved_rows(space),
         further=max(0, len(space.solved) - MOST_SOLVED),
         rules=_rule_rows(space),
-        families=_family_rows(space),
+        families=[("field", "value", "layouts", "loses at least"), *lost],
         data=_data(space),
     )
 
 
 def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note)."""
+    rate = f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device; MFU counts {MFU_COUNTS}"
     return [
         ("step", format_time(space.value), space.bounds.layout.row(space.best).title),
         ("proven bound", format_time(space.bound), f"gap {format_gap(space.gap)} over the space"),
-        (
-            "MFU",
-            share_or_dash(space.mfu(space.value)),
-            f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device; MFU counts {MFU_COUNTS}",
-        ),
+        ("MFU", share_or_dash(space.mfu(space.value)), rate),
         ("layouts", f"{len(space.bounds.rule):,}", f"{len(space.solved):,} solved, {space.open:,} open"),
     ]
 
@@ -262,14 +232,13 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
 def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     """A header and the layouts that were solved, the best first."""
     head = ("layout", "step", "above the best", "bound", "MFU", f"{unit_of(space.shape)}/s a device")
+    found: list[tuple[str, ...]] = [head]
     rows = sorted(space.solved.items(), key=lambda one: one[1])[:MOST_SOLVED]
     times = steps_and_bounds([(step, min(float(space.bounds.step[row]), step)) for row, step in rows])
-    return [head, *(_solved_row(space, *row, *both) for row, both in zip(rows, times, strict=True))]
-
-
-def _solved_row(space: SolvedSpace, row: int, step: float, shown: str, bound: str) -> tuple[str, ...]:
-    rates = (share_or_dash(space.mfu(step)), f"{space.tokens(step):,.0f}")
-    return (space.bounds.layout.row(row).title, shown, f"{step / space.value - 1:.2%}", bound, *rates)
+    for (row, step), (shown, bound) in zip(rows, times, strict=True):
+        rates = (bound, share_or_dash(space.mfu(step)), f"{space.tokens(step):,.0f}")
+        found.append((space.bounds.layout.row(row).title, shown, f"{step / space.value - 1:.2%}", *rates))
+    return found
 
 
 def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
@@ -284,16 +253,16 @@ def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     return found
 
 
-def _family_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
-    """A header and each family of layouts: what it loses at least."""
-    rows = [(FIELDS[one.field], one.value, f"{one.layouts:,}", lost_share(one.lost)) for one in families(space)]
-    return [("field", "value", "layouts", "loses at least"), *rows]
-
-
 def _data(space: SolvedSpace) -> dict[str, Any]:
-    """Everything the script draws: words, and packed columns in the order of the space."""
-    columns = {name: np.asarray(column, np.int64) for name, column in space.bounds.layout._asdict().items()}
+    """Everything the script draws: words, and packed columns in the order of the space. Of each layout its bound (whole µs,
+    rounded down; −1: none), the rule, what dominates it, whether it is open, and the bytes that its fullest rank needs at
+    least."""
+    bounds = space.bounds
+    columns = {name: np.asarray(column, np.int64) for name, column in bounds.layout._asdict().items()}
     varying = [name for name, column in columns.items() if len(column) and (column != column[0]).any()]
+    whole = np.floor(np.where(np.isfinite(bounds.step), bounds.step, -1)).astype(np.int64)
+    judged = {"bound": whole, "rule": bounds.rule, "by": bounds.by, "open": space.is_open.astype(int)}
+    judged |= {"need": least_bytes(bounds.costs, bounds.layout)}
     return {
         "fields": [{"name": name, "words": WORDS.get(name, name), "names": NAMES.get(name)} for name in Layout._fields],
         "varying": varying,
@@ -304,25 +273,5 @@ def _data(space: SolvedSpace) -> dict[str, Any]:
         "step": space.value,
         "memory": space.memory,
         "solved": [[row, round(step, 3)] for row, step in space.solved.items()],
-        "packed": packed({**columns, **_judged(space)}),
+        "packed": packed(columns | judged),
     }
-
-
-def _judged(space: SolvedSpace) -> dict[str, Ints]:
-    """What is known of each layout: its bound, the rule, what dominates it, whether it is open, and the bytes that its
-    fullest rank needs at least."""
-    bounds = space.bounds
-    need = least_bytes(bounds.costs, bounds.layout)
-    return {
-        "bound": _whole(bounds.step),
-        "rule": bounds.rule,
-        "by": bounds.by,
-        "open": space.is_open.astype(int),
-        "need": need,
-    }
-
-
-def _whole(step: NDArray[np.float64]) -> Ints:
-    """Bounds in whole µs, rounded down; −1 where there is none."""
-    found: Ints = np.where(np.isfinite(step), np.floor(np.where(np.isfinite(step), step, 0)), -1).astype(np.int64)
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -24,52 +25,39 @@ NOTABLE_ERROR = 0.02  # of a step, of which nothing is told
 MAX_STAGES = 32  # that have a line each
 
 
-def stalls_as_text(trace: Trace, stalls: tuple[Stall, ...]) -> str:
+def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
     """A line a stall, the longest few."""
     names = trace.facts.get("steps")
-    lines = []
     for one in stalls[:MAX_STALLS]:
         step = names[one.step] if isinstance(names, list) else one.step
         saved = one.measured - one.without
         without = f"the step is {format_time(saved)} shorter without" if saved >= 0.5 else "the step is no shorter without"
         usual = f"{format_time(one.took)} in place of {format_time(one.usual)}"
-        lines.append(f"stall: step {printable(str(step))}, {one.name} on rank {one.rank}: {usual}; {without}")
+        yield f"stall: step {printable(str(step))}, {one.name} on rank {one.rank}: {usual}; {without}"
     if len(stalls) > MAX_STALLS:
-        lines.append(f"and {len(stalls) - MAX_STALLS} more stalls")
-    return "".join(f"{line}\n" for line in lines)
+        yield f"and {len(stalls) - MAX_STALLS} more stalls"
 
 
-def links_as_text(trace: Trace) -> str:
-    """A line where the run showed that messages hold their sender up: how long ranks stood idle behind such passes."""
-    gaps = trace.facts.get("blocking")
-    if not isinstance(gaps, dict):
-        return ""
-    sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
-    return (
-        f"messages hold their sender up: with its inputs there, a pass began {sending} behind one that sends, and {silent} "
-        f"behind one that does not; a message takes {message}\n"
-    )
-
-
-def replay_as_text(trace: Trace) -> str:
-    """A line where steps replay notably shorter or longer with their own times: then there is more in them than is told."""
-    off = trace.replay_error()
-    if abs(off) < NOTABLE_ERROR:
-        return ""
-    more = "ranks also did something else" if off < 0 else "some passes overlapped"
-    return f"by its passes and messages alone a step takes {abs(off):.1%} {'less' if off < 0 else 'more'}: {more}\n"
-
-
-def lengths_as_text(trace: Trace) -> str:
-    """A line where microbatches differ in length: by how much, and how far one factor each explains it."""
-    factors = trace.facts.get("microbatch_factors")
-    if not isinstance(factors, list):
-        return ""
-    spread, left = trace.facts["spread"], trace.facts["spread_left"]
-    return (
-        f"microbatches differ in length: in the median step they take {min(factors):.2f} to {max(factors):.2f} times the "
-        f"median; passes lie {spread:.1%} from their stage's median, {left:.1%} with a factor a microbatch\n"
-    )
+def _messages_and_lengths(trace: Trace) -> Iterator[str]:
+    """A line where the run showed that messages hold their sender up: how long ranks stood idle behind such passes. One
+    where microbatches differ in length: how far one factor each explains it. And one where steps replay notably shorter or
+    longer with their own times: then there is more in them than is told."""
+    gaps, factors, off = trace.facts.get("blocking"), trace.facts.get("microbatch_factors"), trace.replay_error()
+    if isinstance(gaps, dict):
+        sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
+        yield (
+            f"messages hold their sender up: with its inputs there, a pass began {sending} behind one that sends, and "
+            f"{silent} behind one that does not; a message takes {message}"
+        )
+    if isinstance(factors, list):
+        spread, left = trace.facts["spread"], trace.facts["spread_left"]
+        yield (
+            f"microbatches differ in length: in the median step they take {min(factors):.2f} to {max(factors):.2f} times "
+            f"the median; passes lie {spread:.1%} from their stage's median, {left:.1%} with a factor a microbatch"
+        )
+    if abs(off) >= NOTABLE_ERROR:
+        more = "ranks also did something else" if off < 0 else "some passes overlapped"
+        yield f"by its passes and messages alone a step takes {abs(off):.1%} {'less' if off < 0 else 'more'}: {more}"
 
 
 def stage_times(trace: Trace) -> list[dict[str, Any]]:
@@ -89,7 +77,7 @@ def stage_times(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
-def stages_as_text(trace: Trace) -> str:
+def _stages(trace: Trace) -> list[str]:
     """A table of what stages took: medians, and half of what lies between the quartiles as a share of them."""
     told = stage_times(trace)
     kinds = [kind for kind in KINDS if any(kind in one["passes"] for one in told)]
@@ -99,7 +87,7 @@ def stages_as_text(trace: Trace) -> str:
         message = "–" if one["message"] is None else f"{one['message'] / 1e3:.2f}"
         rows.append((str(one["stage"]), "/".join(map(str, one["ranks"])), *cells, message))
     more = [f"and {len(told) - MAX_STAGES} more stages"] if len(told) > MAX_STAGES else []
-    return "".join(f"{line}\n" for line in (*aligned(rows), *more))
+    return [*aligned(rows), *more]
 
 
 def _spread(passes: dict[str, Any] | None) -> str:
@@ -110,8 +98,9 @@ def _spread(passes: dict[str, Any] | None) -> str:
     return f"{middle / 1e3:,.2f} ±{(high - low) / 2 / middle if middle else 0.0:.1%}"
 
 
-def run_as_text(trace: Trace) -> str:
-    """What ran, in a line: format, ranks, placement, steps; and what was left out, a line each."""
+def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
+    """All that is told of a run: what ran (format, ranks, placement, steps), what was left out, what stages took, what
+    messages and lengths do, what stalled."""
     problem, facts = trace.problem, trace.facts
     routes = model_routes(problem)
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
@@ -121,13 +110,8 @@ def run_as_text(trace: Trace) -> str:
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {len(trace.steps)} steps{clocks}"]
     left = facts.get("left_out")
     lines += [f"left out: {printable(str(one))}" for one in left] if isinstance(left, list) else []
+    lines += [*_stages(trace), *_messages_and_lengths(trace), *_stalls(trace, stalls)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
-    """All that is told of a run: what ran, what stages took, what messages and lengths do, what stalled."""
-    told = run_as_text(trace) + stages_as_text(trace) + links_as_text(trace) + lengths_as_text(trace)
-    return told + replay_as_text(trace) + stalls_as_text(trace, stalls)
 
 
 def today_line(today: Today) -> str:

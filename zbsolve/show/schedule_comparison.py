@@ -122,8 +122,7 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
     first = named[0][1]
     rows, left = [], list(absent)
     for name, schedule in named:
-        other = _other_work(first, schedule)
-        if other:
+        if other := _other_work(first, schedule):
             left.append((name, other))
         else:
             rows.append(_compared(name, schedule, first))
@@ -138,16 +137,13 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
         if row.certificate is not None:
             before = highest.get(row.certificate.digest, row.certificate)
             highest[row.certificate.digest] = max(before, row.certificate, key=lambda one: one.bound)
-    return tuple(row if row.certificate is None else _raised(row, highest[row.certificate.digest]) for row in rows)
-
-
-def _raised(row: ComparedSchedule, proven: Certificate) -> ComparedSchedule:
-    """The row with the bound of another certificate of its problem, where that is higher and no more than its value."""
-    own = row.certificate
-    if own is None or not own.bound < proven.bound <= row.value:
-        return row
-    found = replace(own, bound=proven.bound, relaxation=proven.relaxation, ranks=proven.ranks, proof=proven.proof)
-    return replace(row, schedule=row.schedule.certified(found))
+    found = list(rows)
+    for i, row in enumerate(rows):
+        own = row.certificate
+        if own is not None and own.bound < (best := highest[own.digest]).bound <= row.value:
+            raised = replace(own, bound=best.bound, relaxation=best.relaxation, ranks=best.ranks, proof=best.proof)
+            found[i] = replace(row, schedule=row.schedule.certified(raised))
+    return tuple(found)
 
 
 def _other_work(first: Schedule, schedule: Schedule) -> str:

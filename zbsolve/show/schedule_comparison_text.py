@@ -19,7 +19,7 @@ from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
-from .sentences import certificate_lines, headline_of_all, without_notes
+from .sentences import certificate_lines, headline, without_notes
 
 if TYPE_CHECKING:
     from ..noise import UnderNoise
@@ -28,14 +28,11 @@ MAX_DIFFERENCES = 4  # ranks whose first difference is shown
 MAX_PEAKS = 16  # ranks whose peaks are shown one by one
 MAX_PARTS = 3  # of critical paths that are shown
 MAX_PLACEMENT = 12  # letters of a placement that a table has room for
+PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
+PICTURES = (".html", *STILL)  # endings
 
 Show = Callable[[float], str]
 Rows = list[tuple[str, ...]]
-
-PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
-
-
-PICTURES = (".html", *STILL)  # endings
 
 
 def schedules_as_text(comparison: ScheduleComparison) -> str:
@@ -59,25 +56,16 @@ def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
 
 def source_lines(c: ScheduleComparison) -> list[str]:
     """Where times come from, where they were not measured or differ; and where the times themselves differ."""
-    first = printable(c.rows[0].name)
-    return [
-        *_labels(c),
-        *(
-            f"{printable(row.name)} has other times than {first}: {printable(row.other_times)}; so what it takes more or "
-            "less is not its order's alone (--profile times all by one profile)"
-            for row in c.rows
-            if row.other_times
-        ),
+    first, sources = printable(c.rows[0].name), {row.schedule.problem.source for row in c.rows}
+    lines = [f"times of {printable(row.name)}: {printable(row.schedule.problem.source or 'given')}" for row in c.rows]
+    if len(sources) == 1:
+        lines = [printable(note)] if (note := times_note(*sources)) else []
+    return lines + [
+        f"{printable(row.name)} has other times than {first}: {printable(row.other_times)}; so what it takes more or "
+        "less is not its order's alone (--profile times all by one profile)"
+        for row in c.rows
+        if row.other_times
     ]
-
-
-def _labels(c: ScheduleComparison) -> list[str]:
-    """Where times come from, by what their sources are called."""
-    found = list(dict.fromkeys(row.schedule.problem.source for row in c.rows))
-    if len(found) > 1:
-        return [f"times of {printable(row.name)}: {printable(row.schedule.problem.source or 'given')}" for row in c.rows]
-    note = times_note(found[0])
-    return [printable(note)] if note else []
 
 
 def _values(c: ScheduleComparison, unit: str, show: Show) -> Rows:
@@ -114,16 +102,13 @@ def _shares(c: ScheduleComparison, show: Show) -> Rows:
 
 
 def _peaks(c: ScheduleComparison) -> Rows:
-    return [("schedule", "rank by rank"), *((printable(row.name), _peaks_of(row.peaks)) for row in c.rows)]
-
-
-def _peaks_of(peaks: Sequence[int]) -> str:
     """All ranks' peaks; of many ranks the largest and the smallest."""
-    if len(peaks) <= MAX_PEAKS:
-        unit, shown = in_one_unit(peaks)
-        return f"{counted(shown)} {unit}"
-    ends = (f"{format_bytes(peak)} on rank {peaks.index(peak)}" for peak in (max(peaks), min(peaks)))
-    return " to ".join(ends)
+    rows: Rows = [("schedule", "rank by rank")]
+    for row in c.rows:
+        unit, shown = in_one_unit(row.peaks)
+        ends = (f"{format_bytes(peak)} on rank {row.peaks.index(peak)}" for peak in (max(row.peaks), min(row.peaks)))
+        rows.append((printable(row.name), f"{counted(shown)} {unit}" if len(shown) <= MAX_PEAKS else " to ".join(ends)))
+    return rows
 
 
 def change_lines(c: ScheduleComparison) -> list[str]:
@@ -215,7 +200,7 @@ def comparison_as_page(comparison: ScheduleComparison, doubts: Sequence[str] = (
         "comparison.html",
         title=printable(verdict_line(c).partition(";")[0]),
         figures=_figures(c),
-        asked=[f"The shortest {c.objective} of {without_notes(headline_of_all(named[0][1]))}.", *source_lines(c)],
+        asked=[f"The shortest {c.objective} of {without_notes(headline(named[0][1], of_all=True))}.", *source_lines(c)],
         change=next((line for line, row in zip(changes, c.rows[1:], strict=True) if row is c.best), ""),
         doubts=doubts,
         proof=certificate_lines(c.best.schedule),

@@ -76,20 +76,16 @@ def _rank_rows(schedule: Schedule, trace: Trace | None, comparison: Comparison |
     runs = [("predicted", schedule.timeline())]
     if trace is not None and comparison is not None:
         runs.append(("measured", trace.median()))
-    head = ["rank", *(f"{what}, {run}" for run, timeline in runs for what in _columns(run, timeline))]
+    head = ["rank"]
+    for run, timeline in runs:
+        unsure = f" ({NOT_COUNTED})" if run == "measured" and timeline.held is None else ""
+        head += [f"{what}, {run}" for what in ("first start", "last end", "idle", f"peak memory{unsure}")]
     columns = [column for _, timeline in runs for column in _rank_columns(timeline)]
     return [head, *([f"rank {rank}", *(column[rank] for column in columns)] for rank in range(schedule.problem.ranks))]
 
 
-def _columns(run: str, timeline: Timeline) -> tuple[str, ...]:
-    unsure = f" ({NOT_COUNTED})" if run == "measured" and timeline.held is None else ""
-    return "first start", "last end", "idle", f"peak memory{unsure}"
-
-
 def _rank_columns(timeline: Timeline) -> list[list[str]]:
-    first, last = timeline.windows
-    origin = timeline.start.min()
-    problem = timeline.problem
+    (first, last), origin, problem = timeline.windows, timeline.start.min(), timeline.problem
     busy = np.where(problem.computing, timeline.end - timeline.start, 0)
     work = np.bincount(problem.passes.rank, busy, problem.ranks)
     value = timeline.value or 1
@@ -197,11 +193,8 @@ def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int 
         for label, track, t, memory in rows
     ]
     title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak' if right else '':>{right + 2}}".rstrip()
-    measured = (
-        []
-        if trace is None
-        else [f"measured {schedule.problem.objective} {format_time(step_time(runs[1][1]))} (median step)"]
-    )
+    taken = [f"{schedule.problem.objective} {format_time(step_time(timeline))}" for _, timeline in runs[1:]]
+    measured = [f"measured {one} (median step)" for one in taken]
     below = [headline(schedule), value_line(schedule), *pool_lines(schedule), *measured, *certificate_lines(schedule)]
     return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
 
@@ -231,14 +224,12 @@ class Painter:
         self.columns, self.cell, self.colour = columns, cell, colour
         self.letter = letters(problem.passes.kinds)
         self.chunk = chunk_numbers(problem)
-        passes = zip(problem.passes.kind.tolist(), self.chunk.tolist(), problem.passes.microbatch.tolist(), strict=True)
-        self.labels = [self._cased(KINDS[kind], chunk) + str(microbatch) for kind, chunk, microbatch in passes]
+        passes = zip(problem.passes.kind_names, self.chunk.tolist(), problem.passes.microbatch.tolist(), strict=True)
+        cased = ((self.letter[kind], chunk % 2, microbatch) for kind, chunk, microbatch in passes)
+        self.labels = [f"{letter.lower() if small else letter}{microbatch}" for letter, small, microbatch in cased]
         room = problem.passes.duration / cell
         fitting = np.array([len(label) for label in self.labels]) <= room
         self.labelled = bool(fitting[room > 0].mean() >= 0.95) if (room > 0).any() else False
-
-    def _cased(self, kind: str, chunk: int) -> str:
-        return self.letter[kind].lower() if chunk % 2 else self.letter[kind]
 
     def row(self, track: Track, timeline: Timeline, begin: float) -> str:
         """One stream's cells; `begin`: µs at which the first one starts."""
@@ -255,12 +246,8 @@ class Painter:
         kinds = cell_kinds(timeline, track.rows, edges).tolist()
         # In colour the letter stands once, where a run of its kind begins.
         again = [self.colour and i > 0 and kinds[i - 1] == kind for i, kind in enumerate(kinds)]
-        return [self._cell(kind, skip) for kind, skip in zip(kinds, again, strict=True)], kinds
-
-    def _cell(self, kind: int, skip: bool) -> str:
-        if kind < 0:
-            return " " if self.colour else IDLE
-        return " " if skip else self.letter[KINDS[kind]]
+        idle, pairs = " " if self.colour else IDLE, zip(kinds, again, strict=True)
+        return [idle if kind < 0 else " " if skip else self.letter[KINDS[kind]] for kind, skip in pairs], kinds
 
     def _labels(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
         text, kinds = [" " if self.colour else IDLE] * self.columns, [-1] * self.columns
@@ -281,20 +268,14 @@ class Painter:
             for kind, letter in self.letter.items()
         ]
         second = "; small letters: every second stage of a rank" if self.labelled and self.chunk.max() > 0 else ""
-        cell = "" if self.labelled else f"; a cell is {self._width()} and shows what fills most of it"
+        wide = format_time(self.cell) if self.cell >= 10 else f"{self.cell:.2g} µs"
+        cell = "" if self.labelled else f"; a cell is {wide} and shows what fills most of it"
         return "  ".join(parts) + ("" if self.colour else f"  {IDLE} idle") + second + cell
-
-    def _width(self) -> str:
-        return format_time(self.cell) if self.cell >= 10 else f"{self.cell:.2g} µs"
 
 
 def _painted(text: str, kind: str) -> str:
     """Text on its kind's colour, from the 256 that terminals share."""
     colour = TABLE[kind].colour
-    red, green, blue = map(_nearest, levels(colour))
+    red, green, blue = (int(np.abs(np.subtract(TERMINAL_LEVELS, level)).argmin()) for level in levels(colour))
     ink = 16 if brightness(colour) > 140 else 231
     return f"\x1b[48;5;{16 + 36 * red + 6 * green + blue}m\x1b[38;5;{ink}m{text}\x1b[0m"
-
-
-def _nearest(level: int) -> int:
-    return min(range(len(TERMINAL_LEVELS)), key=lambda i: abs(TERMINAL_LEVELS[i] - level))

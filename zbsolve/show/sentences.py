@@ -17,27 +17,15 @@ from ..util.errors import BadInput
 from ..util.text import exact_time, format_bytes, format_times, printable
 
 
-def headline(schedule: Schedule) -> str:
-    """One line: ranks, stages, microbatches, passes, and where the times come from."""
-    return _counts(schedule, "ranks", "stages", "microbatches", "passes")
-
-
-def headline_of_all(schedule: Schedule) -> str:
-    """`headline` of all that do the same work, in other stages and passes."""
-    return _counts(schedule, "ranks", "microbatches")
-
-
-def _counts(schedule: Schedule, *wanted: str) -> str:
+def headline(schedule: Schedule, of_all: bool = False) -> str:
+    """One line: ranks, stages, microbatches, passes, and where the times come from. of_all: of all schedules that do the
+    same work, in other stages and passes."""
     problem = schedule.problem
-    counts = {
-        "ranks": (problem.ranks, "rank"),
-        "stages": (problem.stages, "stage"),
-        "microbatches": (problem.microbatches, "microbatch"),
-        "passes": (len(problem.passes), "pass"),
-    }
-    words = [f"{n:,} {one if n == 1 else many}" for many in wanted for n, one in (counts[many],)]
-    source = f" ({printable(schedule.problem.source)})" if schedule.problem.source else ""
-    return ", ".join(words) + source
+    stages, passes = (problem.stages, "stage", "s"), (len(problem.passes), "pass", "es")
+    counts = [(problem.ranks, "rank", "s"), (problem.microbatches, "microbatch", "es")]
+    counts = counts if of_all else [counts[0], stages, counts[1], passes]
+    source = f" ({printable(problem.source)})" if problem.source else ""
+    return ", ".join(f"{n:,} {one}{'' if n == 1 else plural}" for n, one, plural in counts) + source
 
 
 def placed(problem: Problem) -> dict[str, Any]:
@@ -95,7 +83,8 @@ def verdict(certificate: Certificate) -> str:
         return f"{value}; a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
     if certificate.status == "optimal":
         return f"{value}, proven optimal: {order} takes less"
-    bound, share = exact_time(certificate.bound), _share(certificate.gap)
+    bound, gap = exact_time(certificate.bound), certificate.gap
+    share = "less than 0.01%" if 0 < gap < 0.0001 else f"{gap:.2%}"  # never 0 where something is left
     return f"{value}, not proven optimal: {order} takes less than {bound}, so another saves {share} at most"
 
 
@@ -104,24 +93,14 @@ def proof_line(certificate: Certificate) -> str:
     return f"proof: {printable(certificate.proof)}"
 
 
-def _share(gap: float) -> str:
-    """A share of the step, never 0 where something is left."""
-    return "less than 0.01%" if 0 < gap < 0.0001 else f"{gap:.2%}"
-
-
 def certificate_lines(schedule: Schedule) -> list[str]:
     """What is proven about the schedule, and how; one line saying so where nothing is."""
     c = schedule.certificate
     if c is None:
         return ["no certificate comes with this (a trace keeps none): nothing is proven here"]
-    return [verdict(c), proof_line(c), f"{_origin(c)}; problem {printable(c.digest)}"]
-
-
-def _origin(c: Certificate) -> str:
-    """Where the schedule comes from; of one from a file also what its bound is for."""
-    if c.solved_here:
-        return f"found by {printable(c.solver)} in {c.seconds:.1f} s, seed {c.seed}"
-    return f"{printable(c.solver)}; its own bound: for its passes on its ranks"
+    origin = f"{printable(c.solver)}; its own bound: for its passes on its ranks"
+    origin = f"found by {printable(c.solver)} in {c.seconds:.1f} s, seed {c.seed}" if c.solved_here else origin
+    return [verdict(c), proof_line(c), f"{origin}; problem {printable(c.digest)}"]
 
 
 def host_lines(profile: Profile, ranks: int | None) -> list[str]:

@@ -220,7 +220,12 @@ def solved_as_text(solved: Solved) -> str:
     if solved.usual is not None:
         lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
     if solved.fused_saves > NOTABLE:
-        lines.append(_another_problem(solved))
+        shorter = solved.usual is not None and solved.usual.timeline().value < timeline.value
+        also = ", and 1F1B, which runs it, is shorter than this" if shorter else ""
+        lines.append(
+            f"all of this is about B and W apart. One pass BW takes {solved.fused_saves:.1%} less than both{also}: that is "
+            "another problem, which --fused solves"
+        )
     return "\n".join([*lines, *_bound_lines(solved)]) + "\n"
 
 
@@ -319,16 +324,6 @@ def _attention_in_words(gain: AttentionGain) -> str:
         return said
     change, both = _change(gain.value / gain.without - 1, "time"), format_times(gain.without, gain.value)
     return f"{said}; SlimPipe's order has {change} with it ({' → '.join(both)})"
-
-
-def _another_problem(solved: Solved) -> str:
-    """That nothing here is proven about a fused backward, which takes less."""
-    shorter = solved.usual is not None and solved.usual.timeline().value < solved.schedule.timeline().value
-    also = ", and 1F1B, which runs it, is shorter than this" if shorter else ""
-    return (
-        f"all of this is about B and W apart. One pass BW takes {solved.fused_saves:.1%} less than both{also}: that is "
-        "another problem, which --fused solves"
-    )
 
 
 def _memory_lines(solved: Solved) -> list[str]:

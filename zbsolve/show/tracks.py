@@ -103,11 +103,7 @@ def shades(kind: str, chunks: int) -> tuple[str, ...]:
     apart."""
     full = levels(TABLE[kind].colour)
     shares = (PALEST * chunk / max(chunks - 1, 2) for chunk in range(chunks))
-    return tuple(_hex([level + (255 - level) * share for level in full]) for share in shares)
-
-
-def _hex(values: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(level):02x}" for level in values)
+    return tuple("#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in full) for share in shares)
 
 
 def ink(colour: str) -> str:

@@ -162,28 +162,24 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
+def accumulate_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left · right, of matrices or of batches of them, to `.grad`: where that is there already by `add_product`."""
+    if parameter.grad is not None and parameter.grad.dtype == left.dtype and not is_dtensor(parameter):
+        add_product(parameter.grad, left, right)
+    else:
+        accumulate(parameter, left.mm(right) if left.dim() == 2 else left.bmm(right))
+
+
 def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
     return torch.bmm(x, weight.transpose(1, 2))
-
-
-def _gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> Gradients:
-    return dy.transpose(1, 2).bmm(x), None
-
-
-def _add_products(dy: Tensor, x: Tensor, weight: Tensor, bias: None, kept: Any) -> None:
-    """See `add_product` for a gradient that is there already."""
-    if weight.grad is not None and weight.grad.dtype == dy.dtype:
-        add_product(weight.grad, dy.transpose(1, 2), x)
-    else:
-        accumulate(weight, dy.transpose(1, 2).bmm(x))
 
 
 BATCHED = Op(
     plain=_product,
     forward=lambda *args: (_product(*args), ()),
     x_gradient=lambda dy, x, weight, kept: dy.bmm(weight),
-    gradients=_gradients,
-    add=_add_products,
+    gradients=lambda dy, x, weight, bias, kept: (dy.transpose(1, 2).bmm(x), None),
+    add=lambda dy, x, weight, bias, kept: accumulate_product(weight, dy.transpose(1, 2), x),
     low=True,
 )
 

@@ -56,7 +56,7 @@ def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
     trained = bias is not None and bias.requires_grad
     if trained and None in sums:
         return False
-    rows, columns = (_rows(local(one)) for one in (dy, x))
+    rows, columns = (rows_of(local(one)) for one in (dy, x))
     grad = weight.grad
     if grad is not None and grad.placements == tuple(over) and grad.dtype == dy.dtype:
         add_product(local(grad), rows.t(), columns)
@@ -78,8 +78,9 @@ def add(parameter: Any, gradient: Any) -> None:
         parameter.grad = grad + gradient.to(grad.dtype)
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+def rows_of(tensor: Tensor) -> Tensor:
+    """All rows of a tensor as one matrix."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (of no numbers -1 says nothing)
 
 
 def _product(of_dy: Any, of_x: Any, last: int) -> Any:

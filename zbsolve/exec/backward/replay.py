@@ -51,7 +51,11 @@ class Replay:
         """Run the first forward inside. The moment is complete afterwards."""
         moment = Moment(self._random(), {})
         before = {place: (b, version_of(b)) for place, b in self._buffers()}
-        copies = {place: b.clone() for place, (b, _) in before.items() if self._may_change(place)}
+        # Batch norm changes its statistics without counting up their version.
+        may_change = [
+            place for place in before if self.changing is None or place in self.changing or isinstance(place[0], BatchNorm)
+        ]
+        copies = {place: before[place][0].clone() for place in may_change}
         yield moment
         found = set()
         for place, now in self._buffers():
@@ -94,10 +98,6 @@ class Replay:
 
     def _buffers(self) -> list[tuple[BufferPlace, Tensor]]:
         return [((m, name), b) for m in self.modules for name, b in buffers_of(m).items() if b is not None]
-
-    def _may_change(self, place: BufferPlace) -> bool:
-        # Batch norm changes its statistics without counting up their version.
-        return self.changing is None or place in self.changing or isinstance(place[0], BatchNorm)
 
     def _random(self) -> tuple[Any, ...]:
         return random.getstate(), np.random.get_state(), [g.get_state() for g in self.generators]
@@ -174,7 +174,7 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
         stack.enter_context(without_modes())
         stack.enter_context(auxiliary_losses())  # what the layer adds to the loss is not the microbatch's
         if saving_hooked():
-            stack.enter_context(saved_tensors_hooks(_same, _same))
+            stack.enter_context(saved_tensors_hooks(lambda value: value, lambda value: value))
         try:
             for module in modules:
                 for name, buffer in buffers_of(module).items():
@@ -199,7 +199,3 @@ def as_written() -> AbstractContextManager[Any]:
     if stance is None or "torch._dynamo" not in sys.modules:  # whoever compiled imported it; that takes seconds
         return nullcontext()
     return stance("force_eager")
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -25,8 +25,8 @@ from torch.nn import functional
 from ...models.blocks import BatchedLinear
 from ..base.torch_private import output_padding, padding_around
 from ..base.values import is_dtensor, own_type
-from .deferral import Deferral, Gradients, Op, accumulate, batched_linear, call, splits
-from .distributed import add_linear, add_product
+from .deferral import Deferral, Gradients, Op, accumulate, accumulate_product, batched_linear, call, splits
+from .distributed import add_linear, rows_of
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
@@ -46,24 +46,17 @@ def _trained(bias: Tensor | None) -> bool:
 # --- Linear ---
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (of no numbers -1 says nothing)
-
-
 def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> Gradients:
-    rows = _rows(dy)
-    return rows.t().mm(_rows(x)), rows.sum(0) if _trained(bias) else None
+    rows = rows_of(dy)
+    return rows.t().mm(rows_of(x)), rows.sum(0) if _trained(bias) else None
 
 
 def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
-    """Add the gradients of a linear layer to `.grad`. See `add_product` for one that is there already."""
+    """Add the gradients of a linear layer to `.grad`."""
     if is_dtensor(weight) and add_linear(dy, x, weight, bias):
         return
-    rows = _rows(dy)
-    if weight.grad is not None and weight.grad.dtype == dy.dtype and not is_dtensor(weight):
-        add_product(weight.grad, rows.t(), _rows(x))
-    else:
-        accumulate(weight, rows.t().mm(_rows(x)))
+    rows = rows_of(dy)
+    accumulate_product(weight, rows.t(), rows_of(x))
     if bias is not None and bias.requires_grad:
         accumulate(bias, rows.sum(0))
 
@@ -92,17 +85,14 @@ def _look_up(ids: Tensor, weight: Tensor, bias: None, padding: int, by_frequency
     return functional.embedding(ids, weight, None if padding < 0 else padding, scale_grad_by_freq=by_frequency)
 
 
-def _embedding_gradients(
-    dy: Tensor, ids: Tensor, weight: Tensor, bias: None, kept: Any, padding: int, by_frequency: bool
-) -> Gradients:
-    return aten.embedding_dense_backward(dy, ids, weight.shape[0], padding, by_frequency), None
-
-
 EMBEDDING = Op(
     plain=_look_up,
     forward=lambda *args: (_look_up(*args), ()),
     x_gradient=lambda *args: None,  # type: ignore[arg-type]  # whole numbers have no gradient
-    gradients=_embedding_gradients,
+    gradients=lambda dy, ids, weight, bias, kept, *args: (
+        aten.embedding_dense_backward(dy, ids, weight.shape[0], *args),
+        None,
+    ),
 )
 
 
@@ -125,16 +115,13 @@ def _convolution_parts(
     return parts
 
 
-def _convolution_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any, *args: Any) -> Gradients:
-    mask = [False, True, _trained(bias)]
-    return _convolution_parts(mask, dy, x, weight.to(dy.dtype), bias, args)[1:]
-
-
 CONVOLUTION = Op(
     plain=torch.convolution,
     forward=lambda *args: (torch.convolution(*args), ()),
     x_gradient=lambda dy, x, weight, kept, *args: _convolution_parts([True, False, False], dy, x, weight, None, args)[0],
-    gradients=_convolution_gradients,
+    gradients=lambda dy, x, weight, bias, kept, *args: _convolution_parts(
+        [False, True, _trained(bias)], dy, x, weight.to(dy.dtype), bias, args
+    )[1:],
     low=True,
 )
 
@@ -174,18 +161,18 @@ def _batched(
 # to 1.04 at width 192, and 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
 
 
+def _with_kept(results: Any) -> Any:
+    y, *kept = results
+    return y, kept
+
+
 def _layer_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Any, kept: Any, shape: Any) -> Any:
     return aten.native_layer_norm_backward(dy, x, shape, *kept, weight, bias, mask)
 
 
-def _layer_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Any, eps: float) -> Any:
-    y, *kept = torch.native_layer_norm(x, shape, weight, bias, eps)
-    return y, kept
-
-
 LAYER_NORM = Op(
     plain=lambda x, weight, bias, shape, eps: functional.layer_norm(x, shape, weight, bias, eps),
-    forward=_layer_norm_forward,
+    forward=lambda x, weight, bias, shape, eps: _with_kept(torch.native_layer_norm(x, shape, weight, bias, eps)),
     x_gradient=lambda dy, x, weight, kept, shape, eps: _layer_norm_parts(
         [True, False, False], dy, x, weight, None, kept, shape
     )[0],
@@ -205,14 +192,11 @@ def _group_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, k
     )
 
 
-def _group_norm_forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Any:
-    y, *kept = torch.native_group_norm(x.contiguous(), weight, bias, *_group_norm_sizes(x, groups), eps)
-    return y, kept
-
-
 GROUP_NORM = Op(
     plain=lambda x, weight, bias, groups, eps: functional.group_norm(x, groups, weight, bias, eps),
-    forward=_group_norm_forward,
+    forward=lambda x, weight, bias, groups, eps: _with_kept(
+        torch.native_group_norm(x.contiguous(), weight, bias, *_group_norm_sizes(x, groups), eps)
+    ),
     x_gradient=lambda dy, x, weight, kept, groups, eps: _group_norm_parts([True, False, False], dy, x, weight, kept, groups)[
         0
     ],

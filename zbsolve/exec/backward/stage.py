@@ -115,7 +115,24 @@ class Stage:
         """
         self.around.weights()
         with self.around.forward(self, microbatch, x, target):
-            return self._forward(microbatch, x, target, split, seed, recompute, keeper)
+            if self.first == 0 and self.takes_batch:
+                x = constant(x)
+            if keeper is not None:
+                keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
+            with auxiliary_losses() as extra:
+                y, dropped = self._dropped(x, target, split, seed) if recompute else (x, None)
+                parts = self.parts[self.dropping if recompute else 0 :]
+                with nullcontext() if keeper is None else keeper.saving():
+                    y, kept = self._run(parts, y, target, split, seed)
+            self.auxiliary = extra.total
+            if keeper is not None:
+                for part, one in zip(parts, kept, strict=True):
+                    part.give(one, keeper)
+            if dropped is not None and keeper is not None:
+                _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
+                dropped = replace(dropped, input=keeper.keep_all(x), versions=())
+            self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
+            return y
 
     def alone(self, microbatch: int, x: Any, target: Any, seed: int) -> Any:
         """An F that no backward follows: as `forward`, and nothing is kept."""
@@ -125,32 +142,10 @@ class Stage:
         self.auxiliary = extra.total
         return y
 
-    def _forward(
-        self, microbatch: int, x: Any, target: Any, split: bool, seed: int, recompute: bool, keeper: Keeper | None
-    ) -> Any:
-        if self.first == 0 and self.takes_batch:
-            x = constant(x)
-        if keeper is not None:
-            keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
-        with auxiliary_losses() as extra:
-            y, dropped = self._dropped(x, target, split, seed) if recompute else (x, None)
-            parts = self.parts[self.dropping if recompute else 0 :]
-            with nullcontext() if keeper is None else keeper.saving():
-                y, kept = self._run(parts, y, target, split, seed)
-        self.auxiliary = extra.total
-        if keeper is not None:
-            for part, one in zip(parts, kept, strict=True):
-                part.give(one, keeper)
-        if dropped is not None and keeper is not None:
-            _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
-            dropped = replace(dropped, input=keeper.keep_all(x), versions=())
-        self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
-        return y
-
     def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
         """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
         versions = _versions(x)
-        with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(_forget, _forgotten):
+        with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _forgotten):
             y, _ = self._run(self.parts[: self.dropping], x, target, split, seed)
         return y, Dropped(x, versions, target, split, seed, moment, [])
 
@@ -202,7 +197,8 @@ class Stage:
         live = self.live[microbatch]
         if not isinstance(live, Live):
             raise BadInput("F dropped its activations: an X pass must come before")
-        given: Sequence[Tensor | None] = [self._unit(weight)] if gradients is None else gradients
+        unit = self.unit if weight == 1 else self.unit * weight
+        given: Sequence[Tensor | None] = [unit] if gradients is None else gradients
         with self.around.backward(microbatch):
             for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
                 given = part.backward(kept, given, self.share * weight)
@@ -212,9 +208,6 @@ class Stage:
             del self.live[microbatch]
         self.around.added()
         return tuple(given)  # type: ignore[arg-type]
-
-    def _unit(self, weight: float) -> Tensor:
-        return self.unit if weight == 1 else self.unit * weight
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B left out."""
@@ -266,10 +259,6 @@ def _versions(value: Any) -> tuple[int, ...]:
 def _check_unchanged(x: Any, versions: tuple[int, ...]) -> None:
     if _versions(x) != versions:
         raise BadInput("the input was changed in place after F began, so F cannot run again")
-
-
-def _forget(tensor: Tensor) -> None:
-    return None
 
 
 def _forgotten(_: None) -> Tensor:

@@ -96,18 +96,15 @@ def _separate(graph: fx.GraphModule) -> None:
         if not (mask[0] and _makes_matrix(node)):
             continue
         with graph.graph.inserting_before(node):
-            parts = [_with_mask(graph, node, at, part) for part in ([True, *[False] * (len(mask) - 1)], [False, *mask[1:]])]
+            parts = list[fx.Node]()
+            for part in ([True, *[False] * (len(mask) - 1)], [False, *mask[1:]]):
+                args = (*node.args[:at], part, *node.args[at + 1 :])
+                parts.append(graph.graph.call_function(node.target, args, dict(node.kwargs)))
+                parts[-1].meta = dict(node.meta)
         for user in list(node.users):
             user.replace_input_with(node, parts[user.args[1] > 0])
         graph.graph.erase_node(node)
     graph.recompile()
-
-
-def _with_mask(graph: fx.GraphModule, node: fx.Node, at: int, mask: list[bool]) -> fx.Node:
-    args = (*node.args[:at], mask, *node.args[at + 1 :])
-    made = graph.graph.call_function(node.target, args, dict(node.kwargs))  # type: ignore[arg-type]
-    made.meta = dict(node.meta)
-    return made
 
 
 def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Role]) -> tuple[Piece, Piece]:

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...models.losses import auxiliary_loss
-from ..backward.deferral import accumulate
-from ..backward.distributed import Layout, add_product
+from ..backward.deferral import accumulate, accumulate_product
+from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
 from ..backward.stage import Split
 from ..base.part import Keeper
@@ -81,10 +82,6 @@ class Graphs:
         """The layout of a value that is a DTensor outside of the graphs."""
         return self.layouts.get(role.whole)
 
-    def role_of(self, tangent: Role) -> Role:
-        """The role of a gradient as the graphs take it: of a DTensor this rank's part."""
-        return tangent if self.layout(tangent) is None else Role(tangent.kind, tangent.key, LOCAL_PART)
-
 
 def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool = False) -> Graphs:
     """Trace and cut `block` for inputs like `x`: structure, shapes, types and which tensors require a gradient. inductor:
@@ -103,20 +100,11 @@ def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool =
         i: Zeros.of(leaf) for i, leaf in enumerate(leaves_of(x)) if isinstance(leaf, Tensor) and leaf.requires_grad
     }
     outputs = tuple(sorted({*parts.tangents, *joint.passed} - {joint.extra}))
+    tangents = {i: Zeros.of(example) for i, example in parts.tangents.items()}
     return Graphs(
-        cut=parts,
-        forward=forward,
-        backward=backward,
-        weights=weights,
-        spec=joint.spec,
-        trained_inputs=trained_inputs,
-        trained_outputs=outputs,
-        tangents={i: Zeros.of(example) for i, example in parts.tangents.items()},
-        passed=joint.passed,
-        mutated=mutated,
-        one_output=joint.spec.is_leaf(),
-        layouts=joint.layouts,
-        extra=joint.extra,
+        *(parts, forward, backward, weights, joint.spec),
+        *(trained_inputs, outputs, tangents, joint.passed, mutated),
+        *(joint.spec.is_leaf(), joint.layouts, joint.extra),
     )
 
 
@@ -139,12 +127,13 @@ class GraphSplit(Split):
         self.number, self.graphs = number, graphs
         first, second, third = graphs.cut.forward, graphs.cut.backward, graphs.cut.weights
         saved = [role for role in first.gives if role.kind == "saved"]
-        tangents = [graphs.role_of(Role("tangent", leaf)) for leaf in graphs.tangents]
+        self._tangents = [(leaf, zeros, graphs.layout(Role("tangent", leaf))) for leaf, zeros in graphs.tangents.items()]
+        # The graphs take of a DTensor this rank's part.
+        tangents = [Role("tangent", leaf, layout and LOCAL_PART) for leaf, _, layout in self._tangents]
         given = {role: i for i, role in enumerate([*saved, *tangents])}
         kept = [role for role in third.takes if role in given]
         self._kept = [given[role] for role in kept]
         live = [role for role in second.gives if role.kind == "live"]
-        self._tangents = [(leaf, zeros, graphs.layout(Role("tangent", leaf))) for leaf, zeros in graphs.tangents.items()]
         self._backward = _Function(layer, graphs, second, given)
         self._weights = _Function(layer, graphs, third, {role: i for i, role in enumerate([*kept, *live])})
         mutated = graphs.mutated
@@ -244,11 +233,7 @@ class _Function:
     def _multiplied(self, results: Sequence[Any]) -> Sequence[Any]:
         """The results, of which factors are multiplied and added to `.grad`."""
         for i, holder, name in self.factors:
-            parameter, left, right = holder[name], results[i], results[i + 1]
-            if parameter.grad is not None and parameter.grad.dtype == left.dtype:
-                add_product(parameter.grad, left, right)
-            else:
-                accumulate(parameter, left.mm(right))
+            accumulate_product(holder[name], results[i], results[i + 1])
         return results
 
 
@@ -262,30 +247,19 @@ def _place(layer: nn.Module, role: Role, *, copied: bool = False) -> Place:
     module = layer.get_submodule(path)
     holder = (buffers_of if role.kind in ("buffer", "mutation") else parameters_of)(module)
     if role.part is not None and role.kind in ("parameter", "buffer"):
-        return _Parts(holder, role), name
-    return (_Copies(holder) if copied else holder), name
+        return _Seen(holder, partial(_part, role=role)), name
+    return (_Seen(holder, Tensor.clone) if copied else holder), name
 
 
 @dataclass(frozen=True)
-class _Copies:
-    """A copy of what `holder` has."""
+class _Seen:
+    """What `see` makes of what `holder` has, detached."""
 
     holder: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Tensor:
-        value: Tensor = self.holder[name]
-        return value.detach().clone()
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Of what `holder` has, the part that a graph takes: as `role` says."""
-
-    holder: Mapping[str, Any]
-    role: Role
+    see: Callable[[Tensor], Any]
 
     def __getitem__(self, name: str) -> Any:
-        return _part(self.holder[name].detach(), self.role)
+        return self.see(self.holder[name].detach())
 
 
 def _part(value: Any, role: Role) -> Any:

@@ -121,13 +121,9 @@ def inputs_key(x: Any) -> Any:
     leaves, spec = ([x], "") if isinstance(x, Tensor) else tree_flatten(x)
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind))
-    return str(spec), tuple(_leaf_key(leaf) for leaf in leaves), casts
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return _tensor_key(leaf)
-    return type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)
+    constants = ((type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)) for leaf in leaves)
+    keys = tuple(_tensor_key(leaf) if isinstance(leaf, Tensor) else key for leaf, key in zip(leaves, constants, strict=True))
+    return str(spec), keys, casts
 
 
 def _tensor_key(tensor: Tensor) -> Any:

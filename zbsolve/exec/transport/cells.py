@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -25,7 +24,11 @@ def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
     have it. Raises BadInput naming `what` where a rank does not find it: on another machine."""
     others = range(1, wires.size) if wires.rank == 0 else ()
     with nullcontext() if wires.rank else temporary_folder("cells") as folder:
-        path = receive_bytes(wires, 0).decode() if folder is None else _made(folder / "cells", int(np.prod(shape)) * 8)
+        if folder is None:
+            path = receive_bytes(wires, 0).decode()
+        else:
+            path = str(folder / "cells")
+            Path(path).write_bytes(bytes(int(np.prod(shape)) * 8))
         try:
             for other in others:
                 send_bytes(wires, path.encode(), other)
@@ -37,13 +40,6 @@ def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
         except OSError:
             raise BadInput(f"{what}: all ranks must be on one machine") from None
     return cells
-
-
-def _made(path: Path, size: int) -> str:
-    """A new file of zeros."""
-    path.touch()
-    os.truncate(path, size)
-    return str(path)
 
 
 class Signals:

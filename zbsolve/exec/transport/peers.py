@@ -127,19 +127,15 @@ class Peers:
                 raise
             self.refuse_failed()
             error = self.thread_error or raised
-            final = self._final(error, what if isinstance(what, str) else what())
+            note = self._say(error, what if isinstance(what, str) else what())
+            own = error if isinstance(error, ZbsolveError) else RunFailed(note["text"])
+            final = self._heard(note) if note["lost"] else own
             self.failure = one_line(final)
             if isinstance(final, RunFailed):
                 final.told = True
             # Its line says what went wrong and where. Our own frames would stand before it, once for each cause.
             final.details = "".join(traceback.format_exception(error))
             raise final.with_traceback(None) from None
-
-    def _final(self, error: Exception, what: str) -> ZbsolveError:
-        note = self._say(error, what)
-        if note["lost"]:
-            return self._heard(note)
-        return error if isinstance(error, ZbsolveError) else RunFailed(note["text"])
 
     def _say(self, error: Exception, what: str) -> Note:
         """Leave a note, and then break all connections off."""
@@ -161,23 +157,17 @@ class Peers:
     def _heard(self, mine: Note) -> RunFailed:
         """What happened, by the notes of all ranks. Notes may come a little later than this rank wakes; but a rank whose
         connection broke has left its note before, or leaves none."""
-        until, rank = time.monotonic() + NOTES_SECONDS, self.wires.rank
+        until, rank, store = time.monotonic() + NOTES_SECONDS, self.wires.rank, self.wires.notes
         notes: dict[int, Note] = {rank: mine}
         while True:
             with suppress(Exception):
-                notes |= {other: self._read(other) for other in range(self.wires.size) if self._has(other, notes)}
+                left = [str(other) for other in range(self.wires.size) if other not in notes]
+                notes |= {int(other): json.loads(store.get(other)) for other in left if store.check([other])}
             last, end = last_waiting(rank, notes)
             settled = end not in notes and end is not None and notes[last]["gone"]
             if settled or any(not note["lost"] for note in notes.values()) or time.monotonic() > until:
                 return explained(rank, notes, self.wires.size)
             time.sleep(0.02)
-
-    def _has(self, rank: int, notes: Mapping[int, Note]) -> bool:
-        return rank not in notes and bool(self.wires.notes.check([str(rank)]))
-
-    def _read(self, rank: int) -> Note:
-        note: Note = json.loads(self.wires.notes.get(str(rank)))
-        return note
 
 
 @contextmanager

@@ -70,19 +70,13 @@ def read(folder: Path) -> Recording:
     names = sorted(told[0], key=lambda name: (len(name), name))
     placement = _placement([rank[names[-1]] for rank in told] if names else [], chunks)
     stage_of = {(rank, placement[:stage].count(rank)): stage for stage, rank in enumerate(placement)}
-    steps = tuple(
-        RecordedStep(
-            name,
-            tuple(
-                RanPass(kind, stage_of[rank, chunk], microbatch, rank, start * MS, end * MS)
-                for rank, rows in enumerate(told)
-                for kind, (chunk, microbatch), start, end in rows[name].passes
-            ),
-        )
-        for name in names
-    )
+    steps = []
+    for name in names:
+        ran = [(rank, *row) for rank, rows in enumerate(told) for row in rows[name].passes]
+        passes = (RanPass(k, stage_of[rank, c], m, rank, start * MS, end * MS) for rank, k, (c, m), start, end in ran)
+        steps.append(RecordedStep(name, tuple(passes)))
     facts = {"backend": "Megatron", "ranks": config.pp_size}
-    return Recording(str(folder), FORMAT, OWN, steps, {}, facts, _further(folder, config.pp_size))
+    return Recording(str(folder), FORMAT, OWN, tuple(steps), {}, facts, _further(folder, config.pp_size))
 
 
 def read_rank_alone(path: Path) -> Recording:

@@ -135,7 +135,8 @@ class Recording:
         """The recording without steps of another order, where nearly all have one. Raises BadInput, naming step, rank and
         pass, where there is no such order, a pass is missing or doubled, or two ran at one time."""
         if not self.steps or not self.steps[0].passes:
-            raise BadInput(f"{self.where}: there is no whole step in it{self._told_left_out()}")
+            why = f" ({self.left_out[0]})" if self.left_out else ""
+            raise BadInput(f"{self.where}: there is no whole step in it{why}")
         for step in self.steps:
             self._check_times(step)
         same = self._of_one_order()
@@ -158,9 +159,6 @@ class Recording:
         said = f"{len(orders) - count} of {len(orders)} steps, which ran another order than most (step {odd.name})"
         return replace(self, steps=kept, left_out=(*self.left_out, said))
 
-    def _told_left_out(self) -> str:
-        return f" ({self.left_out[0]})" if self.left_out else ""
-
     def _at(self, step: RecordedStep, rank: int) -> str:
         return f"{self.where}: step {step.name}: rank {rank}"
 
@@ -170,9 +168,8 @@ class Recording:
             raise BadInput(f"{self._at(step, double.rank)}: pass {double.name} ran twice")
         for one in step.passes:
             if not (math.isfinite(one.start) and math.isfinite(one.end) and one.start <= one.end):
-                raise BadInput(
-                    f"{self._at(step, one.rank)}: pass {one.name} cannot run from {one.start:g} to {one.end:g} µs"
-                )
+                times = f"from {one.start:g} to {one.end:g} µs"
+                raise BadInput(f"{self._at(step, one.rank)}: pass {one.name} cannot run {times}")
         for rank, row in enumerate(step.rows):
             for one, other in zip(row, row[1:], strict=False):
                 shorter = min(one.end - one.start, other.end - other.start)

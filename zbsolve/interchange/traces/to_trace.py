@@ -127,22 +127,15 @@ def trace_of(recording: Recording) -> Trace:
     violations = verify(trace.problem, trace.planned())
     if violations:
         raise BadInput(f"{recording.where}: the order in which passes ran does not hold: {violations[0]}")
-    trace = _held_up(recording, trace)
+    if (gaps := gaps_of(trace)).blocked:
+        blocked = _run(recording, problem_of(recording, blocking=True), trace.facts | {"blocking": gaps.to_json()})
+        trace = blocked if abs(blocked.replay_error()) < abs(trace.replay_error()) else trace
     lengths = lengths_of(trace)
     factors = factors_of(trace, lengths)
     if not factors:
         return trace
     told = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
     return _run(recording, with_times(trace.problem, lengths.base).scaled(factors, inf), trace.facts | told)
-
-
-def _held_up(recording: Recording, trace: Trace) -> Trace:
-    """The run with messages that hold their sender up, where it shows such."""
-    gaps = gaps_of(trace)
-    if not gaps.blocked:
-        return trace
-    blocked = _run(recording, problem_of(recording, blocking=True), trace.facts | {"blocking": gaps.to_json()})
-    return blocked if abs(blocked.replay_error()) < abs(trace.replay_error()) else trace
 
 
 def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None = None) -> Trace:
@@ -155,16 +148,8 @@ def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None
         names = [step.name for step in recording.steps]
         left_out = {"left_out": list(recording.left_out)} if recording.left_out else {}
         facts = recording.facts | {"format": recording.format, "steps": names, LINKS: FROM_STEPS} | left_out
-    return Trace(
-        problem,
-        order,
-        steps,
-        tuple(_ready(problem, one) for one in steps),
-        (),
-        (),
-        dict(facts),
-        sent=sent if problem.sending.any() else (),
-    )
+    ready = tuple(_ready(problem, one) for one in steps)
+    return Trace(problem, order, steps, ready, (), (), dict(facts), sent=sent if problem.sending.any() else ())
 
 
 def _without_warm_up(recording: Recording) -> Recording:

@@ -176,20 +176,15 @@ def read(path: Path, files: Sequence[Path]) -> Recording:
             f"{len(counts[0])}: steps are mixed"
         )
     first = kept[0].form.baseTimeNanoseconds
-    steps = tuple(
-        RecordedStep(
-            str(number + 1),
-            tuple(
-                one
-                for rank, (file, rows) in enumerate(zip(kept, counts, strict=True))
-                for one in _passes(file, rows[number], rank, home, (file.form.baseTimeNanoseconds - first) / 1e3)
-            ),
-        )
-        for number in range(len(counts[0]))
-    )
+    steps = []
+    for number, labels in enumerate(zip(*counts, strict=True), 1):
+        passes = list[RanPass]()
+        for rank, (file, mine) in enumerate(zip(kept, labels, strict=True)):
+            passes += _passes(file, mine, rank, home, (file.form.baseTimeNanoseconds - first) / 1e3)
+        steps.append(RecordedStep(str(number), tuple(passes)))
     info = kept[0].form.distributedInfo
     facts = {"ranks": len(kept), **({"backend": info.backend} if info and info.backend else {})}
-    return Recording(str(path), FORMAT, HOST, steps, {}, facts, left_out)
+    return Recording(str(path), FORMAT, HOST, tuple(steps), {}, facts, left_out)
 
 
 def _read(file: Path) -> _File:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +30,11 @@ POINTS = 72 / 96  # of a pixel
 SETTINGS: Any = {"pdf.fonttype": 42, "font.family": "DejaVu Sans", "svg.fonttype": "none"}
 
 
-def to_pdf(drawing: Drawing) -> bytes:
-    """One page of the drawing's size, with its texts as texts. Raises BadInput where matplotlib is missing."""
-    return _written(
-        drawing, "pdf", {"Title": printable(drawing.title), "Subject": printable(drawing.description), "CreationDate": None}
-    )
-
-
-def to_png(drawing: Drawing) -> bytes:
-    """As many dots as pixels where the size was asked for in pixels, else 300 an inch. Raises BadInput where matplotlib is
-    missing."""
-    return _written(drawing, "png", {"Title": printable(drawing.title), "Software": None})
-
-
-def _written(drawing: Drawing, form: str, facts: dict[str, str | None]) -> bytes:
+def _written(drawing: Drawing, form: str) -> bytes:
+    """As "pdf" one page of the drawing's size, with its texts as texts; as "png" as many dots as pixels where the size was
+    asked for in pixels, else 300 an inch. Raises BadInput where matplotlib is missing."""
+    facts: dict[str, str | None] = {"Title": printable(drawing.title)}
+    facts |= {"Subject": printable(drawing.description), "CreationDate": None} if form == "pdf" else {"Software": None}
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -121,19 +112,18 @@ def _text(axes: Axes, words: Words, order: float) -> None:
     )
 
 
-PICTURES: dict[str, Callable[[Drawing], str | bytes]] = {".svg": to_svg, ".pdf": to_pdf, ".png": to_png}
+PICTURES = (".svg", ".pdf", ".png")
 SCHEDULES = (".html", *PICTURES, ".trace.json")
 
 
 def save_drawing(drawing: Drawing, path: str | os.PathLike[str]) -> None:
     """Write a drawing as `.svg`, `.pdf` or `.png`, whole or not at all. Raises BadInput for other endings, and where the
     library for the last two is missing."""
-    ending = checked_ending(path, tuple(PICTURES))
-    written = PICTURES[ending](drawing)
-    if isinstance(written, str):
-        write_text(path, written)
+    ending = checked_ending(path, PICTURES)
+    if ending == ".svg":
+        write_text(path, to_svg(drawing))
     else:
-        write_bytes(path, written)
+        write_bytes(path, _written(drawing, ending[1:]))
 
 
 def checked_ending(path: str | os.PathLike[str], known: Sequence[str]) -> str:

@@ -103,13 +103,18 @@ def excess(frontier: Frontier, named: Named) -> str:
 
 def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
     """The picture in this style, with its headline above and its sentence below."""
+    entries: list[Entry] = [
+        ("optimal", lambda x, y: [Dot(x + 6, y, 4, VALUE_COLOUR, VALUE_COLOUR, 1.6)]),
+        ("best found", lambda x, y: [Dot(x + 6, y, 4, PAPER, VALUE_COLOUR, 1.6)]),
+        ("proven bound: nothing is shorter", lambda x, y: [Line(((x, y), (x + 14, y)), BOUND_COLOUR, 2)]),
+    ]
+    if frontier.named:
+        entries.append(("named schedules, against the best in their memory", lambda x, y: [_diamond(x + 6, y)]))
 
     def inside(chart: Chart) -> Iterator[Mark]:
-        yield from chart.curves()
-        yield from chart.device()
-        yield from chart.named()
+        yield from (*chart.curves(), *chart.device(), *chart.named())
 
-    return chart_drawing(frontier, _entries(bool(frontier.named)), inside, (headline, sentence), style)
+    return chart_drawing(frontier, entries, inside, (headline, sentence), style)
 
 
 def chart_drawing(
@@ -135,8 +140,8 @@ def chart_drawing(
         *paragraph(heading, LEFT, 10, Words(0, 0, "", 15, bold=True)),
         *paragraph(below, LEFT, height - foot + 50, Words(0, 0, "", 12, SOFT)),
     )
-    marks = (*words, *keys, *chart.grid(), *inside(chart))
-    return scaled(Drawing(width, height, title or headline, sentence, marks, style.unit), scale)
+    marks = tuple(_scaled(mark, scale) for mark in (*words, *keys, *chart.grid(), *inside(chart)))
+    return Drawing(width * scale, height * scale, title or headline, sentence, marks, style.unit)
 
 
 class Chart:
@@ -264,17 +269,8 @@ class Chart:
         return sides[0], y - 12
 
 
-def scaled(drawing: Drawing, scale: float) -> Drawing:
-    """The drawing with everything in it larger or smaller."""
-    return replace(
-        drawing,
-        width=drawing.width * scale,
-        height=drawing.height * scale,
-        marks=tuple(_scaled(mark, scale) for mark in drawing.marks),
-    )
-
-
 def _scaled(mark: Mark, scale: float) -> Mark:
+    """A mark larger or smaller."""
     lengths = ("x", "y", "width", "height", "radius", "size", "thickness")
     changed: dict[str, Any] = {name: getattr(mark, name) * scale for name in lengths if hasattr(mark, name)}
     if isinstance(mark, Area | Line):
@@ -282,17 +278,6 @@ def _scaled(mark: Mark, scale: float) -> Mark:
     if isinstance(mark, Line):
         changed["dashes"] = tuple(one * scale for one in mark.dashes)
     return replace(mark, **changed)
-
-
-def _entries(named: bool) -> list[Entry]:
-    """What the marks of one frontier mean; `named`: whether named schedules are among them."""
-    found: list[Entry] = [
-        ("optimal", lambda x, y: [Dot(x + 6, y, 4, VALUE_COLOUR, VALUE_COLOUR, 1.6)]),
-        ("best found", lambda x, y: [Dot(x + 6, y, 4, PAPER, VALUE_COLOUR, 1.6)]),
-        ("proven bound: nothing is shorter", lambda x, y: [Line(((x, y), (x + 14, y)), BOUND_COLOUR, 2)]),
-        ("named schedules, against the best in their memory", lambda x, y: [_diamond(x + 6, y)]),
-    ]
-    return found if named else found[:-1]
 
 
 def _legend(entries: Sequence[Entry], y: float, width: float) -> tuple[list[Mark], float]:

@@ -71,15 +71,12 @@ class Gantt:
         self.holds = bool(problem.edges.bytes.any())
         # Of a measured run nobody knows how much of a pass was its message.
         self.sent = problem.sending if timeline.turn is not None else np.zeros_like(problem.sending)
+        self.label_width = max(text_width(_label(track), self.size) for track in self.tracks)
 
     @property
     def units(self) -> float:
         """Rows, where a compute stream's is one."""
         return sum(_share(track) for track in self.tracks)
-
-    def label_width(self) -> float:
-        """Pixels of the widest label at the left."""
-        return max(text_width(_label(track), self.size) for track in self.tracks)
 
     def peak_texts(self) -> list[str]:
         """What each rank holds at most, in words; nothing where no edge holds memory, and without notes."""
@@ -171,11 +168,6 @@ def rows_height(style: Style, rows: float) -> float:
     return min(26.0, max(4.0, min(640.0, style.width / scale) / rows)) * scale
 
 
-def axis_height(size: float) -> float:
-    """Pixels of the ticks and their texts."""
-    return LINE * size + 0.4 * size
-
-
 def _share(track: Track) -> float:
     """Of a row: other streams than compute are lower."""
     return 1.0 if track.kind == "compute" else 0.6
@@ -193,30 +185,27 @@ class MemoryStrips:
         strips = MOST_STRIPS if style.width >= NARROW_PICTURE else MOST_IN_NARROW
         self.begin = float(timeline.start.min())
         self.capacity = timeline.problem.capacity
-        peaks = timeline.peak_bytes
-        count = len(peaks)
+        peaks, count = timeline.peak_bytes, len(timeline.peak_bytes)
         some = np.linspace(0, count - 1, min(count, strips)).round().astype(int).tolist()
         self.ranks = sorted({*some[:-1], int(np.argmax(peaks)), count - 1}) if count > strips else list(range(count))
         most, limit = max(peaks), max(self.capacity or (0,))
         self.top = 1.08 * (most if limit > 3 * most else max(most, limit)) or 1.0  # a capacity far above is said, not drawn
-
-    @property
-    def height(self) -> float:
-        """Pixels of all strips with their heading."""
-        return LINE * self.size + len(self.ranks) * self._strip
-
-    @property
-    def _strip(self) -> float:
-        return 2.6 * self.size
+        self._strip = 2.6 * self.size
+        self.height = LINE * self.size + len(self.ranks) * self._strip  # of all strips with their heading
 
     def marks(self, axis: Axis, y: float, peaks: bool) -> Iterator[Mark]:
         """Everything, from `y` down; peaks stand at the right where `peaks`, else within the strips."""
-        yield Words(axis.left, y + LINE * self.size / 2, self._heading(), self.size, bold=True)
+        limits = sorted(set(self.capacity or ()))
+        said = format_bytes(limits[0]) if len(limits) == 1 else f"{format_bytes(limits[0])} or more" if limits else ""
+        drawn = f", dashed: capacity {said}" if limits and limits[-1] <= self.top else f", capacity {said}" if limits else ""
+        yield Words(axis.left, y + LINE * self.size / 2, f"memory held{drawn}", self.size, bold=True)
         y += LINE * self.size
         for rank in self.ranks:
             floor = y + 0.9 * self._strip
             yield from self._curve(rank, axis, y, floor)
-            yield from self._limit(rank, axis, y, floor)
+            if self.capacity is not None and self.capacity[rank] <= self.top:
+                height = floor - self.capacity[rank] / self.top * (floor - y)
+                yield Line(((axis.left, height), (axis.right, height)), LIMIT, 0.09 * self.size, dashes=(4, 3))
             middle = (y + floor) / 2
             yield Words(axis.left - 0.6 * self.size, middle, f"rank {rank}", self.size, anchor="end")
             text = f"peak {format_bytes(self.timeline.peak_bytes[rank])}"
@@ -225,12 +214,6 @@ class MemoryStrips:
             else:
                 yield Words(axis.right - 0.3 * self.size, middle, text, 0.92 * self.size, anchor="end", halo=True)
             y += self._strip
-
-    def _heading(self) -> str:
-        limits = sorted(set(self.capacity or ()))
-        said = format_bytes(limits[0]) if len(limits) == 1 else f"{format_bytes(limits[0])} or more" if limits else ""
-        drawn = f", dashed: capacity {said}" if limits and limits[-1] <= self.top else f", capacity {said}" if limits else ""
-        return f"memory held{drawn}"
 
     def _curve(self, rank: int, axis: Axis, y: float, floor: float) -> Iterator[Mark]:
         """The area under the curve, in steps; within a step of RESOLUTION the most counts."""
@@ -248,8 +231,3 @@ class MemoryStrips:
             corners += [(min(axis.right, axis.left + i * RESOLUTION), float(heights[a])) for i in (a, b)]
         yield Area(((axis.left, floor), *corners, (axis.right, floor)), AREA)
         yield Line(tuple(corners), EDGE, 0.07 * self.size)
-
-    def _limit(self, rank: int, axis: Axis, y: float, floor: float) -> Iterator[Mark]:
-        if self.capacity is not None and self.capacity[rank] <= self.top:
-            height = floor - self.capacity[rank] / self.top * (floor - y)
-            yield Line(((axis.left, height), (axis.right, height)), LIMIT, 0.09 * self.size, dashes=(4, 3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ...schedule import Schedule
@@ -12,9 +11,9 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
-from ..sentences import certificate_lines, headline, headline_of_all, pool_lines, value_line
+from ..sentences import certificate_lines, headline, pool_lines, value_line
 from .drawing import SOFT, TICK, Drawing, Line, Mark, Words, to_svg
-from .gantt import Axis, Gantt, MemoryStrips, axis_height, legend_entries, rows_height
+from .gantt import Axis, Gantt, MemoryStrips, legend_entries, rows_height
 from .style import LINE, USUAL, Style, legend, paragraph, short_time, text_width, wrapped
 
 
@@ -50,7 +49,7 @@ def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USU
     runs = [(_told(name, one, None if i == 0 else named[0]), one.timeline()) for i, (name, one) in enumerate(named)]
     said = [text for text, _ in runs]
     objective = named[0][1].problem.objective
-    title = f"{len(named)} schedules on one axis of time ({objective}): {headline_of_all(named[0][1])}"
+    title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1], of_all=True)}"
     return _Chart(runs, style, base).drawing(title, [], " ".join(said))
 
 
@@ -69,15 +68,6 @@ def _told(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> s
     return ", ".join(parts)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One timeline in the chart: its caption in lines, its rows, its strips of memory."""
-
-    caption: list[str]
-    gantt: Gantt
-    strips: MemoryStrips | None
-
-
 class _Chart:
     """Timelines with captions above each other. base: of a comparison, the timeline whose end is marked in the others."""
 
@@ -89,7 +79,7 @@ class _Chart:
         if first >= longest:
             raise BadInput(f"time range: the step ends at {format_time(longest)}, before {format_time(first)}")
         last = min(last, longest) if style.window else last
-        left = self.size + max(gantt.label_width() for gantt in gantts)
+        left = self.size + max(gantt.label_width for gantt in gantts)
         peaks = [text_width(text, 0.92 * self.size) for gantt in gantts for text in gantt.peak_texts()]
         wide = max(peaks, default=0.0) + 0.8 * self.size
         self.peaks = bool(peaks) and wide < 0.14 * style.width
@@ -98,14 +88,9 @@ class _Chart:
         if self.axis.right < self.axis.left + 10:
             raise BadInput(f"width of {style.width:.0f} pixels: too little beside letters of {self.size:.1f} pixels")
         self.width = style.width - left - 0.4 * self.size  # of texts
-        self.rows = [
-            _Row(
-                wrapped(text, 1.05 * self.size, self.width, bold=True),
-                gantt,
-                MemoryStrips(gantt.timeline, style) if style.memory and gantt.holds else None,
-            )
-            for (text, _), gantt in zip(runs, gantts, strict=True)
-        ]
+        captions = [wrapped(text, 1.05 * self.size, self.width, bold=True) for text, _ in runs]
+        strips = [MemoryStrips(gantt.timeline, style) if style.memory and gantt.holds else None for gantt in gantts]
+        self.rows = list(zip(captions, gantts, strips, strict=True))
 
     def drawing(self, headline: str, said: Sequence[str], description: str = "") -> Drawing:
         """The picture with its headline above and what is said of it below."""
@@ -114,13 +99,13 @@ class _Chart:
         heading = wrapped(printable(title), 1.25 * size, self.width, bold=True)
         marks: list[Mark] = [*paragraph(heading, left, 0.5 * size, Words(0, 0, "", 1.25 * size, bold=True))]
         y = 0.5 * size + len(heading) * LINE * 1.25 * size
-        entries = legend_entries([row.gantt for row in self.rows])
+        entries = legend_entries([gantt for _, gantt, _ in self.rows])
         keys, y = legend(entries, left, y, 0.96 * size, self.width)
         notes = [line for text in (said if self.style.notes else ()) for line in wrapped(text, size, self.width)]
-        tall = rows_height(self.style, sum(row.gantt.units for row in self.rows))
+        tall = rows_height(self.style, sum(gantt.units for _, gantt, _ in self.rows))
         body, y = self._body(y + 0.4 * size, tall)
         marks += [*keys, *body]
-        y += axis_height(size)
+        y += (LINE + 0.4) * size  # the axis' ticks and their texts
         marks += paragraph(notes, left, y, Words(0, 0, "", size, SOFT))
         y += len(notes) * LINE * size
         height = round(y + 0.5 * size)
@@ -130,15 +115,15 @@ class _Chart:
     def _body(self, y: float, tall: float) -> tuple[list[Mark], float]:
         """Every timeline with its caption, on lines of the axis; and where the axis' texts begin."""
         marks, spans = list[Mark](), list[tuple[float, float]]()
-        for row in self.rows:
-            marks += paragraph(row.caption, self.axis.left, y, Words(0, 0, "", 1.05 * self.size, bold=True))
-            y += len(row.caption) * LINE * 1.05 * self.size
-            marks += row.gantt.marks(self.axis, y, tall, self.peaks)
-            spans.append((y, y + tall * row.gantt.units))
+        for caption, gantt, strips in self.rows:
+            marks += paragraph(caption, self.axis.left, y, Words(0, 0, "", 1.05 * self.size, bold=True))
+            y += len(caption) * LINE * 1.05 * self.size
+            marks += gantt.marks(self.axis, y, tall, self.peaks)
+            spans.append((y, y + tall * gantt.units))
             y = spans[-1][1]
-            if row.strips:
-                marks += row.strips.marks(self.axis, y, self.peaks)
-            y += (0.5 if len(self.rows) > 1 else 0.1) * self.size + (row.strips.height if row.strips else 0.0)
+            if strips:
+                marks += strips.marks(self.axis, y, self.peaks)
+            y += (0.5 if len(self.rows) > 1 else 0.1) * self.size + (strips.height if strips else 0.0)
         return [*self.axis.marks(spans[0][0], y, self.size), *marks, *self._ends(spans)], y
 
     def _ends(self, spans: Sequence[tuple[float, float]]) -> list[Mark]:
@@ -150,17 +135,15 @@ class _Chart:
         if not self.axis.first < usual <= self.axis.last:
             return []
         x = self.axis.x(usual)
-        for ((_, above), (below, foot)), row in zip(pairwise(spans), self.rows[1:], strict=True):
-            own = _length(row.gantt.timeline)
+        for ((_, above), (below, foot)), (_, gantt, _) in zip(pairwise(spans), self.rows[1:], strict=True):
+            own = _length(gantt.timeline)
             at, middle = self.axis.x(own), (below + foot) / 2
             marks.append(Line(((x, above), (x, foot)), TICK, 0.1 * self.size, dashes=(3, 2)))
             text = f"{'−' if own < usual else '+'}{short_time(abs(own - usual))}"
             if abs(at - x) > text_width(text, self.size, bold=True) + self.size:
-                ends = ((min(at, x), middle), (max(at, x), middle))
-                marks.append(Line(ends, TICK, 0.1 * self.size))
-                marks.append(
-                    Words((at + x) / 2, middle - 0.8 * self.size, text, self.size, anchor="middle", bold=True, halo=True)
-                )
+                marks.append(Line(((min(at, x), middle), (max(at, x), middle)), TICK, 0.1 * self.size))
+                place = (at + x) / 2, middle - 0.8 * self.size
+                marks.append(Words(*place, text, self.size, anchor="middle", bold=True, halo=True))
         return marks
 
 
