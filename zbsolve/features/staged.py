@@ -14,7 +14,7 @@ from ..build.plain import pipeline
 from ..build.recompute import recomputed_layers
 from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.by_name import balanced_or_equal
-from ..partition.stage_costs import Layered, StageCosts
+from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import Infeasible
 from ..util.text import bytes_of_ranks, exact_bytes, has_unit
@@ -180,7 +180,7 @@ def _messages(layer: Layer, link: Link, cuts: Cuts, microbatches: int) -> Any:
     return _repeated([round(link.message(part_of_layer(layer, b - a, link))) for a, b in pairwise(cuts)], microbatches)
 
 
-def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
+def _held(profile: Any, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
     """Bytes that stages keep, by the names that `pipeline` has for them."""
     if cuts == WHOLE:
         return dict(costs.memory.held(counts, again))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,38 +15,6 @@ from ..util.errors import BadInput
 from .cut_table import Floats, cut_dp
 from .cuts import none_where_empty, spans
 from .stage_memory import NO_SHARD, Shard, StageMemory
-
-
-class Layered(Protocol):
-    """A model's layers and the ranks that run them: what costs are made of (a `Profile` is one)."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """What each layer costs."""
-
-    @property
-    def link(self) -> Link:
-        """Between two ranks."""
-
-    @property
-    def states(self) -> float:
-        """Bytes of parameters, gradients and optimizer state for each byte of parameters."""
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of a gradient before it is reduced for each byte of its parameter."""
-
-    @property
-    def tied(self) -> Tied:
-        """What layers share."""
-
-    @property
-    def rank_factors(self) -> tuple[float, ...]:
-        """How much longer each rank takes than the layers say; () where all are alike."""
-
-    @property
-    def microbatch_factors(self) -> tuple[float, ...]:
-        """How much longer each microbatch takes than the layers say; () where all are alike."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +44,7 @@ class StageCosts:
     @classmethod
     def of(
         cls,
-        model: Layered,
+        model: Any,
         routes: tuple[tuple[int, ...], ...],
         microbatches: int = 1,
         limit: int | tuple[int, ...] | None = None,
@@ -84,8 +52,8 @@ class StageCosts:
         shards: int = 1,
         vocabulary: Shard = NO_SHARD,
     ) -> StageCosts:
-        """Of a profile's layers; fused too where it knows nothing else. limit: of each rank, or of all alike. Raises
-        BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
+        """Of a profile's layers (`model`); fused too where it knows nothing else. limit: of each rank, or of all alike.
+        Raises BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
