@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -151,9 +152,8 @@ class StageCosts:
     @cached_property
     def fixed_bytes(self) -> Floats:
         """[a, b]: bytes that a stage of layers a … b − 1 on a rank of its own needs beside activations."""
-        a, b = self._cuts
-        memory = self.memory
-        needed = memory.fixed((a, b)) + memory.gathered((a, b)) + memory.transient(a, b) + memory.messages(a, b)
+        cut, memory = self._cuts, self.memory
+        needed = memory.fixed(cut) + memory.gathered(cut) + memory.transient(*cut) + memory.messages(*cut)
         return np.asarray(needed + none_where_empty(len(self.layers)))
 
     def bytes(self, stage: int) -> Floats:
@@ -162,10 +162,10 @@ class StageCosts:
 
     def need(self, counts: Sequence[int]) -> Floats:
         """Bytes that each rank needs, shape (ranks,), with so many layers a stage: activations, and all beside them."""
-        cuts = layer_cuts(counts)
-        held = [self.in_flight(s) * self.kept[a, b] for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+        stages = list(pairwise(layer_cuts(counts)))
+        held = [self.in_flight(s) * self.kept[cut] for s, cut in enumerate(stages)]
         fixed, moving = self.memory.of_ranks(counts, self.routes)
-        gathered = [float(self.memory.gathered(cut)) for cut in zip(cuts, cuts[1:], strict=False)]
+        gathered = [float(self.memory.gathered(cut)) for cut in stages]
         return np.asarray(np.array(fixed) + np.array(moving) + (self.shares > 0) @ (np.array(held) + np.array(gathered)))
 
     @cached_property
@@ -251,15 +251,12 @@ def _ways(costs: StageCosts, sums: list[Floats]) -> Floats:
     hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0)])
     hops = np.append(hops, hops[-1])
     reach = [*range(stages), len(costs.layers)]
-    return np.array(
-        [
-            [
-                float(_at_least(costs, one[0, n] if n else np.zeros(()), kind, factor, s)) + hops[s] * back
-                for s, n in enumerate(reach)
-            ]
-            for one, kind, back in zip(sums, "FB", (each, 0.0 if costs.untrained else each), strict=False)
-        ]
-    )
+
+    def way(layers: Floats, kind: str, message: float) -> list[float]:
+        through = [_at_least(costs, layers[n] if n else np.zeros(()), kind, factor, s) for s, n in enumerate(reach)]
+        return [float(time) + hops[s] * message for s, time in enumerate(through)]
+
+    return np.array([way(sums[0][0], "F", each), way(sums[1][0], "B", 0.0 if costs.untrained else each)])
 
 
 def _ends(costs: StageCosts, sums: list[Floats]) -> Floats:
