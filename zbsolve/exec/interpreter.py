@@ -110,8 +110,8 @@ class Interpreter:
         self.marks: Marks | None = None  # of the device, where that is a GPU
         self._work = {kind: self._around(kind) for kind in {action.kind for action in program.actions}}
         methods = ("begin", "done", "held_bytes", "host_bytes", "no_activations", "end")
-        begin, done, held, host, ignored, end = (asked(state.parts, method) for method in methods)
-        self._begin, self._done, self._held, self._host, self._ignored, self._end = begin, done, held, host, ignored, end
+        every = (asked(state.parts, method) for method in methods)
+        self._begin, self._done, self._held, self._host, self._ignored, self._end = every
         self._beside = next((part for part in state.parts if type(part).goes is not Part.goes), Part())
 
     def _around(self, kind: str) -> tuple[Handler, Run]:

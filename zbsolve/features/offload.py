@@ -106,17 +106,6 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
         return _with_shards(checked_fractions(said, stages), problem), None
     if said.dtype == bool:
         return 1.0, _with_shards(said, problem) if len(said) == stages else said
-    return _by_microbatch(said, problem, stages)
-
-
-def _with_shards(said: Any, problem: Problem) -> Any:
-    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
-    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
-
-
-def _by_microbatch(said: Any, problem: Problem, stages: int) -> tuple[Any, Bools]:
-    """The fraction of each stage and of which microbatches, from one number each. Raises BadInput where a stage has several
-    fractions."""
     if said.shape != (stages, problem.microbatches):
         raise BadInput(f"offload: shape {said.shape}, not ({stages}, {problem.microbatches}): a row a stage")
     share = checked_fractions(said.max(axis=1), stages)
@@ -124,6 +113,11 @@ def _by_microbatch(said: Any, problem: Problem, stages: int) -> tuple[Any, Bools
     if len(unlike):
         raise BadInput(f"offload: stage {unlike[0]} has several fractions: one a stage, and 0 for microbatches that stay")
     return _with_shards(share, problem), _with_shards(said > 0, problem)
+
+
+def _with_shards(said: Any, problem: Problem) -> Any:
+    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
+    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
 
 
 def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
