@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -64,18 +65,13 @@ def _look(what: str, tensor: Tensor, parameters: Named = ()) -> None:
 
 def _already(parameters: Named) -> str:
     """Names a parameter that was not finite before the pass, most often since the optimizer's last step."""
-    for name, parameter in parameters:
-        if not bool(torch.isfinite(parameter.detach()).all()):
-            return f"; parameter {name} already had some"
-    return ""
+    names = (name for name, parameter in parameters if not bool(torch.isfinite(parameter.detach()).all()))
+    return next((f"; parameter {name} already had some" for name in names), "")
 
 
 def first_not_finite(losses: Mapping[int, float]) -> str:
     """Step → loss: the first that is not finite, in words; "" where all are."""
-    for step, loss in losses.items():
-        if not -float("inf") < loss < float("inf"):
-            return f"the loss of step {step} is {loss}"
-    return ""
+    return next((f"the loss of step {step} is {loss}" for step, loss in losses.items() if not isfinite(loss)), "")
 
 
 class Transport(Protocol):
@@ -114,8 +110,8 @@ class Interpreter:
         self.marks: Marks | None = None  # of the device, where that is a GPU
         self._work = {kind: self._around(kind) for kind in {action.kind for action in program.actions}}
         methods = ("begin", "done", "held_bytes", "host_bytes", "no_activations", "end")
-        begin, done, held, host, ignored, end = (asked(state.parts, method) for method in methods)
-        self._begin, self._done, self._held, self._host, self._ignored, self._end = begin, done, held, host, ignored, end
+        every = (asked(state.parts, method) for method in methods)
+        self._begin, self._done, self._held, self._host, self._ignored, self._end = every
         self._beside = next((part for part in state.parts if type(part).goes is not Part.goes), Part())
 
     def _around(self, kind: str) -> tuple[Handler, Run]:
@@ -204,7 +200,11 @@ class Interpreter:
                 given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
             begun = None if self.marks is None else self.marks.mark()
-            output = self._labelled(work, action, given) if profiler_enabled() else work(self.state, action, given)
+            if profiler_enabled():  # which would read a bare 2F0 as a mangled C++ name
+                with torch.profiler.record_function(f"zbsolve:{action.name}"):
+                    output = work(self.state, action, given)
+            else:
+                output = work(self.state, action, given)
             if begun is not None:
                 record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
             end = time.monotonic_ns()
@@ -271,16 +271,10 @@ class Interpreter:
             arrived = emulated.ready(action.name, arrived)
         return given, arrived, max(0, arrived - asked) if asked and self.marks is None else 0
 
-    def _labelled(self, work: Run, action: Action, given: Any) -> Any:
-        """A pass's work, with its name in torch's profiler (which would read a bare 2F0 as a mangled C++ name)."""
-        with torch.profiler.record_function(f"zbsolve:{action.name}"):
-            return work(self.state, action, given)
-
     def _look(self, handler: Handler, action: Action, output: Any) -> None:
-        losses, read = self.record.losses[self._looked :], None
+        losses = self.record.losses[self._looked :]
         self._looked += len(losses)
-        if action.reads:
-            read = self.state.data.inputs[action.part]
+        read = self.state.data.inputs[action.part] if action.reads else None
         look_for_nonfinite(handler, self._parameters(action), output, losses, read)
 
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:

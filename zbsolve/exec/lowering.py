@@ -16,9 +16,10 @@ What a kind of pass needs is for its handler to say (`handlers`). Nothing here k
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -171,34 +172,38 @@ class _Lowering:
         self.orders = [tuple(self.problem.names[row] for row in rows) for rows in self.handover.orders]
         self.messages = _messages(self.handover)
         self.takes = {message.after: message for message in self.messages if not message.beside}
-        self.gives: dict[str, list[Message]] = {}
-        self.sides: dict[str, list[Message]] = {}
+        self.gives, self.sides = defaultdict[str, list[Message]](list), defaultdict[str, list[Message]](list)
         for message in self.messages:
-            self.gives.setdefault(message.before, []).append(message)
+            self.gives[message.before].append(message)
             if message.beside:
-                self.sides.setdefault(message.after, []).append(message)
+                self.sides[message.after].append(message)
         self.companions, self.going_on = _companions(self.problem), _going_on(self.problem, self.orders)
         self.received, sent = received(self.handover, begin, self.going_on)
         self.turn = dict(zip(self.messages, sent.tolist(), strict=True))
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
-        self.hears: dict[int, list[str]] = {}
-        self.tells: set[int] = set()
-        for before, after in crossings(schedule):
-            self.hears.setdefault(after, []).append(self.problem.names[before])
-            self.tells.add(before)
+        self.hears, crossing = defaultdict[int, list[str]](list), crossings(schedule)
+        self.tells = {before for before, _ in crossing}
+        for before, after in crossing:
+            self.hears[after].append(self.problem.names[before])
         self.taking = passes_where(self.problem, "takes", "activation")
         self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
 
     def program(self, rank: int) -> Program:
         """The program of one rank."""
         problem, order, p = self.problem, self.orders[rank], self.problem.passes
-        incoming = self._incoming(rank)
+        sent = {
+            source: tuple(m for name in self.orders[source] for m in self.gives.get(name, ()) if m.destination == rank)
+            for source in range(len(self.orders))
+            if source != rank
+        }
+        incoming = {source: messages for source, messages in sent.items() if messages}
+        outgoing = tuple(m for name in order for m in self.gives.get(name, ()) if m.destination != rank)
         uses = uses_of(problem, order, self.weighted)
         posts, receives = (self._placed(order, incoming, at) for at in (self.handover.posted, self.received))
         for some in receives.values():
             some.sort(key=self.turn.__getitem__)
-        gone = self._placed(order, {rank: self._outgoing(rank, order)}, self.handover.gone)
+        gone = self._placed(order, {rank: outgoing}, self.handover.gone)
         rows = [problem.index[name] for name in order]
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
         done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
@@ -215,18 +220,11 @@ class _Lowering:
         last = model_stages(self.step) - 1
         stages = tuple(s for s, ranks in enumerate(self.step.stage_ranks[: last + 1]) if rank in ranks)
         inputs, targets = (
-            tuple(
-                sorted(
-                    {
-                        int(p.microbatch[row])
-                        for row in rows
-                        if (self.taking[row] and p.stage[row] == stage) or HANDLERS[p[row].kind].reads == what
-                    }
-                )
-            )
+            [row for row in rows if (self.taking[row] and p.stage[row] == stage) or HANDLERS[p[row].kind].reads == what]
             for stage, what in ((0, "inputs"), (last, "targets"))
         )
-        return Program(rank, tuple(actions), incoming, stages, inputs, targets)
+        read = (tuple(np.unique(p.microbatch[some]).tolist()) for some in (inputs, targets))
+        return Program(rank, tuple(actions), incoming, stages, *read)
 
     def _releases(self, rows: Sequence[int]) -> dict[int, tuple[tuple[str, int], ...]]:
         """Pass of a rank → (kind, stage) of the passes that are over with it, for none that comes later uses them. rows: the
@@ -246,24 +244,11 @@ class _Lowering:
             for maker in mine:
                 last[maker] = row
                 used[stage, microbatch] = maker
-        found: dict[int, tuple[tuple[str, int], ...]] = {}
+        released: dict[int, tuple[tuple[str, int], ...]] = {}
         for maker, row in last.items():
-            one = problem.passes[maker]
-            found[row] = (*found.get(row, ()), (one.kind, one.stage))
-        return found
-
-    def _incoming(self, rank: int) -> dict[int, tuple[Message, ...]]:
-        """Source rank → its messages to `rank`, in the order of the sender's passes."""
-        found = {}
-        for source, order in enumerate(self.orders):
-            sent = tuple(m for name in order for m in self.gives.get(name, ()) if m.destination == rank)
-            if sent and source != rank:
-                found[source] = sent
-        return found
-
-    def _outgoing(self, rank: int, order: Sequence[str]) -> tuple[Message, ...]:
-        """What a rank sends to others, in order."""
-        return tuple(m for name in order for m in self.gives.get(name, ()) if m.destination != rank)
+            gather = problem.passes[maker]
+            released[row] = (*released.get(row, ()), (gather.kind, gather.stage))
+        return released
 
     def _action(self, row: int, posts: Sequence[Message], done: bool, use: VersionUse | None) -> Action:
         one = self.problem.passes[row]
@@ -293,12 +278,11 @@ class _Lowering:
     def _placed(self, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
         """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends.
         places: of each message. A place behind the last pass is the step's end, and not here."""
-        at, result = dict(zip(self.messages, places.tolist(), strict=True)), dict[str, list[Message]]()
-        for sent in given.values():
-            for message in sent:
-                if at[message] < len(order):
-                    result.setdefault(order[at[message]], []).append(message)
-        return result
+        at, placed = dict(zip(self.messages, places.tolist(), strict=True)), defaultdict[str, list[Message]](list)
+        for message in chain.from_iterable(given.values()):
+            if at[message] < len(order):
+                placed[order[at[message]]].append(message)
+        return placed
 
 
 def _messages(handover: Handover) -> list[Message]:
@@ -319,11 +303,11 @@ def _messages(handover: Handover) -> list[Message]:
 
 def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
     """(stage, part) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
-    p, found = problem.passes, dict[tuple[int, int], set[str]]()
+    p, found = problem.passes, defaultdict[tuple[int, int], set[str]](set)
     kinds = p.kind_names
     rows = np.flatnonzero(~p.that(per_step=True))
     for row, stage, part in zip(rows.tolist(), p.stage[rows].tolist(), problem.parts[rows].tolist(), strict=True):
-        found.setdefault((stage, part), set()).add(kinds[row])
+        found[stage, part].add(kinds[row])
     return {spot: frozenset(kinds) for spot, kinds in found.items()}
 
 
@@ -342,8 +326,8 @@ def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
 
 
 def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
-    e, found = problem.edges, dict[int, list[int]]()
+    e, found = problem.edges, defaultdict[int, list[int]](list)
     released = problem.passes.are(*(kind for kind in problem.passes.kinds if HANDLERS[kind].release is not None))
     for row in np.flatnonzero(released[e.before]).tolist():
-        found.setdefault(int(e.after[row]), []).append(int(e.before[row]))
+        found[int(e.after[row])].append(int(e.before[row]))
     return found, set(problem.passes.stage[released].tolist())

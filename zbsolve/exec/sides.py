@@ -65,10 +65,10 @@ class SideValues:
         """The gradients of all that the stage made; None where the loss makes them."""
         if given is None:
             return None
-        gives, found = self.names[number][0], list(given)
+        gives, gradients = self.names[number][0], list(given)
         for name, count in self.made.pop((number, microbatch), ()):  # what it took goes through it, too
-            found += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
-        return found
+            gradients += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
+        return gradients
 
     def back_out(self, number: int, microbatch: int, found: Sequence[Tensor]) -> Sequence[Tensor]:
         """The gradients of the row's input. Those of side inputs are added here."""
@@ -80,14 +80,14 @@ class SideValues:
     def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor]) -> None:
         """More gradients of side inputs. counts: their names, and how many of them each has."""
         for name, count in counts:
-            mine, gradients = list(gradients[:count]), gradients[count:]
+            more, gradients = list(gradients[:count]), gradients[count:]
             before = self.gradients.get((name, microbatch))
-            self.gradients[name, microbatch] = [a + b for a, b in zip(before, mine, strict=True)] if before else mine
+            self.gradients[name, microbatch] = [a + b for a, b in zip(before, more, strict=True)] if before else more
 
-    def clear(self) -> None:
-        """Forget all microbatches."""
-        for one in (self.values, self.gradients, self._got, self.made):
-            one.clear()
+    def forget(self) -> None:
+        """Drop all microbatches."""
+        for by_microbatch in (self.values, self.gradients, self._got, self.made):
+            by_microbatch.clear()
 
 
 def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -95,8 +95,7 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name, in order → the stage that gives it, and the later ones that take it.
-    routes: of the problem."""
+    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem."""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
@@ -247,7 +246,7 @@ class SideInputs(Part):
 
     def forget(self) -> None:
         """Drop what a step has left that broke off."""
-        self.here.clear()
+        self.here.forget()
         self._left.clear()
 
     def for_forwards(self, stages: Mapping[int, Any]) -> SideInputs:

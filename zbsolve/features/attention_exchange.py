@@ -11,7 +11,7 @@ from ..build.attention_costs import AttentionExchange
 from ..build.attention_exchange import with_attention_exchange
 from ..kinds import ATTENTION
 from ..layer import Layer, Link, layer_ranges
-from ..problem import UNLIMITED, Problem
+from ..problem import Problem
 from ..tables import Ints
 from .feature import YES, Feature, Field
 from .sharded_vocabulary import on_stages, vocabulary_of
@@ -26,9 +26,9 @@ def exchange_costs(
     none. Queries are counted as wide as the layer's output."""
     rows = np.zeros((6, stages))
     for stage, here in enumerate(layer_ranges(counts)):
-        for one in (layers[i] for i in here if layers[i].attention_F):
-            sizes = (one.output_bytes / slices, one.kv_bytes / slices, one.output_bytes / slices / STATISTICS)
-            times = (2 * one.attention_F / slices**2, 2 * one.attention_B / slices**2)
+        for layer in (layers[i] for i in here if layers[i].attention_F):
+            sizes = (layer.output_bytes / slices, layer.kv_bytes / slices, layer.output_bytes / slices / STATISTICS)
+            times = (2 * layer.attention_F / slices**2, 2 * layer.attention_B / slices**2)
             rows[:, stage] += (*times, *sizes, link.latency)
     forward, backward, queries, keys, statistics, latency = (np.rint(row).astype(np.int64) for row in rows)
     return AttentionExchange(forward, backward, queries, keys, statistics, latency, link.bytes_per_us)
@@ -46,19 +46,13 @@ def _build(problem: Problem, staged: Any) -> Problem:
 def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchange:
     """`costs` where the attention of no pass takes longer than the whole pass: where it would, it takes as long. Attention
     was measured by itself, and a slice as a whole; each has its noise. problem: in even slices, without an exchange."""
-    forward, backward = np.asarray(costs.forward), np.asarray(costs.backward)
-    return costs._replace(
-        forward=np.minimum(forward, _most(problem, "F")), backward=np.minimum(backward, _most(problem, "B", "BW"))
-    )
-
-
-def _most(problem: Problem, *kinds: str) -> Ints:
-    """The most µs, shape (stages,), that attention to one earlier slice can take in passes of these kinds: of a slice with j
-    before it, that is 2 / (2j + 1) of the pass."""
-    p, rows = problem.passes, problem.rows(*kinds)
-    most = np.full(problem.stages, UNLIMITED, np.int64)
-    np.minimum.at(most, p.stage[rows], 2 * p.duration[rows] // (2 * p.slice[rows] + 1))
-    return most
+    p, times = problem.passes, list[Ints]()
+    for said, kinds in ((costs.forward, ("F",)), (costs.backward, ("B", "BW"))):
+        rows, most = problem.rows(*kinds), np.full(problem.stages, said)
+        # Attention to one earlier slice can take 2 / (2j + 1) of the pass of a slice with j before it.
+        np.minimum.at(most, p.stage[rows], 2 * p.duration[rows] // (2 * p.slice[rows] + 1))
+        times.append(most)
+    return costs._replace(forward=times[0], backward=times[1])
 
 
 def clipping_note(profile: Any, problem: Problem) -> str:
@@ -67,9 +61,8 @@ def clipping_note(profile: Any, problem: Problem) -> str:
     layers = on_stages(profile, vocabulary_of(problem), problem.ranks)[0].layers
     costs = exchange_costs(layers, problem.layers, problem.slices, profile.link, problem.stages)
     cut = within_passes(costs, problem)
-    times = [("F", costs.forward, cut.forward), ("the backward", costs.backward, cut.backward)]
     rows = []
-    for kind, before, after in times:
+    for kind, before, after in (("F", costs.forward, cut.forward), ("the backward", costs.backward, cut.backward)):
         said, taken = np.asarray(before), np.asarray(after)
         rows += [(1 - taken[i] / said[i], i, kind) for i in np.flatnonzero(said - taken > 1).tolist()]
     if not rows:

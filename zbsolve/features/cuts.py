@@ -48,7 +48,8 @@ def said_of(slices: Slices) -> Said:
             lengths = tuple(map(float, parts))
         except ValueError:
             raise _not_slices(slices) from None
-        if (colon and (rest != EVEN_WORK or len(parts) > 1)) or (len(parts) == 1 and not _is_whole(number)):
+        whole = len(parts) > 1 or number.strip().removeprefix("-").isdecimal()
+        if not whole or (colon and (rest != EVEN_WORK or len(parts) > 1)):
             raise _not_slices(slices)
         slices = int(number) if len(parts) == 1 else lengths
         if colon:
@@ -65,10 +66,6 @@ def said_of(slices: Slices) -> Said:
     return Said(int(slices))
 
 
-def _is_whole(said: str) -> bool:
-    return said.strip().removeprefix("-").isdecimal()
-
-
 def _not_slices(said: str) -> BadInput:
     kinds = f"a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1"
     auto = "; auto alone tries numbers of both kinds" if said.strip().lower().startswith("auto") else ""
@@ -83,11 +80,19 @@ def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cu
         return WHOLE
     check_attention(layers)
     lengths = said.lengths or (1.0,) * said.number
-    cuts = _cuts_of_even_work(said.number, layers) if said.even_work else _cuts_at(lengths)
-    tokens = tokens_of(sequence)
+    cuts, tokens = _cuts_at(lengths), tokens_of(sequence)
+    if (
+        said.even_work
+    ):  # a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)
+        work = sum(layer.work for layer in layers)
+        attention = sum(layer.attention_F + layer.attention_B for layer in layers)
+        rest, n = work - attention, said.number
+        inner = ((sqrt(rest**2 + 4 * attention * work * k / n) - rest) / (2 * attention) for k in range(1, n))
+        cuts = (0.0, *inner, 1.0)
+        lengths = tuple(lengths_of(cuts))
     if tokens is None or (not said.lengths and not said.even_work and tokens % said.number == 0):
         return cuts
-    return _cuts_at(whole_tokens(lengths_of(cuts) if said.even_work else lengths, tokens))
+    return _cuts_at(whole_tokens(lengths, tokens))
 
 
 def tokens_of(sequence: Any) -> int | None:
@@ -145,15 +150,6 @@ def without_kv_bytes(layer: Layer) -> str:
     return f"field 'kv_bytes' is 0, but attention (field '{named}') keeps keys and values"
 
 
-def _cuts_of_even_work(count: int, layers: Sequence[Layer]) -> Cuts:
-    """Where a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)."""
-    work = sum(one.work for one in layers)
-    attention = sum(one.attention_F + one.attention_B for one in layers)
-    rest = work - attention
-    found = [(sqrt(rest**2 + 4 * attention * work * k / count) - rest) / (2 * attention) for k in range(1, count)]
-    return (0.0, *found, 1.0)
-
-
 MAX_SLICED = 20_000  # forwards of a step that is tried in slices
 EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, beside those of equal work
 
@@ -161,9 +157,7 @@ EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, beside those of equal wo
 def _choices(step: Any) -> list[Named]:
     """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
     microbatch beside the one that it needs."""
-    counts = [2]
-    while 2 * counts[-1] <= 2 * step.ranks:
-        counts.append(2 * counts[-1])
+    counts = [2**k for k in range(1, (2 * step.ranks).bit_length())]
     several = [(count, kind) for kind in kinds_of_slices(step, step) for count in counts if count <= most_slices(step)]
     return [in_slices(step, 1, EVEN), *(in_slices(step, one, kind) for one, kind in several if step.shards == 1)]
 

@@ -60,16 +60,16 @@ def _read(said: str) -> Lengths:
         where = said
         rows = [line.split(",")[0].strip() for line in read_text(said).splitlines() if line.strip()]
         text = ",".join(rows[not rows[0][:1].isdecimal() :]) if rows else ""
-    words, found = [word.strip() for word in text.split(",")], []
+    words, lengths = [word.strip() for word in text.split(",")], []
     multiples = words[0].endswith("x")
     for number, word in enumerate(words):
         try:
-            found.append(float(word.removesuffix("x")))
+            lengths.append(float(word.removesuffix("x")))
         except ValueError:
             raise BadInput(f"{where}: length {number} is '{word[:40]}', and no number") from None
         if word.endswith("x") != multiples:
             raise BadInput(f"{where}: length {number} is '{word[:40]}': all are tokens, or all multiples such as 0.5x")
-    return Multiples(found) if multiples else tuple(found)
+    return Multiples(lengths) if multiples else tuple(lengths)
 
 
 def _check(step: Any) -> None:
@@ -214,10 +214,8 @@ def _evened(work: Floats, where: Ints, enough: float) -> Floats:
     """Let the fullest microbatch hand over a sequence, or exchange it, where both get less full than it was. where: the
     microbatch of each sequence, changed here. Returns the work of each."""
     count = int(where.max()) + 1
-    loads, each = (
-        np.asarray(np.bincount(where, work, count), np.float64),
-        np.append(work, np.zeros(count)),
-    )  # nothing, of each, is exchanged too
+    loads = np.asarray(np.bincount(where, work, count), np.float64)
+    each = np.append(work, np.zeros(count))  # nothing, of each, is exchanged too
     for _ in range(SWAPS):
         top = int(loads.argmax())
         if loads[top] <= enough:

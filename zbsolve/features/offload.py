@@ -31,17 +31,6 @@ def is_none(offload: Offload) -> bool:
     return isinstance(offload, str) and offload.strip() == NO_OFFLOAD
 
 
-def check_offload(offload: Offload, stages: int) -> None:
-    """Raise BadInput for what makes no sense whatever the profile and the microbatches are."""
-    if isinstance(offload, str):
-        if offload.strip() not in NAMED:
-            _fractions_in(offload, stages)
-        return
-    said = _table(offload)
-    if said.dtype != bool:
-        checked_fractions(said if said.ndim == 1 else said.max(axis=1), stages)
-
-
 def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, left: Sequence[int] | None) -> Problem:
     """`problem`, a profile's step without a limit, where stages copy what their F keeps to host memory and back, within
     `left` bytes a rank (None: without a limit).
@@ -56,9 +45,11 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     or a stage that is named keeps nothing; Infeasible where a rank has less than one microbatch needs.
     """
     host = known_host(host)
-    kept = kept_bytes(problem)
-    fraction, which = _chosen(problem, offload, kept.max(axis=1) > 0)
-    times = (_copy_time(host.latency, rate, kept.max(axis=1), fraction) for rate in host.rates)
+    most = kept_bytes(problem).max(axis=1)
+    fraction, which = _chosen(problem, offload, most > 0)
+    # `with_offload` takes the fraction of these: all the bytes, and so much latency that one is left.
+    latency = host.latency / np.where(fraction > 0, fraction, 1.0)
+    times = (np.asarray(np.rint(latency + most / rate), np.int64) for rate in host.rates)
     node = Host(host.memory, host.ranks, min(host.shared_bus, problem.ranks))
     found = with_offload(problem, *times, fraction=fraction, which=which, host=node)
     if left is None:
@@ -116,17 +107,6 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
         return _with_shards(checked_fractions(said, stages), problem), None
     if said.dtype == bool:
         return 1.0, _with_shards(said, problem) if len(said) == stages else said
-    return _by_microbatch(said, problem, stages)
-
-
-def _with_shards(said: Any, problem: Problem) -> Any:
-    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
-    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
-
-
-def _by_microbatch(said: Any, problem: Problem, stages: int) -> tuple[Any, Bools]:
-    """The fraction of each stage and of which microbatches, from one number each. Raises BadInput where a stage has several
-    fractions."""
     if said.shape != (stages, problem.microbatches):
         raise BadInput(f"offload: shape {said.shape}, not ({stages}, {problem.microbatches}): a row a stage")
     share = checked_fractions(said.max(axis=1), stages)
@@ -136,30 +116,31 @@ def _by_microbatch(said: Any, problem: Problem, stages: int) -> tuple[Any, Bools
     return _with_shards(share, problem), _with_shards(said > 0, problem)
 
 
-def half_fractions(stage_ranks: Sequence[Sequence[int]]) -> Any:
-    """The fraction of each stage, shape (stages,), with "half" (see `offloaded_step`); stage_ranks: where each stage lives.
-    Where it lives on several ranks that have unlike numbers of stages, the smallest of theirs."""
-    found = np.full(len(stage_ranks), np.inf)
-    for rank in range(1 + max(map(max, stage_ranks))):
-        mine = [stage for stage, ranks in enumerate(stage_ranks) if rank in ranks]
-        first = -(-len(mine) // 2)
-        found[mine] = np.minimum(found[mine], [1.0] * first + [0.0] * (len(mine) - first) if len(mine) > 1 else 0.5)
-    return found
+def _with_shards(said: Any, problem: Problem) -> Any:
+    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
+    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
 
 
 def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
-    """The fraction of each stage, shape (stages,), by name or as in "0:0.5,1:1"; stage_ranks: where each lives. Raises
+    """The fraction of each stage, shape (stages,), by name (see `offloaded_step`) or as in "0:0.5,1:1"; stage_ranks: where
+    each lives. Of a stage on several ranks that have unlike numbers of stages "half" is the smallest of theirs. Raises
     BadInput."""
     name, stages = text.strip(), len(stage_ranks)
-    if name == HALF:
-        return half_fractions(stage_ranks)
-    return np.full(stages, float(name == FULL)) if name in NAMED else _fractions_in(text, stages)
+    if name not in NAMED:
+        return _fractions_in(text, stages)
+    if name != HALF:
+        return np.full(stages, float(name == FULL))
+    half = np.full(stages, np.inf)
+    for rank in range(1 + max(map(max, stage_ranks))):
+        here = [stage for stage, ranks in enumerate(stage_ranks) if rank in ranks]
+        first = -(-len(here) // 2)
+        half[here] = np.minimum(half[here], [1.0] * first + [0.0] * (len(here) - first) if len(here) > 1 else 0.5)
+    return half
 
 
 def _fractions_in(text: str, stages: int) -> Any:
     """One number a stage, shape (stages,), from "0:0.5,1:1" or "0-3:1"; 0 where a stage is not named. Raises BadInput."""
-    found = np.zeros(stages)
-    named: set[int] = set()
+    found, named = np.zeros(stages), set[int]()
     for part in text.split(","):
         stage, _, share = part.partition(":")
         try:
@@ -189,15 +170,17 @@ def _table(offload: Any) -> Any:
     return said
 
 
-def _copy_time(latency: float, rate: float, size: Ints, fraction: Any) -> Ints:
-    """µs a stage, of which `with_offload` takes the fraction: all the bytes, and so much latency that one is left."""
-    share = np.where(fraction > 0, fraction, 1.0)
-    return np.asarray(np.rint(latency / share + size / rate), np.int64)
-
-
 def _check(step: Any) -> None:
-    if step.stages and not is_auto(step.offload):
-        check_offload(step.offload, step.stages)
+    """What makes no sense whatever the profile and the microbatches are."""
+    if not step.stages or is_auto(step.offload):
+        return
+    if isinstance(step.offload, str):
+        if step.offload.strip() not in NAMED:
+            _fractions_in(step.offload, step.stages)
+        return
+    said = _table(step.offload)
+    if said.dtype != bool:
+        checked_fractions(said if said.ndim == 1 else said.max(axis=1), step.stages)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:

@@ -15,7 +15,6 @@ from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
 from .feature import AUTO, Choices, Feature, Field, Named, is_auto
-from .vocabulary import VocabularyCosts
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
 VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
@@ -36,23 +35,6 @@ def vocabulary_of(problem: Problem) -> str | None:
     return next((name for name, barriers in BARRIERS.items() if barriers == barriers_of(problem)), None)
 
 
-def shard_of(costs: VocabularyCosts, vocabulary: str, ranks: int) -> Shard:
-    """What each of so many ranks has of a vocabulary that is sharded in this way. Raises BadInput for more ranks than
-    words."""
-    row = costs.shard(ranks)
-    passes = row.one if BARRIERS[vocabulary] == 1 else row.two
-    sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
-    return Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
-
-
-def source_with_shards(source: str, costs: VocabularyCosts, ranks: int) -> str:
-    """Where times come from: `source` those of the layers, which says "measured" only where the shards' are too."""
-    scaled = costs.shard(ranks).scaled
-    if times_note(source) or not (times_note(costs.source) or scaled):
-        return source
-    return f"estimated: layers measured, the sharded vocabulary {scaled or costs.source}"
-
-
 def without_vocabulary(profile: Any) -> Any:
     """The same profile without the parts of output layer, loss and embedding that are sharded: layers keep their numbers.
     The shards' parameters, with their optimizer states, are on all ranks beside it (see
@@ -71,9 +53,15 @@ def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Sh
     """The profile of what lies on stages, and what each of so many ranks has beside them. Raises BadInput."""
     if vocabulary not in BARRIERS:
         return profile, NO_SHARD
-    rest, costs = without_vocabulary(profile), profile.vocabulary
-    source = source_with_shards(profile.source, costs, ranks)
-    return replace(rest, source=source), shard_of(costs, vocabulary, ranks)
+    rest, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
+    row = costs.shard(ranks)
+    if not times_note(source) and (
+        times_note(costs.source) or row.scaled
+    ):  # "measured" only where the shards' times are too
+        source = f"estimated: layers measured, the sharded vocabulary {row.scaled or costs.source}"
+    passes = row.one if BARRIERS[vocabulary] == 1 else row.two
+    sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
+    return replace(rest, source=source), Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:

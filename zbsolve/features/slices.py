@@ -22,7 +22,7 @@ from ..tables import Ints
 from ..timeline import Floats
 from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import Feature, Field, is_auto
-from .vocabulary import ShardCosts, ShardPasses, VocabularyCosts
+from .vocabulary import ShardCosts, ShardPasses
 
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
 ROUNDED_DOWN = 0.5  # µs that a sum loses at most
@@ -117,15 +117,21 @@ def widest_slice(profile: Any, cuts: Cuts) -> Any:
     are parts, parameters whole. `microbatch_factors` are repeated for each slice."""
     if cuts == WHOLE:
         return profile
-    share, link = max(b - a for a, b in pairwise(cuts)), profile.link
+    share, link, costs = max(b - a for a, b in pairwise(cuts)), profile.link, profile.vocabulary
+    if costs is not None:
+        rests = (costs.output_rest, costs.embedding_rest)
+        output, embedding = (None if rest is None else part_of_layer(rest, share, link) for rest in rests)
+        costs = replace(
+            costs,
+            hidden_bytes=ceil(costs.hidden_bytes * share),
+            statistic_bytes=ceil(costs.statistic_bytes * share),
+            output_rest=output,
+            embedding_rest=embedding,
+            shards=tuple(_part_of_shard(row, share, link) for row in costs.shards),
+        )
+    layers = tuple(part_of_layer(layer, share, link) for layer in profile.layers)
     factors = tuple(np.repeat(profile.microbatch_factors, len(cuts) - 1).tolist())
-    costs = profile.vocabulary
-    return replace(
-        profile,
-        layers=tuple(part_of_layer(one, share, link) for one in profile.layers),
-        microbatch_factors=factors,
-        vocabulary=None if costs is None else _part_of_vocabulary(costs, share, link),
-    )
+    return replace(profile, layers=layers, microbatch_factors=factors, vocabulary=costs)
 
 
 def without_keys(layer: Layer) -> Layer:
@@ -157,20 +163,6 @@ def _part_of_message(time: float, share: float, link: Link) -> float:
     return min(time, link.latency + max(0.0, time - link.latency) * share)
 
 
-def _part_of_vocabulary(costs: VocabularyCosts, share: float, link: Link) -> VocabularyCosts:
-    rests = (costs.output_rest, costs.embedding_rest)
-    output, embedding = (None if one is None else part_of_layer(one, share, link) for one in rests)
-    assert output is not None
-    return replace(
-        costs,
-        hidden_bytes=ceil(costs.hidden_bytes * share),
-        statistic_bytes=ceil(costs.statistic_bytes * share),
-        output_rest=output,
-        embedding_rest=embedding,
-        shards=tuple(_part_of_shard(one, share, link) for one in costs.shards),
-    )
-
-
 def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
     def passes(one: ShardPasses) -> ShardPasses:
         times = {name: getattr(one, name) * share for name in ("S", "T", "merge")}
@@ -178,8 +170,8 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
 
     times = (row.broadcast, row.reduce, row.statistics)
     broadcast, reduce, statistics = (None if one is None else _part_of_message(one, share, link) for one in times)
-    found = replace(row, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=row.lookup * share)
-    return replace(found, one=passes(row.one), two=passes(row.two))
+    part = replace(row, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=row.lookup * share)
+    return replace(part, one=passes(row.one), two=passes(row.two))
 
 
 def _check(step: Any) -> None:
@@ -193,15 +185,14 @@ def _build(problem: Problem, staged: Any) -> Problem:
     cuts, layers, counts = staged.cuts, staged.model.layers, staged.counts
     if cuts == WHOLE:
         return problem
-    none = [0] * (len(cuts) - 1)  # of shards of a vocabulary, which come behind the model's stages
-    keys = [split_by(cuts, sum(layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)]
-    gathered = [
-        split_by(cuts, sum(layers[i].kv_gradient_bytes or layers[i].kv_bytes for i in here)) for here in layer_ranges(counts)
-    ]
-    more, tokens = [none] * (problem.stages - len(keys)), tokens_of(staged.profile.facts.get(SEQUENCE))
+    stages = [[layers[i] for i in here] for here in layer_ranges(counts)]
+    stages += [[]] * (problem.stages - len(stages))  # shards of a vocabulary come behind the model's stages
+    keys = [split_by(cuts, sum(c.kv_bytes for c in stage)) for stage in stages]
+    gathered = [split_by(cuts, sum(c.kv_gradient_bytes or c.kv_bytes for c in stage)) for stage in stages]
+    tokens = tokens_of(staged.profile.facts.get(SEQUENCE))
     parts: Sequence[float] = () if is_even(cuts) else lengths_of(cuts)
     lengths = whole_tokens(parts, tokens) if parts and tokens is not None else parts
-    return with_slices(problem, len(cuts) - 1, held_keys=keys + more, held_gradients=gathered + more, lengths=lengths)
+    return with_slices(problem, len(cuts) - 1, held_keys=keys, held_gradients=gathered, lengths=lengths)
 
 
 SLICES = Feature(

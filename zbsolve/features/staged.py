@@ -11,10 +11,10 @@ import numpy as np
 
 from ..build.links import sites_of
 from ..build.plain import pipeline
-from ..build.recompute import recomputed_layers
+from ..build.recompute import ALL, recomputed_layers
 from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.by_name import balanced_or_equal
-from ..partition.stage_costs import Layered, StageCosts
+from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import Infeasible
 from ..util.text import bytes_of_ranks, exact_bytes, has_unit
@@ -54,7 +54,9 @@ class Staged:
         limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
         (model, _), (in_part, shard) = (on_stages(one, step.vocabulary, ranks) for one in (profile, part))
         costs = StageCosts.of(in_part, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
-        checked = costs.check(_counts(costs, step) if counts is None else counts)
+        if counts is None:  # what recomputes makes F twice
+            counts = balanced_or_equal(costs, [c.work + (step.recompute == ALL) * c.F for c in costs.layers])
+        checked = costs.check(counts)
         return cls(step, profile, model, part, cuts, costs, checked, _left(costs, checked, step))
 
     @property
@@ -81,13 +83,6 @@ class Staged:
         keeps_all = is_none(self.step.offload) and not self.step.recompute
         less = "; recompute and offload keep less" if keeps_all else ""
         return Infeasible(f"{error}; {rest}{_of(self.costs.limit, self.step.memory)}{less}")
-
-
-def _counts(costs: StageCosts, step: Any) -> tuple[int, ...]:
-    """How many layers each stage gets where nobody says it."""
-    turns = 2 if step.recompute == "all" else 1
-    work = [c.work + (turns - 1) * c.F for c in costs.layers]
-    return balanced_or_equal(costs, work)
 
 
 def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, ...] | None:
@@ -130,24 +125,31 @@ def plain_step(staged: Staged) -> Problem:
     # What the layers behind them keep is no part of slices: these recompute whole stages.
     beside = [costs.memory.kept_beside(here, n) if n else 0 for here, n in zip(layer_ranges(counts), again, strict=True)]
     inputs = [0, *(stage[-1].output_bytes for stage in stages[:-1])]
+    turns = costs.microbatches // (len(cuts) - 1)  # rows have a number, or one a slice of each microbatch
+
+    def row(stage: Sequence[Layer], kind: str) -> Any:
+        if cuts == WHOLE:
+            return round(sum(time_of(layer, kind) for layer in stage))
+        return slice_times(stage, kind, cuts) * turns
+
+    def message(layer: Layer, link: Link) -> Any:
+        parts = [] if cuts == WHOLE else [part_of_layer(layer, b - a, link) for a, b in pairwise(cuts)]
+        return [round(link.message(part)) for part in parts] * turns or round(link.message(layer))
 
     def total(kind: str) -> Any:
-        return [_row(stage, kind, cuts, costs.microbatches) for stage in stages]
+        return [row(stage, kind) for stage in stages]
 
     return pipeline(
         total("F"),
         placement=costs.routes,
         microbatches=costs.microbatches,
-        comm=[
-            _messages(stage[-1], link, cuts, costs.microbatches)
-            for stage, link in zip(stages[:-1], _links(profile, costs.routes[0]), strict=True)
-        ],
+        comm=[message(stage[-1], link) for stage, link in zip(stages[:-1], _links(profile, costs.routes[0]), strict=True)],
         blocking=profile.link.blocking,
         **_held(profile, costs, cuts, counts, again),
         AF=[round(sum(one.all_to_all for one in part)) for part in parts],
         recompute=step.recompute,
-        X=[_row(stage[: n or None], "X", cuts, costs.microbatches) for stage, n in zip(stages, again, strict=True)],
-        held_input=[_input(a + b, cuts, costs.microbatches) for a, b in zip(inputs, beside, strict=True)],
+        X=[row(stage[: n or None], "X") for stage, n in zip(stages, again, strict=True)],
+        held_input=[a + b if cuts == WHOLE else split_by(cuts, a + b) * turns for a, b in zip(inputs, beside, strict=True)],
         capacity=staged.room if is_none(step.offload) else None,
         objective=step.objective,
         layers=counts,
@@ -166,33 +168,9 @@ def _links(profile: Any, route: Sequence[int]) -> list[Link]:
     return [profile.link if between is None or site[a] == site[b] else between for a, b in pairwise(route)]
 
 
-def _row(stage: Sequence[Layer], kind: str, cuts: Cuts, microbatches: int) -> Any:
-    """µs of a kind of a stage's passes: a number, or one a slice of each microbatch."""
-    if cuts == WHOLE:
-        return round(sum(time_of(one, kind) for one in stage))
-    return _repeated(slice_times(stage, kind, cuts), microbatches)
-
-
-def _messages(layer: Layer, link: Link, cuts: Cuts, microbatches: int) -> Any:
-    """µs of the messages of a layer's output: a number, or one a slice of each microbatch."""
-    if cuts == WHOLE:
-        return round(link.message(layer))
-    return _repeated([round(link.message(part_of_layer(layer, b - a, link))) for a, b in pairwise(cuts)], microbatches)
-
-
-def _held(profile: Layered, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
+def _held(profile: Any, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
     """Bytes that stages keep, by the names that `pipeline` has for them."""
     if cuts == WHOLE:
         return dict(costs.memory.held(counts, again))
-    bare = replace(costs, layers=tuple(map(without_keys, profile.layers))).memory.held(counts)
-    return {name: [_repeated(split_by(cuts, one), costs.microbatches) for one in row] for name, row in bare.items()}
-
-
-def _input(size: int, cuts: Cuts, microbatches: int) -> Any:
-    """Bytes of a stage's input: a number, or one a slice of each microbatch."""
-    return size if cuts == WHOLE else _repeated(split_by(cuts, size), microbatches)
-
-
-def _repeated(row: list[int], microbatches: int) -> list[int]:
-    """A row of one a slice, for each of so many slices of all microbatches."""
-    return row * (microbatches // len(row))
+    bare, turns = replace(costs, layers=tuple(map(without_keys, profile.layers))), costs.microbatches // (len(cuts) - 1)
+    return {name: [split_by(cuts, one) * turns for one in row] for name, row in bare.memory.held(counts).items()}

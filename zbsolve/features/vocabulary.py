@@ -88,36 +88,32 @@ class VocabularyCosts:
 
     def parameter_bytes(self, ranks: int) -> int:
         """Bytes of the largest shard's parameters."""
-        self._check(ranks)
         return self._part(ranks, self.shards[0].parameter_bytes)
 
     def frozen_bytes(self, ranks: int) -> int:
         """The same of those that are not trained."""
-        self._check(ranks)
         return self._part(ranks, self.shards[0].frozen_bytes)
 
     def _part(self, ranks: int, size: int) -> int:
         """Bytes of the largest of so many shards, where one of the first row has `size`."""
+        self._check(ranks)
         return ceil(self.size / ranks) * size // ceil(self.size / self.shards[0].ranks)
 
     def broadcast(self, ranks: int, link: Link) -> float:
         """µs until all ranks have the hidden states of one microbatch: measured, else the shorter of a binomial tree and of
         scatter and all-gather over the pipeline's link (Thakur et al. 2005, doi 10.1177/1094342005051521)."""
-        known = self._collective(ranks, "broadcast")
-        return _rooted(ranks, self.hidden_bytes, link, ranks - 1) if known is None else known
+        return self._collective(ranks, "broadcast", _rooted(ranks, self.hidden_bytes, link, ranks - 1))
 
     def reduce(self, ranks: int, link: Link) -> float:
         """µs until one rank has the sum of all shards' input gradients, or of their parts of the embedding's output:
         measured, else the shorter of a binomial tree and of reduce-scatter and gather (same source)."""
-        known = self._collective(ranks, "reduce")
-        return _rooted(ranks, self.hidden_bytes, link, log2(ranks)) if known is None else known
+        return self._collective(ranks, "reduce", _rooted(ranks, self.hidden_bytes, link, log2(ranks)))
 
     def statistics(self, ranks: int, link: Link) -> float:
         """µs until all ranks have every shard's sums of exponentials and label's logits: measured, else an all-gather by
         recursive doubling (same source)."""
-        known = self._collective(ranks, "statistics")
         gathered = log2(ranks) * link.latency + (ranks - 1) * self.statistic_bytes / link.bytes_per_us
-        return gathered if known is None else known
+        return self._collective(ranks, "statistics", gathered)
 
     def passes(self, ranks: int, link: Link, barriers: int = 1) -> Vocabulary:
         """What `with_vocabulary` takes, one number for all ranks: whole µs and bytes. Raises BadInput."""
@@ -156,9 +152,9 @@ class VocabularyCosts:
         if not 1 <= ranks <= self.size:
             raise BadInput(f"vocabulary: {self.size} words cannot be sharded over {ranks} ranks")
 
-    def _collective(self, ranks: int, name: str) -> float | None:
-        found: list[float | None] = [getattr(row, name) for row in self.shards if row.ranks == ranks]
-        return found[0] if found else None
+    def _collective(self, ranks: int, name: str, modelled: float) -> float:
+        known: list[float] = [getattr(row, name) for row in self.shards if row.ranks == ranks]
+        return modelled if known in ([], [None]) else known[0]
 
     def _made(self, ranks: int) -> ShardCosts:
         """A row that is not there, from the two nearest ones, or the only one."""

@@ -19,16 +19,13 @@ class Carried(NamedTuple):
 
 def names_of(layer: nn.Module, number: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a layer gives and takes. number: of the layer, for errors. Raises BadInput for something else than names."""
-    return _names(layer, "gives", number), _names(layer, "takes", number)
-
-
-def _names(layer: nn.Module, what: str, number: int | None) -> tuple[str, ...]:
-    said = getattr(layer, what, ())
-    found = (said,) if isinstance(said, str) else said
-    if not isinstance(found, tuple | list) or not all(isinstance(name, str) and name for name in found):
-        where = type(layer).__name__ if number is None else f"layer {number}"
-        raise BadInput(f"{where}: '{what}' is a {type(said).__name__}: the names of side inputs are needed")
-    return tuple(found)
+    each = {what: getattr(layer, what, ()) for what in ("gives", "takes")}
+    for what, value in each.items():
+        names = each[what] = (value,) if isinstance(value, str) else value
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
+            where = type(layer).__name__ if number is None else f"layer {number}"
+            raise BadInput(f"{where}: '{what}' is a {type(value).__name__}: the names of side inputs are needed")
+    return tuple(each["gives"]), tuple(each["takes"])
 
 
 def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import ceil
 
 import numpy as np
@@ -117,14 +117,8 @@ def named_partitions(costs: StageCosts) -> tuple[Partitioned, ...]:
 
 def neighbours(counts: Sequence[int]) -> list[tuple[int, ...]]:
     """Every partition where one stage gives a layer to another, and those between move along."""
-    found = []
-    for giver, count in enumerate(counts):
-        for taker in range(len(counts)):
-            if taker != giver and count > 1:
-                moved = list(counts)
-                moved[giver], moved[taker] = moved[giver] - 1, moved[taker] + 1
-                found.append(tuple(moved))
-    return found
+    pairs = [pair for pair in permutations(range(len(counts)), 2) if counts[pair[0]] > 1]
+    return [tuple(n - (i == giver) + (i == taker) for i, n in enumerate(counts)) for giver, taker in pairs]
 
 
 def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -149,13 +143,10 @@ def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, flo
     def order(counts: Sequence[int]) -> tuple[float, float, float]:
         cuts = np.concatenate([[0], np.cumsum(counts)])
         spent = (times[cuts[1:]] - times[cuts[:-1]]) * factors
-        load, over = shares @ spent, 0.0
-        if costs.limit is not None:
-            over = float(np.maximum(costs.need(counts) - costs.limit, 0).sum())
-        beside = shares @ (sent[cuts[1:]] - sent[cuts[:-1]])
+        load, beside = shares @ spent, shares @ (sent[cuts[1:]] - sent[cuts[:-1]])
         way = spent.sum() + sent[-1] + messages[cuts[1:-1]] @ between
         step = way + (costs.microbatches - 1) * max(load.max(), beside.max())
-        return over, round(float(step), 6), round(float((load**2).sum()), 6)
+        return _beyond(costs, counts), round(float(step), 6), round(float((load**2).sum()), 6)
 
     return order
 
@@ -213,10 +204,10 @@ def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float])
                 heappush(events, (now, k, at + stages, False))
         if events and events[0][0] <= now:
             continue
-        for one in [rank for rank in woken if ready[rank] and free[rank] <= now]:
-            _, place, k = heappop(ready[one])
-            free[one] = now + times[-place]
-            heappush(events, (free[one], k, -place, True))
+        for rank in [rank for rank in woken if ready[rank] and free[rank] <= now]:
+            _, place, k = heappop(ready[rank])
+            free[rank] = now + times[-place]
+            heappush(events, (free[rank], k, -place, True))
         woken.clear()
     busiest = float((costs.shares @ _of_stages(costs, counts, work)).max())
     return max(free) + (costs.microbatches - microbatches) * busiest

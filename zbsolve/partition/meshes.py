@@ -60,17 +60,21 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
     if len(set(costs.limit or ())) > 1:
         raise BadInput("memory: submeshes have devices alike: give one number")
     sizes = [n for n in submeshes(devices // per_node, per_node) if scaling is None or n == 1 or n in scaling]
-    each = {size: _on_submesh(costs, size, scaling) for size in sizes}
-    layers, most = len(costs.layers), min(len(costs.layers), devices)
+    tied = {size: tuple((shared // size, group) for shared, group in costs.tied) for size in sizes}
+    layers = {size: on_devices(costs.layers, costs.link, size, scaling) for size in sizes}
+    each = {size: replace(costs, layers=layers[size], tied=tied[size]) for size in sizes}
+    most = min(len(costs.layers), devices)
 
     def cost(s: int) -> Floats:
-        return np.stack([_within(one, costs, s) for one in each.values()])
+        """ns of each group of layers where parameters and min(m, s) microbatches fit, s stages being left."""
+        flight, room = min(costs.microbatches, s), costs.room(0)
+        return np.stack([np.where(c.fixed_bytes + flight * c.kept <= room, c.steps()[0], np.inf) for c in each.values()])
 
     def beyond(s: int) -> Floats:
-        return np.stack([costs.messages[:, None] + one.steps()[1] for one in each.values()])
+        return np.stack([costs.messages[:, None] + c.steps()[1] for c in each.values()])
 
     numbers = range(1, most + 1)
-    found = alpa(cost, layers, numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
+    found = alpa(cost, len(costs.layers), numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
     best = _partitioned(costs, each, "alpa", *zip(*found.stages, strict=True))
     kinds = [(c.parameter_bytes, c.output_bytes) for c in costs.layers]
     alike = [(equal(kinds, devices // n), (n,) * (devices // n)) for n in sizes if devices % n == 0 and devices // n <= most]
@@ -79,17 +83,6 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
     plain = [_partitioned(costs, each, "equal", *one) for one in alike]
     fits = [one for one in plain if max(one.need) <= costs.room(0)]
     return min(fits or plain, key=lambda one: one.estimate), best
-
-
-def _on_submesh(costs: StageCosts, size: int, scaling: Scaling | None) -> StageCosts:
-    """The same layers where each device is a submesh of so many."""
-    tied = tuple((shared // size, group) for shared, group in costs.tied)
-    return replace(costs, layers=on_devices(costs.layers, costs.link, size, scaling), tied=tied)
-
-
-def _within(there: StageCosts, costs: StageCosts, s: int) -> Floats:
-    """ns of each group of layers where parameters and min(m, s) microbatches fit, s stages being left."""
-    return np.where(there.fixed_bytes + min(costs.microbatches, s) * there.kept <= costs.room(0), there.steps()[0], np.inf)
 
 
 def _partitioned(

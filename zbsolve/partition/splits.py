@@ -55,10 +55,10 @@ class Splits:
             return None
         kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
         pairs = [*pairwise(costs.layers), (costs.layers[-1], costs.layers[-1])]
-        twice = [max(a.output_kept, b.input_unneeded) for a, b in pairs]  # a tensor that both keep counts once in a stage
-        held = [max(0, c.held_until_B + c.held_until_W - t) for c, t in zip(costs.layers, twice, strict=True)]
+        # A tensor that both layers of a pair keep counts once in a stage.
+        held = [max(0, a.held_until_B + a.held_until_W - max(a.output_kept, b.input_unneeded)) for a, b in pairs]
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
-        rows = tuple(LayerRow(len(list(same)), *one) for one, same in groupby(each))
+        rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
         message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
         return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit)
 
@@ -202,12 +202,9 @@ class Lanes:
     def lengths(self, counts: Sequence[int]) -> Ints:
         """Units of a pass of each lane in a split, at least."""
         ends = np.array(layer_cuts(counts))
-        found = (
-            self.splits.totals[self.kind, ends[self.stage + 1]]
-            - self.splits.totals[self.kind, ends[self.stage]]
-            - self.splits.rounded
-        )
-        return np.asarray(np.maximum(found, 0))
+        totals = self.splits.totals
+        stages = totals[self.kind, ends[self.stage + 1]] - totals[self.kind, ends[self.stage]]
+        return np.asarray(np.maximum(stages - self.splits.rounded, 0))
 
     def least(self, splits: Sequence[Sequence[int]]) -> Ints:
         """µs that each of these splits takes at least: its path with one jump over all microbatches, and what is behind a
@@ -250,9 +247,7 @@ class Lanes:
         end, whole = start + path, int(start[-1] + path[-1])
         each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
         way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
-        more = (
-            np.arange(1, B + 1) * each[:, None] - way[:, None]
-        )  # [jump, m]: a jump over m + 1 microbatches, beyond the way
+        more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the way
         up, by_up = _best(more, np.array([jump.last for jump in self.jumps]), self.path)
         first = np.array([self.path - 1 - jump.first for jump in self.jumps])
         down, by_down = (one[::-1, ::-1] for one in _best(more, first, self.path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,38 +16,6 @@ from ..util.errors import BadInput
 from .cut_table import Floats, cut_dp
 from .cuts import none_where_empty, spans
 from .stage_memory import NO_SHARD, Shard, StageMemory
-
-
-class Layered(Protocol):
-    """A model's layers and the ranks that run them: what costs are made of (a `Profile` is one)."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """What each layer costs."""
-
-    @property
-    def link(self) -> Link:
-        """Between two ranks."""
-
-    @property
-    def states(self) -> float:
-        """Bytes of parameters, gradients and optimizer state for each byte of parameters."""
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of a gradient before it is reduced for each byte of its parameter."""
-
-    @property
-    def tied(self) -> Tied:
-        """What layers share."""
-
-    @property
-    def rank_factors(self) -> tuple[float, ...]:
-        """How much longer each rank takes than the layers say; () where all are alike."""
-
-    @property
-    def microbatch_factors(self) -> tuple[float, ...]:
-        """How much longer each microbatch takes than the layers say; () where all are alike."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +45,7 @@ class StageCosts:
     @classmethod
     def of(
         cls,
-        model: Layered,
+        model: Any,
         routes: tuple[tuple[int, ...], ...],
         microbatches: int = 1,
         limit: int | tuple[int, ...] | None = None,
@@ -84,8 +53,8 @@ class StageCosts:
         shards: int = 1,
         vocabulary: Shard = NO_SHARD,
     ) -> StageCosts:
-        """Of a profile's layers; fused too where it knows nothing else. limit: of each rank, or of all alike. Raises
-        BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
+        """Of a profile's layers (`model`); fused too where it knows nothing else. limit: of each rank, or of all alike.
+        Raises BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
@@ -183,9 +152,8 @@ class StageCosts:
     @cached_property
     def fixed_bytes(self) -> Floats:
         """[a, b]: bytes that a stage of layers a … b − 1 on a rank of its own needs beside activations."""
-        a, b = self._cuts
-        memory = self.memory
-        needed = memory.fixed((a, b)) + memory.gathered((a, b)) + memory.transient(a, b) + memory.messages(a, b)
+        cut, memory = self._cuts, self.memory
+        needed = memory.fixed(cut) + memory.gathered(cut) + memory.transient(*cut) + memory.messages(*cut)
         return np.asarray(needed + none_where_empty(len(self.layers)))
 
     def bytes(self, stage: int) -> Floats:
@@ -194,10 +162,10 @@ class StageCosts:
 
     def need(self, counts: Sequence[int]) -> Floats:
         """Bytes that each rank needs, shape (ranks,), with so many layers a stage: activations, and all beside them."""
-        cuts = layer_cuts(counts)
-        held = [self.in_flight(s) * self.kept[a, b] for s, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))]
+        stages = list(pairwise(layer_cuts(counts)))
+        held = [self.in_flight(s) * self.kept[cut] for s, cut in enumerate(stages)]
         fixed, moving = self.memory.of_ranks(counts, self.routes)
-        gathered = [float(self.memory.gathered(cut)) for cut in zip(cuts, cuts[1:], strict=False)]
+        gathered = [float(self.memory.gathered(cut)) for cut in stages]
         return np.asarray(np.array(fixed) + np.array(moving) + (self.shares > 0) @ (np.array(held) + np.array(gathered)))
 
     @cached_property
@@ -283,15 +251,12 @@ def _ways(costs: StageCosts, sums: list[Floats]) -> Floats:
     hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0)])
     hops = np.append(hops, hops[-1])
     reach = [*range(stages), len(costs.layers)]
-    return np.array(
-        [
-            [
-                float(_at_least(costs, one[0, n] if n else np.zeros(()), kind, factor, s)) + hops[s] * back
-                for s, n in enumerate(reach)
-            ]
-            for one, kind, back in zip(sums, "FB", (each, 0.0 if costs.untrained else each), strict=False)
-        ]
-    )
+
+    def way(layers: Floats, kind: str, message: float) -> list[float]:
+        through = [_at_least(costs, layers[n] if n else np.zeros(()), kind, factor, s) for s, n in enumerate(reach)]
+        return [float(time) + hops[s] * message for s, time in enumerate(through)]
+
+    return np.array([way(sums[0][0], "F", each), way(sums[1][0], "B", 0.0 if costs.untrained else each)])
 
 
 def _ends(costs: StageCosts, sums: list[Floats]) -> Floats:

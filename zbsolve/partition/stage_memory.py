@@ -87,11 +87,6 @@ class StageMemory:
     def _buffers(self) -> Floats:
         return self._total("buffer_bytes")
 
-    def _trained(self, size: int, group: Sequence[int]) -> bool:
-        """Whether a parameter of so many bytes that these layers hold is trained: where it is not, all of them have as many
-        frozen bytes."""
-        return any(self.layers[i].frozen_bytes < size for i in group)
-
     def after_f(self, a: Place, b: Place) -> Any:
         """Bytes of one microbatch between F and B: the layers' sum, where a tensor between two that both count counts
         once."""
@@ -167,8 +162,8 @@ class StageMemory:
         total = self._parameter_totals[trained]
         found = np.sum([total[b] - total[a] for a, b in stages], axis=0)
         for size, group in self.tied:
-            if self._trained(size, group) != trained:
-                continue
+            if any(self.layers[i].frozen_bytes < size for i in group) != trained:
+                continue  # of a shared parameter that is not trained all its layers have as many frozen bytes
             before = np.concatenate([[0], np.cumsum(np.isin(np.arange(len(self.layers)), group))])
             here = np.sum([before[b] - before[a] for a, b in stages], axis=0)
             found = found - size * np.maximum(0, here - 1)

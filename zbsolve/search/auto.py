@@ -193,10 +193,9 @@ class _Bounds:
             return
         clock, best = Clock(max(LEAST_SECONDS, min(amount, race.left)), amount if race.runner.counted else None), race.best()
         for run in [run for run in race.runs if run.schedule is not None and run.name in self.searches]:
-            search, stated = self.searches[run.name], run.schedule.certificate  # type: ignore[union-attr]
-            assert stated is not None
-            if stated.relaxation == WHOLE and run.problem == search.splits.problem(run.layers):
-                search.known[run.layers] = stated.bound
+            search = self.searches[run.name]
+            if run.certificate.relaxation == WHOLE and run.problem == search.splits.problem(run.layers):
+                search.known[run.layers] = run.bound
         for i, search in enumerate(order := sorted(self.searches.values(), key=lambda one: one.bound)):
             if not race.stop():
                 part = clock.apart(clock.left / (len(order) - i))
@@ -222,10 +221,8 @@ class _Bounds:
         """Of these those that may be shorter than `run`, the least bound first."""
         if run.name not in self.searches or not splits:
             return list(splits)
-        least = self.searches[run.name].lanes.least(splits).tolist()
-        return [
-            split for bound, split in sorted(zip(least, splits, strict=True), key=lambda one: one[0]) if bound < run.value
-        ]
+        least = dict(zip(splits, self.searches[run.name].lanes.least(splits).tolist(), strict=True))
+        return sorted((split for split in splits if least[split] < run.value), key=least.__getitem__)
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with what was proven of all splits on its placement."""
@@ -334,17 +331,14 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
     """How steps are changed one by one."""
 
     def layers(run: Run) -> Iterator[Run]:
-        near = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
-        for counts in bounds.near(run, near):
-            moved = replace(run.step, partition=counts)
-            name = run.partition.removesuffix(MOVED) + MOVED
-            yield Run(moved, run.name, name, counts, place=run.place, moved="layers")
+        others = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        name = run.partition.removesuffix(MOVED) + MOVED
+        for counts in bounds.near(run, others):
+            yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
 
+    near = partial(_near, profile=profile, said=step)
     moves = [one for feature in FEATURES for one in feature.moves if left_open(step, one.fields)]
-    found = [
-        Way(one.name, partial(_near, profile=profile, said=step, further=one.near, moved=one.name), one.breadth)
-        for one in moves
-    ]
+    found = [Way(one.name, partial(near, further=one.near, moved=one.name), one.breadth) for one in moves]
     return found + ([Way("layers", layers)] if step.partition == AUTO else [])
 
 
@@ -361,13 +355,12 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
 
 def _spend(race: Race, keep: float) -> None:
     """What is beyond `keep`, to those that can still win, the best first."""
-    order = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
+    order = race.ranked()
     able = [run for run in order if (best := race.best()) is not None and run.bound < best.value]
 
     def jobs() -> Iterator[Job]:
         for i, run in enumerate(order):
-            best = race.best()
-            left = race.left - keep
+            best, left = race.best(), race.left - keep
             if best is None or race.stop() or left <= 0:
                 return
             if run.bound < best.value:

@@ -11,7 +11,7 @@ from ..ilp.bounds.closed_forms import closed_form
 from ..ilp.proof_check import recheck
 from ..partition.splits import Splits
 from ..problem import Problem
-from ..schedule import GIVEN, Certificate, EverySplit, Schedule
+from ..schedule import GIVEN, Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
 from ..verifier import Violation, verify
@@ -126,17 +126,11 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
     every = schedule.every_split
     if every is None:
         return found.proof
-    why = every_split_again(schedule, every, seconds)
-    if why:
+    from ..ilp import every_split  # CP-SAT takes a second to load
+
+    if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
     return (
         f"{found.proof}; every split of its layers takes {every.bound} µs or more, by cuts of {len(every.looked)} splits"
         + (f", and {len(every.apart)} others one by one" if every.apart else "")
     )
-
-
-def every_split_again(schedule: Schedule, every: EverySplit, seconds: float) -> str:
-    """Why a bound over every split is not proven again, or ""."""
-    from ..ilp.every_split import proven_again  # CP-SAT takes a second to load
-
-    return proven_again(Splits.told(every, schedule.problem), every, seconds)

@@ -50,25 +50,23 @@ class Way:
 
 def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
     """Changes one by one from the best run of each placement, the best placement first and with half of the amount."""
+    starts = {run.place: run for run in reversed(race.ranked())}.values()
+    for run, keep in _in_turn(race, sorted(starts, key=lambda run: run.value), amount):
+        # A quick look at the changed steps, then longer and longer ones at those that came close and are not ruled out.
+        while (better := _quicker(race, profile, way, run, keep) or _closer(race, way, run, keep)) is not None:
+            run = better
+        if run not in race.runs:
+            race.runs = [one for one in race.runs if (one.place, one.moved) != (run.place, way.name)] + [run]
+
+
+def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple[Run, float]]:
+    """Of these runs those that may still win, and what each is to leave: the first has half of the amount, the next half of
+    the rest, and the last what there is."""
     until = max(0.0, race.left - amount)
-    ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
-    starts = list({run.place: run for run in reversed(ranked)}.values())
-    starts.sort(key=lambda run: run.value)
     for i, start in enumerate(starts):
         best = race.best()
         if best is not None and (start is best or start.problem is None or start.problem.work < best.value):
-            keep = until if i == len(starts) - 1 else (race.left + until) / 2
-            end = _climb(race, profile, way, start, max(until, keep))
-            if end not in race.runs:
-                race.runs = [run for run in race.runs if (run.place, run.moved) != (end.place, way.name)] + [end]
-
-
-def _climb(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> Run:
-    """From `run`, one change at a time, as long as a quick look at the changed step is better, or longer and longer ones at
-    those that came close and are not ruled out; until nothing is, or no more than `keep` is left."""
-    while (better := _quicker(race, profile, way, run, keep) or _closer(race, way, run, keep)) is not None:
-        run = better
-    return run
+            yield start, max(until, until if i == len(starts) - 1 else (race.left + until) / 2)
 
 
 def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> Run | None:
@@ -144,14 +142,12 @@ Parts = tuple[int, str]  # how many, and of which kind
 def try_more(race: Race, profile: Profile, said: Step, ladder: Ladder, amount: float) -> None:
     """Further numbers, from the best run of each other choice, the best choice first and with half of the amount. said: the
     step, which leaves them open. At the end the race has a run for the numbers that were not tried, too."""
-    until, starts = max(0.0, race.left - amount), _best_of_each(race, ladder)
-    for i, start in enumerate(starts):
-        best = race.best()
-        if best is None or (start is not best and start.problem is not None and start.problem.work >= best.value):
-            continue
-        keep = until if i == len(starts) - 1 else (race.left + until) / 2
+    starts = dict[str, Run]()
+    for run in race.ranked():
+        starts.setdefault(_others(run, ladder), run)
+    for start, keep in _in_turn(race, [*starts.values()], amount):
         of_parts = ladder.kinds(start.step, said), ladder.most(start.step, profile)
-        near = _Near(race, profile, ladder, start, max(until, keep), *of_parts)
+        near = _Near(race, profile, ladder, start, keep, *of_parts)
         near.double()
         for _ in range(ROUNDS):
             near.look_between()
@@ -178,15 +174,6 @@ def _named(run: Run, ladder: Ladder) -> str:
 def _others(run: Run, ladder: Ladder) -> str:
     """What a run is called but for its parts."""
     return run.name.partition(f" {ladder.name}")[0] + run.name.partition(_named(run, ladder))[2]
-
-
-def _best_of_each(race: Race, ladder: Ladder) -> list[Run]:
-    """The best run of each other choice, the best of all first."""
-    ranked = sorted((run for run in race.runs if run.schedule is not None), key=lambda run: run.value)
-    found: dict[str, Run] = {}
-    for run in ranked:
-        found.setdefault(_others(run, ladder), run)
-    return list(found.values())
 
 
 @dataclass
@@ -262,8 +249,7 @@ class _Near:
 
         def looks() -> Iterator[Job]:
             for count, kind in wanted:
-                self.race.settle()
-                if self.race.left <= self.keep or self.race.stop():
+                if _ended(self.race, self.keep):
                     return
                 if 1 < count <= self.most and count not in self._known(kind):
                     self.race.runs.append(one := built(self.profile, self._changed(count, kind)))

@@ -10,10 +10,9 @@ import numpy as np
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.steady_state import microbatches_in_flight, microbatches_in_memory, targets_cut_by_time
-from ..greedy.decoding import Decoded, decode, to_schedule
+from ..greedy.decoding import decode, to_schedule
 from ..problem import Problem
 from ..schedule import Schedule
-from ..util.clock import Clock
 from .state import State
 
 # Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
@@ -85,23 +84,17 @@ def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator
 
 
 def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) -> None:
-    """Offer the best that is made of a small schedule, if there is one."""
-    best = None if small is None else _best_repeated(g, small, state.bound.value, state.clock)
-    if best is not None:
-        state.offer(to_schedule(state.problem, g, best.order), "extension")
-
-
-def _best_repeated(g: MicrobatchGraph, small: Schedule, least: int, clock: Clock) -> Decoded | None:
-    """The best schedule with a steady state of `small` repeated; none takes less than `least` µs."""
-    few = microbatch_graph(small.problem)
-    assert few is not None
-    start = np.asarray(small.timeline().start)[few.passes]
-    targets = targets_cut_by_time(start, g.microbatches, least, microbatches_in_flight(g))
-    best: Decoded | None = None
+    """Offer the best schedule with a steady state of a small one repeated, if there is one."""
+    few = None if small is None else microbatch_graph(small.problem)
+    if small is None or few is None:
+        return
+    start, best = np.asarray(small.timeline().start)[few.passes], None
+    targets = targets_cut_by_time(start, g.microbatches, state.bound.value, microbatches_in_flight(g))
     for target in islice(targets, CUTS):
         for rule in CUT_RULES:
             decoded = decode(g, target, rule)
-            clock.spend(g.passes.size * SECONDS_PER_DECODED_PASS)
+            state.clock.spend(g.passes.size * SECONDS_PER_DECODED_PASS)
             if decoded is not None and (best is None or decoded.value < best.value):
                 best = decoded
-    return best
+    if best is not None:
+        state.offer(to_schedule(state.problem, g, best.order), "extension")

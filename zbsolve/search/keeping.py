@@ -35,7 +35,7 @@ from ..timeline import Floats
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound
 from ..util.files import write_document
-from .auto import Tried, closed_steps, solve_auto
+from .auto import closed_steps, solve_auto
 from .memory_limits import Point
 from .pareto import AMPLE, Frontier, frontier
 from .state import State
@@ -160,7 +160,7 @@ def curves(
     steps = _steps(step)
     clock, shared = Clock(seconds, effort), {"stop": stop, **options}
     (name, plain), *others = steps.items()
-    part = _granted(clock, len(steps))
+    part = clock.limit(clock.left / len(steps))
     base = frontier(profile, plain, points=points, progress=_named(progress, name), **part, **shared)
     if not is_auto(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
@@ -175,11 +175,6 @@ def curves(
             race.solve_each(between[:1], clock, keep + (clock.left - keep) * (1 - 1 / len(between)), options)
         found[name] = replace(base, points=race.frontier(), named=())
     return Curves(found, base.free_bound)
-
-
-def _granted(clock: Clock, parts: int, keep: float = 0.0) -> dict[str, Any]:
-    """One of so many equal parts of what is left but for `keep`."""
-    return clock.limit((clock.left - keep) / parts)
 
 
 def _steps(step: Step) -> dict[str, Step]:
@@ -227,10 +222,10 @@ class _Race:
     others: list[Frontier]
 
     def __post_init__(self) -> None:
-        bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
+        self.proven: dict[str, Any] = {"bound": self.base.free_bound, "proof": f"{EVERY_CHOICE}{self.base.free_proof}"}
         known = [point for other in self.others for point in other.points]
-        self.found = [replace(point, bound=bound, proof=proof) for point in known]
-        self.raced: set[int] = set()
+        self.found = [replace(point, **self.proven) for point in known]
+        self.raced = set[int]()
 
     def best(self, limit: int) -> Point | None:
         """The shortest known that fits."""
@@ -241,7 +236,7 @@ class _Race:
         """Look at one limit after the other, until no more than `keep` is left on the clock."""
         for i, limit in enumerate(limits):
             if clock.left > keep and not options["stop"]():
-                part = _granted(clock, len(limits) - i, keep)
+                part = clock.limit((clock.left - keep) / (len(limits) - i))
                 self.solve(limit, {**options, **part})
                 self.raced.add(limit)
                 clock.spend(part.get("effort", 0.0))
@@ -260,31 +255,24 @@ class _Race:
     def solve(self, limit: int, options: dict[str, Any]) -> None:
         """Look for a shorter schedule within so much memory."""
         best = self.best(limit)
-        if best is None or best.value > self.base.free_bound:
-            hint = {} if best is None else {"hint": best.schedule}
-            self.found += self._race(limit, {**options, **hint})
+        if best is not None:
+            if best.value <= self.base.free_bound:
+                return
+            options = {**options, "hint": best.schedule}
+        try:
+            schedule, tried = solve_auto(self.profile, replace(self.step, memory=limit), prefer=None, **options)
+        except (Infeasible, NotFound):
+            return
+        certificate, problem = schedule.certificate, schedule.problem
+        assert certificate is not None
+        assert problem.capacity is not None
+        peak = int((limit - np.array(problem.capacity) + needed(schedule)).max())
+        chosen = next(row for row in tried if not row.why).placement.removeprefix(self.step.title).strip()
+        by: dict[str, Any] = {"solver": certificate.solver, "seconds": certificate.seconds, "schedule": schedule, "choice": chosen}
+        self.found.append(Point(limit, peak, certificate.value, **self.proven, **by))
 
     def frontier(self) -> tuple[Point, ...]:
         """All points by rising memory, each with the shortest schedule that fits."""
         limits = sorted({point.memory for point in self.found})
         shortest = [(limit, best) for limit in limits if (best := self.best(limit)) is not None]
         return tuple(replace(best, memory=limit) for limit, best in shortest)
-
-    def _race(self, limit: int, options: dict[str, Any]) -> list[Point]:
-        try:
-            schedule, tried = solve_auto(self.profile, replace(self.step, memory=limit), prefer=None, **options)
-        except (Infeasible, NotFound):
-            return []
-        certificate, problem = schedule.certificate, schedule.problem
-        assert certificate is not None
-        assert problem.capacity is not None
-        held = limit - np.array(problem.capacity) + needed(schedule)
-        bound, proof = self.base.free_bound, f"{EVERY_CHOICE}{self.base.free_proof}"
-        numbers = (limit, int(held.max()), certificate.value, bound, proof, certificate.solver, certificate.seconds)
-        return [Point(*numbers, schedule, _choice(tried, self.step))]
-
-
-def _choice(tried: tuple[Tried, ...], step: Step) -> str:
-    """What the winner chose, as one writes it."""
-    best = next(point for point in tried if not point.why)
-    return best.placement.removeprefix(step.title).strip()

@@ -90,7 +90,9 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
         yield found
         if level is None:
             return
-        state = _question(found, level, clock)
+        share = clock.apart(QUESTION_SHARE * clock.left)
+        state = State(_below(found.schedule.problem, level), share, Bound(0, ""), enough=found.enough)
+        state.leads += [found.schedule]
         ask(state, "auto", seed, "")
         if clock.counted:
             clock.spend(state.clock.used)
@@ -119,14 +121,6 @@ def _or_named(found: LeastPeak, clock: Clock) -> LeastPeak:
     return found
 
 
-def _question(found: LeastPeak, level: Fraction, clock: Clock) -> State:
-    """Whether the value can be had below this level: the state of a search that has not begun."""
-    share = clock.apart(QUESTION_SHARE * clock.left)
-    state = State(_below(found.schedule.problem, level), share, Bound(0, ""), enough=found.enough)
-    state.leads += [found.schedule]
-    return state
-
-
 def _answer(state: State, problem: Problem, enough: int) -> Schedule | None:
     """The schedule that answers a question, on the problem itself; none where messages that wait do not fit."""
     if state.schedule is None or state.value > enough:
@@ -142,17 +136,12 @@ def _below(problem: Problem, level: Fraction) -> Problem:
 
 def _room_below(problem: Problem, level: Fraction) -> tuple[int, ...]:
     """Bytes of each rank below that level, and no more than the problem has."""
-    # What is held is a multiple of `part`: less than one of it is of no use.
-    parts = zip(rooms(problem), _parts(problem), strict=True)
-    room = [max(0, ceil(level * one) - 1) // part * part for one, part in parts]
+    edges, parts = problem.edges, np.zeros(problem.ranks, np.int64)
+    np.gcd.at(parts, problem.passes.rank[edges.before], edges.bytes)
+    # All bytes that a rank holds are multiples of its part: less than one of it is of no use.
+    each = zip(rooms(problem), np.maximum(parts, 1).tolist(), strict=True)
+    room = [max(0, ceil(level * one) - 1) // part * part for one, part in each]
     return tuple(room if problem.capacity is None else map(min, room, problem.capacity))
-
-
-def _parts(problem: Problem) -> list[int]:
-    """What all bytes that a rank holds are multiples of."""
-    edges, found = problem.edges, np.zeros(problem.ranks, np.int64)
-    np.gcd.at(found, problem.passes.rank[edges.before], edges.bytes)
-    return [max(1, one) for one in found.tolist()]
 
 
 def _next_level(problem: Problem, low: Fraction, high: Fraction) -> Fraction | None:

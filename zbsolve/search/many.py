@@ -96,39 +96,27 @@ class ManySearch:
         order = tuple(np.split(lanes, ends))
         start = earliest_starts(self.one, few, order)
         self.clock.spend(lanes.size * SECONDS_PER_DECODED_PASS)
-        few_found = _with_rounds(self, order, start, rounds or self.every)
-        self.shown += few_found is not None
-        if (
-            few_found is None
-            or (self.best is not None and few_found.value >= self.best.value)
-            or not self._messages_fit(few_found)
-        ):
+        round = self._round_of(order, start, rounds or self.every)
+        if round is None:
             return
-        self.best, self.solver = few_found, solver
-        gap = 1 - self.bound.value / few_found.value
-        self.progress(
-            f"{few_found.value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {few_found.round.every}"
-        )
+        self.shown += 1
+        value = value_of(self.one, start) + (self.microbatches - few) // round.every * round.period
+        if self.best is not None and value >= self.best.value:
+            return
+        long = RepeatedSchedule(self.one, self.microbatches, few, order, round)
+        # Rounds repeat, so messages of few microbatches show whether those that wait fit.
+        if self.one.messages is None or not lacking(long.sample()).any():
+            self.best, self.solver = FewFound(few, order, round, value), solver
+            gap = 1 - self.bound.value / value
+            self.progress(f"{value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {round.every}")
 
-    def _messages_fit(self, found: FewFound) -> bool:
-        """Whether messages that wait fit: rounds repeat, so those of few microbatches show it."""
-        if self.one.messages is None:
-            return True
-        long = RepeatedSchedule(self.one, self.microbatches, found.few, found.order, found.round)
-        return not lacking(long.sample()).any()
-
-
-def _with_rounds(search: ManySearch, order: tuple[Ints, ...], start: Ints, rounds: tuple[int, ...]) -> FewFound | None:
-    """The order with its rounds of fewest microbatches; None where it has none. start: µs, shape (lanes, few)."""
-    one, microbatches, few = search.one, search.microbatches, start.shape[1]
-    if start.min() < 0 or few > microbatches:
-        return None
-    for every in rounds:
-        round = None if (microbatches - few) % every else find_round(one, order, start, every)
-        if round is not None:
-            whole = value_of(one, start) + (microbatches - few) // every * round.period
-            return FewFound(few, order, round, whole)
-    return None
+    def _round_of(self, order: tuple[Ints, ...], start: Ints, rounds: tuple[int, ...]) -> Round | None:
+        """The order's round of fewest microbatches; None where it has none. start: µs, shape (lanes, few)."""
+        left = self.microbatches - start.shape[1]
+        if start.min() < 0 or left < 0:
+            return None
+        found = (find_round(self.one, order, start, every) for every in rounds if left % every == 0)
+        return next((round for round in found if round is not None), None)
 
 
 NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
@@ -341,11 +329,8 @@ def _decoded(
             return
         search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
         yield
-        if (
-            justify
-            and search.time_to_show(2 * g.microbatches)
-            and (found := justified(g, found.start, JUSTIFIED)) is not None
-        ):
+        found = justified(g, found.start, JUSTIFIED) if justify and search.time_to_show(2 * g.microbatches) else None
+        if found is not None:
             search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
             search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
             yield

@@ -226,24 +226,14 @@ class MemoryLimits:
         if best is None or bound is None:
             return None
         self.verified(best)
-        value, peak, solver, found = best
-        at, proven = bound
-        proof = proven.proof
-        if at != limit:
-            where = "without a memory limit" if at is None else f"with {at} bytes a rank"
-            proof = f"{proof} ({where}, so with less too)"
+        (value, peak, solver, found), (at, proven) = best, bound
+        where = "without a memory limit" if at is None else f"with {at} bytes a rank"
+        proof = proven.proof if at == limit else f"{proven.proof} ({where}, so with less too)"
         problem, seconds = self.problem(limit), round(self.spent.get(limit, 0.0), 3)
         check_bound(found, proven.bound, proof)
-        certificate = replace(
-            proven,
-            value=value,
-            proof=proof,
-            solver=solver,
-            seconds=seconds,
-            digest=problem.digest,
-        )
+        certificate = replace(proven, value=value, proof=proof, solver=solver, seconds=seconds, digest=problem.digest)
         schedule = with_syncs(Schedule(problem, found.order, found.syncs)).certified(certificate)
-        return Point(limit, peak, value, certificate.bound, proof, solver, seconds, schedule)
+        return Point(limit, peak, value, proven.bound, proof, solver, seconds, schedule)
 
 
 def needs(schedule: Schedule, fixed: Ints) -> int:

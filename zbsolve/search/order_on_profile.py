@@ -5,8 +5,6 @@ What a schedule's file does not say of its step is refused (see `step_again`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..greedy.syncs import with_syncs
@@ -62,13 +60,9 @@ def _check_same_passes(before: Problem, now: Problem) -> None:
     given, other = set(before.names), set(now.names)
     if given != other:
         sides = (("it alone has", given - other), ("the profile's step alone has", other - given))
-        raise BadInput("; ".join(f"{what} {_some(names)}" for what, names in sides if names))
+        shown = {what: (sorted(names)[:SHOWN], len(names) - SHOWN) for what, names in sides if names}
+        raise BadInput("; ".join(f"{w} {', '.join(n)}{f' and {more} more' * (more > 0)}" for w, (n, more) in shown.items()))
     rows = np.array([now.index[name] for name in before.names], np.int64)
     moved = np.flatnonzero(now.passes.rank[rows] != before.passes.rank)
     if len(moved):
         raise BadInput(f"the profile's step has {before.names[int(moved[0])]} on another rank")
-
-
-def _some(names: Sequence[str] | set[str]) -> str:
-    shown = sorted(names)[:SHOWN]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -16,6 +16,7 @@ import numpy as np
 from ..placement import describe
 from ..problem import Ints, Problem
 from ..profile.profile import Profile
+from ..schedule import Schedule
 from ..step import Step
 from ..systems.table import system
 from ..util.clock import Clock
@@ -65,17 +66,6 @@ class Frontier:
         write_document(path, "frontier", self.to_json())
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A step without a limit of memory, and what a frontier says of it. fixed: bytes a rank beside activations. of: fields
-    of `Frontier`."""
-
-    free: Problem
-    fixed: Ints
-    named: tuple[Named, ...]
-    of: dict[str, Any]
-
-
 def frontier(
     asked: Profile | Problem,
     step: Step | None = None,
@@ -111,47 +101,40 @@ def frontier(
     clock, options = Clock(seconds, effort), {"seed": 0, **options}
     if (step is None) == isinstance(asked, Profile):
         raise BadInput("frontier: a profile needs a step, and a problem is one")
-    subject = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)  # type: ignore[arg-type]
+    free, fixed, named, of = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)
     runner = TaskRunner(options.pop("workers", None), clock.counted, progress=progress)
-    memory_limits = MemoryLimits(subject.free, subject.fixed, subject.named, clock, options, runner, stop)
-    memory_limits.solve((None, 1 / (points + 1), "unlimited"))
-    memory_limits.plan(points)
-    memory_limits.down()
-    memory_limits.up()
-    proven = memory_limits.bound(None)
-    free_bound = (0, "") if proven is None else (proven[1].bound, proven[1].proof)
-    return Frontier(
-        ranks=subject.free.ranks,
-        microbatches=subject.free.microbatches,
-        objective=subject.free.objective,
-        fixed=tuple(subject.fixed.tolist()),
-        work=subject.free.work,
-        seconds=seconds,
-        effort=effort,
-        seed=options["seed"],
-        points=memory_limits.points(),
-        named=subject.named,
-        free_bound=free_bound[0],
-        free_proof=free_bound[1],
-        **subject.of,
-    )
+    limits = MemoryLimits(free, fixed, named, clock, options, runner, stop)
+    limits.solve((None, 1 / (points + 1), "unlimited"))
+    limits.plan(points)
+    limits.down()
+    limits.up()
+    if (proven := limits.bound(None)) is not None:
+        of |= {"free_bound": proven[1].bound, "free_proof": proven[1].proof}
+    of |= {"ranks": free.ranks, "microbatches": free.microbatches, "objective": free.objective, "work": free.work}
+    of |= {"seconds": seconds, "effort": effort, "seed": options["seed"], "fixed": tuple(fixed.tolist())}
+    return Frontier(points=limits.points(), named=named, **of)
 
 
-def _of_profile(profile: Profile, step: Step) -> _Asked:
+# A step without a limit of memory; bytes a rank beside activations; the literature's schedules; fields of `Frontier`.
+_Asked = tuple[Problem, Ints, tuple[Named, ...], dict[str, Any]]
+
+
+def _of_profile(profile: Profile, step: Any) -> _Asked:
     free = replace(step, memory=None).problem(replace(profile, capacity=None))
-    limited = replace(step, memory=AMPLE).problem(profile)
-    assert limited.capacity is not None
-    fixed = np.array([AMPLE - room for room in limited.capacity], np.int64)
+    fixed = AMPLE - np.array(replace(step, memory=AMPLE).problem(profile).capacity, np.int64)
     of = {"model": profile.title, "placement": step.title, "device": profile.capacity, "source": profile.source}
-    return _Asked(free, fixed, _named(profile, step, fixed), of)
+    return free, fixed, _named(profile, step, fixed), of
 
 
 def _of_problem(problem: Problem) -> _Asked:
     free, fixed = replace(problem, capacity=None), np.zeros(problem.ranks, np.int64)
-    orders = known_orders(free)
-    named = tuple(Named(name, needs(one, fixed), int(one.timeline().value), free.work) for name, one in orders)
+    named = tuple(_timed(*one, fixed) for one in known_orders(free))
     placement = "/".join(map(describe, problem.routes))
-    return _Asked(free, fixed, named, {"model": problem.source or "a problem", "placement": placement, "device": None})
+    return free, fixed, named, {"model": problem.source or "a problem", "placement": placement, "device": None}
+
+
+def _timed(name: str, schedule: Schedule, fixed: Ints) -> Named:
+    return Named(name, needs(schedule, fixed), int(schedule.timeline().value), schedule.problem.work)
 
 
 def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
@@ -160,9 +143,6 @@ def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
     found = []
     for fused in (True,) if step.fused or profile.fused_only else (True, False):
         backward = replace(step.with_backward(profile, fused), memory=None)
-        problem = backward.problem(replace(profile, capacity=None))
-        for name, schedule in known_orders(problem):
-            if system(name).fused == fused:
-                value = int(schedule.timeline().value)
-                found.append(Named(name, needs(schedule, fixed), value, problem.work))
+        orders = known_orders(backward.problem(replace(profile, capacity=None)))
+        found += [_timed(name, schedule, fixed) for name, schedule in orders if system(name).fused == fused]
     return tuple(found)

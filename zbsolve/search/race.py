@@ -17,7 +17,7 @@ from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..greedy.syncs import pools_with_syncs
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Ints, Problem
-from ..schedule import Schedule
+from ..schedule import Certificate, Schedule
 from ..step import Step
 from ..systems.table import is_named
 from ..timeline import Floats, Precedence, longest_path
@@ -46,10 +46,8 @@ def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
         return None
     start, rest = _starts(problem, begin), np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
     plain = schedule_by_start(without_side_streams(problem), start[rest])
-    found = [
-        (schedule.timeline().value, schedule) for schedule in _tries(problem, plain, start) if not verify(problem, schedule)
-    ]
-    return min(found, key=lambda row: row[0], default=(0, None))[1]
+    holding = (schedule for schedule in _tries(problem, plain, start) if not verify(problem, schedule))
+    return min(holding, key=lambda schedule: schedule.timeline().value, default=None)
 
 
 def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]:
@@ -58,12 +56,11 @@ def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]
         schedule = with_side_streams(problem, plain)
         schedule.timeline()
         yield schedule
-    if pools_with_syncs(problem):
-        with suppress(Deadlock):
-            serial = serial_schedule(problem, start, 0.0)
-            if serial is not None:
-                serial.timeline()
-                yield serial
+    with suppress(Deadlock):
+        serial = serial_schedule(problem, start, 0.0) if pools_with_syncs(problem) else None
+        if serial is not None:
+            serial.timeline()
+            yield serial
 
 
 def _starts(problem: Problem, begin: Floats) -> Ints:
@@ -122,22 +119,25 @@ class Run:
     moved: str = ""
 
     @property
-    def value(self) -> int:
-        """The schedule's, µs."""
+    def certificate(self) -> Certificate:
+        """The schedule's."""
         assert self.schedule is not None
         assert self.schedule.certificate is not None
-        return self.schedule.certificate.value
+        return self.schedule.certificate
 
-    def beats(self, other: Run) -> bool:
-        """It has a schedule, and a shorter one."""
-        return self.schedule is not None and self.value < other.value
+    @property
+    def value(self) -> int:
+        """The schedule's, µs."""
+        return self.certificate.value
 
     @property
     def bound(self) -> int:
         """The highest proven, µs."""
-        assert self.schedule is not None
-        assert self.schedule.certificate is not None
-        return self.schedule.certificate.bound
+        return self.certificate.bound
+
+    def beats(self, other: Run) -> bool:
+        """It has a schedule, and a shorter one."""
+        return self.schedule is not None and self.value < other.value
 
 
 @dataclass
@@ -222,7 +222,9 @@ class Race:
         self.left = max(0.0, self.left - job.amount)
         amount = job.amount if counted else min(job.amount * at_once, self.ends - time.monotonic())
         options = {**self.options, **limit_of(amount, counted), **job.options}
-        hint = None if self.order else run.schedule or job.hint or self._hint(run.problem)
+        known = self.hint  # the user's earlier schedule, for the placement that it was made for
+        known = known if known is not None and known.problem.stage_ranks == run.problem.stage_ranks else None
+        hint = None if self.order else run.schedule or job.hint or known
         if hint is not None:  # of other splits too: a stage that trains nothing there has no backward
             options["hint"] = hint_on(run.problem, hint) if self.choosing or hint is job.hint else hint
         return Task(job, run.problem, options, 0.0, self.label(run))
@@ -247,22 +249,19 @@ class Race:
         run.least = bound if bound > best.value else 0
         return run.least > 0
 
-    def _hint(self, problem: Problem) -> Schedule | None:
-        """The user's earlier schedule, for the placement that it was made for."""
-        hint = self.hint
-        return hint if hint is not None and hint.problem.stage_ranks == problem.stage_ranks else None
+    def ranked(self) -> list[Run]:
+        """The runs that have a schedule, the shortest first; of equals the first, which is the simplest."""
+        return sorted((run for run in self.runs if run.schedule is not None), key=lambda run: run.value)
 
     def best(self) -> Run | None:
-        """The run with the least value; of equals the first, which is the simplest."""
+        """The first of these."""
         return min((run for run in self.runs if run.schedule is not None), key=lambda run: run.value, default=None)
 
     def leanest(self) -> Run | None:
         """Of the runs with the least value the one whose schedule has the least peak, bytes; of equals the first."""
-        best = self.best()
-        if best is None:
-            return None
-        alike = [run for run in self.runs if run.schedule is not None and run.value == best.value]
-        return min(alike, key=lambda run: max(run.schedule.timeline().peak_bytes))  # type: ignore[union-attr]
+        ranked = self.ranked()
+        alike = [run for run in ranked if run.value == ranked[0].value]
+        return min(alike, key=lambda run: max(run.schedule.timeline().peak_bytes), default=None)  # type: ignore[union-attr]
 
 
 def better(one: Schedule, other: Schedule) -> Schedule:

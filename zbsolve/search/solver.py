@@ -28,7 +28,7 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..kinds import WORK
 from ..noise import Aim
-from ..problem import OBJECTIVES, Ints, Pool, Problem
+from ..problem import OBJECTIVES, Ints, Problem
 from ..schedule import Schedule
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
 from ..util.clock import Clock
@@ -47,11 +47,6 @@ PATIENCE = 0.6  # of the time is left when a search whose best schedule lets too
 LEAST_SHARE = 0.1  # of all the time for a further round, however much the first took, until something fits
 
 
-def patience(clock: Clock) -> float:
-    """How much of a search's time is left when it may be given up (see `State.astray`)."""
-    return PATIENCE * clock.left
-
-
 def search_again(state: State, amount: float, search: Callable[[State], None]) -> float:
     """Search again where `state`, a search that has ended, lets too much wait, until something as short as a round's best
     fits; what fits is offered to `state`. amount: seconds or effort for all; search: searches a state until it is done.
@@ -67,7 +62,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
         problem = _with_less_waiting(state.problem, last.schedule, more, turn)
         clock = state.clock.apart(max(LEAST_SHARE * amount, left))
         last = State(problem, clock, work_bound(problem), progress=state.progress, contest=state.contest)
-        last.patience = patience(clock) if turn < ROUNDS - 1 else 0.0
+        last.patience = PATIENCE * clock.left if turn < ROUNDS - 1 else 0.0
         last.leads += [schedule for schedule in (state.schedule,) if schedule is not None]
         search(last)
         spent += clock.used
@@ -94,16 +89,13 @@ def _with_less_waiting(problem: Problem, found: Schedule, more: Ints, turn: int)
     more = np.where(more > 0, np.maximum(more, most_waiting(found)), 0) if turn else more
     kept = np.minimum(more, np.maximum(0, np.array(problem.capacity) - least[: problem.ranks]))
     messages = problem.messages._replace(reserved=tuple((problem.messages.reserved + kept).tolist()))
-    pools = problem.pools if not turn and (kept == more).all() else _half(problem, found, least[problem.ranks :])
+    pools, (rooms, needs) = problem.pools, (each[problem.ranks :].tolist() for each in (problem.room, least))
+    if turn or (kept != more).any():
+        sizes = zip(rooms, needs, found.timeline().pool_peaks, strict=True)
+        halves = [min(room, max(need, peak // 2)) for room, need, peak in sizes]
+        pools = tuple(replace(pool, capacity=half) for pool, half in zip(pools, halves, strict=True))
     room = tuple((np.array(problem.capacity) - kept).tolist())
     return replace(problem, capacity=room, messages=messages, pools=pools)
-
-
-def _half(problem: Problem, found: Schedule, least: Ints) -> tuple[Pool, ...]:
-    """The pools with half of what `found` has in them, but at least so much."""
-    sizes = zip(problem.room[problem.ranks :].tolist(), least.tolist(), found.timeline().pool_peaks, strict=True)
-    smaller = [min(room, max(one, peak // 2)) for room, one, peak in sizes]
-    return tuple(replace(pool, capacity=room) for pool, room in zip(problem.pools, smaller, strict=True))
 
 
 METHODS = ("auto", "greedy", "cp", "milp")
@@ -148,7 +140,7 @@ def solve(
         ready(isinstance(prefer, Aim))
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
-    amount, state.patience = clock.total, patience(clock)
+    amount, state.patience = clock.total, PATIENCE * clock.left
     try:
         if hint is not None:
             state.offer(retimed(problem, hint), "hint")

@@ -140,23 +140,12 @@ def _named_first(search: Search) -> bool:
     return search.pools or len(search.problem.passes) > MANY_PASSES
 
 
-def _paced_arms(search: Search) -> list[Arm]:
-    state = search.state
-    poor = state.lean is None or (not search.careful and state.lean_value > POOR * state.bound.value)
-    return [_paced(state)] if search.pools and poor else []
-
-
-def _one_by_one(search: Search) -> list[Arm]:
-    return [_one_after_another(search.state)] if search.state.schedule is None else []
-
-
-def _one_after_another(state: State) -> Arm:
-    """Very long, but it needs the least memory."""
+def _one_by_one(state: State) -> Arm:
+    """Where there is none yet one that is very long, but needs the least memory."""
+    if state.schedule is not None:
+        return
     state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
-    schedule = one_after_another(state.problem)
-    if schedule is not None:
-        state.offer(schedule, SERIAL_SOLVER)
-    yield
+    yield from _offered(state, [one_after_another(state.problem)], SERIAL_SOLVER)
 
 
 def _policies(search: Search) -> Arm:
@@ -200,9 +189,11 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
         state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 
 
-def _paced(state: State) -> Arm:
-    """Blocks on all streams: a few, and more for a part of the time."""
-    problem, clock = state.problem, state.clock
+def _paced(search: Search) -> Arm:
+    """Blocks on all streams where what is there is poor: a few, and more for a part of the time."""
+    state, problem, clock = search.state, search.problem, search.clock
+    if state.lean is not None and (search.careful or state.lean_value <= POOR * state.bound.value):
+        return
     lanes = len(problem.passes) // max(1, problem.microbatches)
     rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
     clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
@@ -231,30 +222,27 @@ def _serial(state: State) -> Arm:
         if state.schedule is not None and (large or share.over):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
-        schedule = serial_schedule(problem, begin, mean * put_off)
-        if schedule is not None:
-            state.offer(schedule, SERIAL_SOLVER)
-        yield
+        yield from _offered(state, [serial_schedule(problem, begin, mean * put_off)], SERIAL_SOLVER)
 
 
 # --- Smaller problems first ---
 
 
-def _of_makespan(state: State, search: Callable[[State], Arm]) -> Arm:
+def _extended(search: Search) -> Arm:
+    search.few = yield from extended(search.state, search.small)
+
+
+def _of_makespan(search: Search) -> Arm:
     """For the span, what a short search for the makespan finds: no rank's window is longer than all of them together, and
     now and then the searches of the span end where windows are longer than there."""
-    problem, total = state.problem, state.clock.left
+    state, problem, total = search.state, search.problem, search.clock.left
     if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
         found: Schedule | None = None
-        for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search):
+        for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search.small):
             found = other.schedule
             yield
         if found is not None:
             state.offer(Schedule(problem, found.order, found.syncs), MAKESPAN_SOLVER)
-
-
-def _extended(search: Search) -> Arm:
-    search.few = yield from extended(search.state, search.small)
 
 
 # --- In turns ---
@@ -299,9 +287,7 @@ def _shifted(search: Search) -> Arm:
         shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
         schedule = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
-        if schedule is not None:
-            state.offer(schedule, SERIAL_SOLVER)
-        yield
+        yield from _offered(state, [schedule], SERIAL_SOLVER)
 
 
 def _repeated_arms(search: Search) -> list[Arm]:
@@ -340,12 +326,12 @@ POLICIES = Source(
     late=_named_first,
 )
 NAMED = Source("named orders", lambda search: [_named(search.state)])
-PACED = Source("paced blocks", _paced_arms)
+PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools else [])
 SERIAL = Source("serial generation", lambda search: [_serial(search.state)] if search.pools and not search.careful else [])
-ONE_BY_ONE = Source("one microbatch after the other", _one_by_one, late=lambda search: True)
+ONE_BY_ONE = Source("one microbatch after the other", lambda search: [_one_by_one(search.state)], late=lambda search: True)
 FIRST = (GREEDY, POLICIES, NAMED, PACED, SERIAL, ONE_BY_ONE)
 
-MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search.state, search.small)])
+MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search)])
 FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
 AHEAD = (MAKESPAN, FEWER)
 

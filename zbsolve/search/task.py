@@ -8,9 +8,8 @@ import platform
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,23 +70,20 @@ def solve_task(task: Task, contest: Contest, told: Mapping[str, Any]) -> Answer:
 def _repeated(task: Task) -> Schedule | None:
     """A schedule of many microbatches, from few and their steady state, with all its passes; None where there are not so
     many, or none was found."""
-    problem, options = task.problem, task.options
-    large = (
-        task.many is not None and len(problem.passes) >= task.many and options.get("method", "auto") in ("auto", "greedy")
-    )
-    microbatch = repeated_microbatch(problem) if large else None
-    if microbatch is None or not worth_repeating(microbatch, problem.microbatches, task.many or 0):
+    problem, options, many = task.problem, task.options, task.many
+    if many is None or len(problem.passes) < many or options.get("method", "auto") not in ("auto", "greedy"):
+        return None
+    microbatch = repeated_microbatch(problem)
+    if microbatch is None or not worth_repeating(microbatch, problem.microbatches, many):
         return None
     limits = {name: options[name] for name in ("seconds", "effort", "seed") if name in options}
-    with suppress(NotFound):
-        return _of_whole(problem, solve_many(microbatch, problem.microbatches, **limits).unrolled())
-    return None
-
-
-def _of_whole(problem: Problem, schedule: Schedule) -> Schedule:
-    """The schedule of microbatches with the passes of the step that follow them, as early as can be."""
+    try:
+        schedule = solve_many(microbatch, problem.microbatches, **limits).unrolled()
+    except NotFound:
+        return None
     if len(problem.passes) == len(schedule.problem.passes):
         return schedule
+    # Passes of the step that follow those of microbatches come as early as can be.
     whole, certificate = with_side_streams(problem, schedule), schedule.certificate
     assert certificate is not None
     return whole.certified(replace(certificate, value=int(whole.timeline().value), digest=problem.digest))
@@ -175,25 +171,21 @@ def _answer_body(form: TaskForm, rival: Rival) -> dict[str, Any]:
     problem, options = Problem.from_form(form.problem, "task"), dict(form.options)
     if form.hint is not None:
         options["hint"] = Schedule(problem, order_from(problem, form.hint.order), tuple(form.hint.syncs))
-    ends = partial(_only_the_end, rival) if form.offset is None else partial(_less, rival, form.offset)
-    answer = solve_task(
-        Task(None, problem, options, measured=form.measured, many=form.many), Contest(form.threads, ends), {}
-    )
+    offset = form.offset
+
+    def ends() -> float:
+        """Where others' values do not count, that all are to end does."""
+        reached = rival()
+        return reached - offset if offset is not None else reached if reached == -math.inf else math.inf
+
+    task = Task(None, problem, options, measured=form.measured, many=form.many)
+    answer = solve_task(task, Contest(form.threads, ends), {})
     if answer.schedule is None:
         return {"error": [type(answer.error).__name__, str(answer.error), ""]}
     assert answer.schedule.certificate is not None
     order, syncs = order_as_json(answer.schedule.order), [list(pair) for pair in answer.schedule.syncs]
     took = {"seconds": answer.seconds, "pace": answer.pace, "machine": dict(answer.machine)}
     return {"order": order, "syncs": syncs, "certificate": answer.schedule.certificate.to_json(), **took}
-
-
-def _less(rival: Rival, offset: float) -> float:
-    return rival() - offset
-
-
-def _only_the_end(rival: Rival) -> float:
-    """Others' values do not count, but that all are to end does."""
-    return -math.inf if rival() == -math.inf else math.inf
 
 
 def answer_from(task: Task, text: str) -> Answer:

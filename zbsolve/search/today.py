@@ -40,11 +40,10 @@ class Better:
 
     def to_json(self) -> dict[str, Any]:
         """Placement, value, bound, gap, peaks."""
-        certificate = self.schedule.certificate
+        certificate, peaks = self.schedule.certificate, list(self.schedule.timeline().peak_bytes)
         assert certificate is not None
-        peaks = list(self.schedule.timeline().peak_bytes)
-        said = {"placement": self.placement, "cut": self.cut, "value": self.value, "bound": certificate.bound}
-        return {**said, "gap": certificate.gap, "peaks": peaks}
+        numbers = {"value": self.value, "bound": certificate.bound, "gap": certificate.gap, "peaks": peaks}
+        return {"placement": self.placement, "cut": self.cut, **numbers}
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,8 @@ def today_of(
     room = problem.capacity or (max(timeline.peak_bytes),) * problem.ranks
     problem = replace(problem, capacity=room)
     step = trace.steps[trace.median_step]
-    busiest = _busiest(problem, trace.computed()[trace.median_step])
+    computed = np.where(problem.computing, trace.computed()[trace.median_step], 0)
+    busiest = float(np.bincount(problem.passes.rank, computed, problem.ranks).max())  # µs
     asked = _candidates(problem) if effort is not None or seconds > 0 else []
     betters: list[Better] = []
     for name, one in asked:
@@ -136,23 +136,15 @@ def today_of(
     )
 
 
-def _busiest(problem: Problem, times: np.ndarray[Any, Any]) -> float:
-    """The most that any rank computed, µs."""
-    return float(np.bincount(problem.passes.rank, np.where(problem.computing, times, 0), problem.ranks).max())
-
-
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
     """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
     routes = model_routes(problem)
     found = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
     for make in (vee, loop):
         placement = make(problem.ranks, PIECES)
-        if routes == (placement,):
-            continue
-        try:
-            found.append((describe(placement), restaged(problem, placement)))
-        except (BadInput, Infeasible):
-            continue
+        with suppress(BadInput, Infeasible):
+            if routes != (placement,):
+                found.append((describe(placement), restaged(problem, placement)))
     return found
 
 

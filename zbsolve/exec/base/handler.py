@@ -71,10 +71,6 @@ Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
 
 
-def check_nothing(graph: Graph, rows: Ints) -> None:
-    """The check of a kind that runs wherever a schedule puts it."""
-
-
 @dataclass(frozen=True)
 class Handler:
     """One kind of pass. Where its row says `together` or `away`, its work goes on, and joins ranks by itself: edges between
@@ -82,7 +78,8 @@ class Handler:
 
     run(state, action, given): does the pass's work and returns its output, a pytree of tensors, or None. `given` is what the
     edge to the pass carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
-    check(graph, rows): raises BadInput where the executor cannot run these passes, all that a problem has of the kind.
+    check(graph, rows): raises BadInput where the executor cannot run these passes, all that a problem has of the kind; by
+    default they run wherever a schedule puts them.
     takes: what the pass cannot do without: "activation" (on the first stage it reads the batch instead), "gradient" (on the
     last stage the loss gives it), or "" where it needs nothing.
     makes: what its output is called when a number in it is not finite.
@@ -106,7 +103,7 @@ class Handler:
     """
 
     run: Run
-    check: Check = check_nothing
+    check: Check = lambda graph, rows: None
     takes: str = ""
     makes: str = ""
     adds_gradients: bool = False

@@ -202,10 +202,9 @@ class RankState:
 
     def part(self, kind: type[P]) -> P:
         """The part of a type. Raises BadInput where this rank has none."""
-        found: P | None = self._by_type.get(kind)
-        if found is None:
+        if (part := self.find(kind)) is None:
             raise BadInput(f"this rank has no part of the {kind.name}")
-        return found
+        return part
 
 
 @dataclass(slots=True)
@@ -234,8 +233,7 @@ class Record:
 
     def columns(self) -> tuple[list[Any], ...]:
         """All that grows with the passes."""
-        rows = self.arrived, self.waited, self.start, self.end, self.losses, self.held, self.host, self.marks, self.launched
-        return rows
+        return self.arrived, self.waited, self.start, self.end, self.losses, self.held, self.host, self.marks, self.launched
 
 
 @dataclass(slots=True)
