@@ -339,13 +339,13 @@ def test_steps_that_cannot_be_repeated_are_left_to_the_search_pass_by_pass(monke
 
 def test_microbatches_that_are_not_alike_are_searched_pass_by_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "MIN_PASSES", 0)
-    options = Namespace(method="auto", hint=None)
+    options = Namespace(method="auto", hint=None, prefer="time")
     plain = equal_layers(4)
     for step, repeated in ((Step(2, 300), True), (Step(2, 300, "mirror"), False), (Step(2, 300, "auto"), False)):
         assert (repeated_step(options, plain, step) is not None) == repeated
     uneven = replace(plain, microbatch_factors=tuple(1 + i % 2 for i in range(300)))
     assert repeated_step(options, uneven, Step(2, 300)) is None
-    assert repeated_step(Namespace(method="zb-h1", hint=None), plain, Step(2, 300)) is None
+    assert repeated_step(Namespace(method="zb-h1", hint=None, prefer="time"), plain, Step(2, 300)) is None
 
 
 def test_solve_check_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
