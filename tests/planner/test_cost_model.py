@@ -117,7 +117,8 @@ def test_korthikanti_bytes() -> None:
     assert 5 * GPT3.scores / GPT3.hidden == scores
 
     def kept(**fields: int) -> float:
-        return float(block_bytes(GPT3, Layout(**fields)).after_f / unit)
+        held = block_bytes(GPT3, Layout(**fields))
+        return float((held.until_b + held.until_w) / unit)
 
     assert kept() == 34 + scores  # no parallelism
     assert kept(tp=8) == 10 + 24 / 8 + scores / 8
@@ -191,7 +192,8 @@ def test_a_layout_is_an_ordinary_profile(recompute: int) -> None:
     assert profile.tied
     peak = schedule.timeline().peak_bytes[0]
     blocks = problem.layers[0] - 1
-    assert peak == pytest.approx(4 * blocks * float(block_bytes(GPT3, layout).after_f), rel=1e-6)  # 1F1B: p microbatches
+    held = block_bytes(GPT3, layout)
+    assert peak == pytest.approx(4 * blocks * float(held.until_b + held.until_w), rel=1e-6)  # 1F1B: p microbatches
 
 
 def test_other_blocks_follow_the_same_account() -> None:
