@@ -187,8 +187,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
         )
     if check is not None:
         yield from filter(None, [_verdict(check), _of_rows(check.get("loss_of_rows"))])
-    ranks, have = math.prod(mesh.values()), cores()
-    if crowded and ranks > have:  # the most common reason for a step far from its prediction
+    if crowded and (ranks := math.prod(mesh.values())) > (have := cores()):  # the most common reason for a wrong prediction
         yield (
             f"WARNING: {ranks} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
             "about the prediction (--emulate gives each rank a device's times)"
