@@ -14,7 +14,6 @@ from ..exec.splits import SPLITS, as_lines
 from ..profile.doubtful import other_model
 from ..trace import Trace
 from ..util.errors import BadInput
-from ..util.machine import cores
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell
 
@@ -146,6 +145,7 @@ def command(options: argparse.Namespace) -> int:
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     """What is said of a run. crowded: whether ranks may take turns on cores."""
     from ..models.presets import STAND_IN
+    from ..util.machine import cores
 
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
     yield f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}"
