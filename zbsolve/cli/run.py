@@ -14,7 +14,6 @@ from ..exec.splits import SPLITS, as_lines
 from ..profile.doubtful import other_model
 from ..trace import Trace
 from ..util.errors import BadInput
-from ..util.machine import cores
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell
 
@@ -146,6 +145,7 @@ def command(options: argparse.Namespace) -> int:
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     """What is said of a run. crowded: whether ranks may take turns on cores."""
     from ..models.presets import STAND_IN
+    from ..util.machine import cores
 
     mesh, problem = trace.facts.get("mesh", {}), predicted.step
     yield f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}"
@@ -187,8 +187,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
         )
     if check is not None:
         yield from filter(None, [_verdict(check), _of_rows(check.get("loss_of_rows"))])
-    ranks, have = math.prod(mesh.values()), cores()
-    if crowded and ranks > have:  # the most common reason for a step far from its prediction
+    if crowded and (ranks := math.prod(mesh.values())) > (have := cores()):  # the most common reason for a wrong prediction
         yield (
             f"WARNING: {ranks} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
             "about the prediction (--emulate gives each rank a device's times)"
