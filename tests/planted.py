@@ -304,8 +304,8 @@ ROWS = (
     Planted(
         "profile: PO-H offloads half of the stages, rounded down",
         "zbsolve/features/offload.py",
-        "first = -(-len(mine) // 2)",
-        "first = len(mine) // 2",
+        "first = -(-len(here) // 2)",
+        "first = len(here) // 2",
         "tests/profile/test_offload.py",
     ),
     Planted(
