@@ -38,8 +38,8 @@ ROWS = (
     Planted(
         "bound: a stated bound is believed where CP-SAT refutes nothing",
         "zbsolve/ilp/proof_check.py",
-        "return Bound(bound.value, ALL_ORDERS, WHOLE) if proven else",
-        "return Bound(bound.value, ALL_ORDERS, WHOLE) if True else",
+        "return Bound(bound.value, ALL_ORDERS, WHOLE) if refutes(",
+        "return Bound(bound.value, ALL_ORDERS, WHOLE) if True or refutes(",
         "tests/ilp/test_solvers.py",
     ),
     Planted(
@@ -94,8 +94,8 @@ ROWS = (
     Planted(
         "updates: forwards wait for an update too late",
         "zbsolve/build/updates.py",
-        "int(behind[s]), int(size[s])))",
-        "int(behind[s]) + 1, int(size[s])))",
+        "behind.tolist(), size.tolist(), strict=True)",
+        "(behind + 1).tolist(), size.tolist(), strict=True)",
         "tests/build/test_updates.py",
     ),
     Planted(
@@ -108,8 +108,8 @@ ROWS = (
     Planted(
         "message: an activation goes to the wrong rank",
         "zbsolve/exec/lowering.py",
-        "Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), boundary",
-        "Message(names[a], names[b], int(p.rank[a]), (int(p.rank[a]) + 1) % problem.ranks, boundary",
+        "Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), behind",
+        "Message(names[a], names[b], int(p.rank[a]), (int(p.rank[a]) + 1) % problem.ranks, behind",
         "tests/exec/test_lowering.py",
     ),
     Planted(
@@ -128,7 +128,7 @@ ROWS = (
     ),
     Planted(
         "gradient: replicas' sums are not divided",
-        "zbsolve/exec/exchange/replicas.py",
+        "zbsolve/exec/exchange.py",
         "            total.div_(count)\n",
         "            total.div_(1)\n",
         "tests/exec/test_replicas.py",
@@ -143,8 +143,8 @@ ROWS = (
     Planted(
         "gradient: the weight of uneven microbatches is lost",
         "zbsolve/exec/backward/stage.py",
-        "return self.unit if weight == 1 else self.unit * weight",
-        "return self.unit",
+        "unit = self.unit if weight == 1 else self.unit * weight",
+        "unit = self.unit",
         "tests/exec/test_loop.py",
     ),
     Planted(
@@ -163,7 +163,7 @@ ROWS = (
     ),
     Planted(
         "gradient: earlier gradients of a shared parameter are dropped",
-        "zbsolve/exec/exchange/shared.py",
+        "zbsolve/exec/exchange.py",
         "parameter.grad = kept.add_(parameter.grad)",
         "parameter.grad = kept.mul_(0).add_(parameter.grad)",
         "tests/exec/test_systems.py",
@@ -171,8 +171,8 @@ ROWS = (
     Planted(
         "gradient: a convolution's bias has none",
         "zbsolve/exec/backward/split.py",
-        "mask = [False, True, _trained(bias)]",
-        "mask = [False, True, False]",
+        "[False, True, _trained(bias)], dy",
+        "[False, True, False], dy",
         "tests/exec/test_split.py",
     ),
     Planted(
@@ -254,14 +254,14 @@ ROWS = (
     ),
     Planted(
         "post-validation: a step that was too large is made again unscaled",
-        "zbsolve/exec/optimizer/post_validation.py",
+        "zbsolve/exec/post_validation.py",
         "scale_all(now, self._scale(whole))",
         "scale_all(now, 1.0)",
         "tests/exec/test_optimizer.py",
     ),
     Planted(
         "post-validation: the optimizer's state is not taken back",
-        "zbsolve/exec/optimizer/post_validation.py",
+        "zbsolve/exec/post_validation.py",
         "optimizer.state.update(zip(self._keys, self._state, strict=True))",
         "pass",
         "tests/exec/test_optimizer.py",
