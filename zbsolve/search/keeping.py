@@ -268,7 +268,12 @@ class _Race:
         assert problem.capacity is not None
         peak = int((limit - np.array(problem.capacity) + needed(schedule)).max())
         chosen = next(row for row in tried if not row.why).placement.removeprefix(self.step.title).strip()
-        by: dict[str, Any] = {"solver": certificate.solver, "seconds": certificate.seconds, "schedule": schedule, "choice": chosen}
+        by: dict[str, Any] = {
+            "solver": certificate.solver,
+            "seconds": certificate.seconds,
+            "schedule": schedule,
+            "choice": chosen,
+        }
         self.found.append(Point(limit, peak, certificate.value, **self.proven, **by))
 
     def frontier(self) -> tuple[Point, ...]:
