@@ -206,7 +206,7 @@ class _Bounds:
     def runs(self, race: Race) -> list[Run]:
         """Splits that look good by their bounds, and those that rise."""
         found, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches]:
+        for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
             search = self.searches[first.name]
             ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
             for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
