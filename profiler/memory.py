@@ -202,7 +202,7 @@ def _borders(
 
 def _with_row(x: Any, row: Any) -> Any:
     """The same with another row. Side inputs are no layer's own: a rank has each once, whoever takes it there."""
-    return x._replace(row=row) if isinstance(x, Carried) else row
+    return Carried(row, x.sides) if isinstance(x, Carried) else row
 
 
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:

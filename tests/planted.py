@@ -171,8 +171,8 @@ ROWS = (
     Planted(
         "gradient: a convolution's bias has none",
         "zbsolve/exec/backward/split.py",
-        "[False, True, _trained(bias)], dy",
-        "[False, True, False], dy",
+        "[False, True, _trained(bias)], dy, x, weight.to(dy.dtype), bias, args",
+        "[False, True, False], dy, x, weight.to(dy.dtype), bias, args",
         "tests/exec/test_split.py",
     ),
     Planted(
