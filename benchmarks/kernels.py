@@ -152,7 +152,7 @@ def graph_of(*of: Any) -> tuple[Any, Any]:
 
 def serial_targets(graph: Any, block: Any) -> Any:
     """Target starts of one microbatch after the other, close enough for gaps and memory to be in the way."""
-    return named("greedy.targets.decoding:repeated_targets")(graph, block.offset, max(1, block.period // 6))
+    return named("greedy.decoding:repeated_targets")(graph, block.offset, max(1, block.period // 6))
 
 
 def list_scheduler() -> Call:
@@ -179,7 +179,7 @@ def annealed_policies() -> Call:
 def decoding() -> Call:
     """Target starts to a schedule, where most of them do not fit the memory as they are."""
     graph, block = graph_of("vee", 8, 64, 10)
-    decode, rule = named("greedy.targets.decoding:decode"), named("greedy.targets.decoding:DecodeRule")
+    decode, rule = named("greedy.decoding:decode"), named("greedy.decoding:DecodeRule")
     targets, rules = serial_targets(graph, block), [rule(1, 0, 2), rule(2, 8, 1), rule(0, 0, 1)]
     return lambda: [decode(graph, targets, one)[0:3] for one in rules]
 
@@ -188,7 +188,7 @@ def annealed(name: str, begin: Callable[[Any, Any], tuple[Any, ...]]) -> Call:
     """`name` from what `begin` gives: 300 rounds of annealing at a target that is not reached."""
     graph, block = graph_of("loop", 6, 24, 7)
     lengths = named("greedy.blocks.building_block:shift_lengths")(graph)
-    annealing = named("greedy.targets.target_annealing:Annealing")(lengths, 0, 300, 9.0, 5)
+    annealing = named("greedy.annealing:Annealing")(lengths, 0, 300, 9.0, 5)
     run, first = named(name), begin(graph, block)
     return lambda: _plain(run(graph, *first, annealing))
 
@@ -200,11 +200,11 @@ def _plain(found: Any) -> list[Any]:
 
 
 def _targets(graph: Any, block: Any) -> tuple[Any, ...]:
-    return (named("greedy.targets.decoding:decode")(graph, serial_targets(graph, block)),)
+    return (named("greedy.decoding:decode")(graph, serial_targets(graph, block)),)
 
 
 def _patterns(graph: Any, block: Any) -> tuple[Any, ...]:
-    rule, pattern = named("greedy.targets.decoding:DecodeRule"), named("greedy.targets.pattern_annealing:Pattern")
+    rule, pattern = named("greedy.decoding:DecodeRule"), named("greedy.annealing:Pattern")
     return pattern(np.repeat(block.offset[None], 2, axis=0), block.period, rule(2, 8, 1)), (rule(), rule(0, 0, 1))
 
 
@@ -219,7 +219,7 @@ def rank_search(ranks: tuple[int, ...], lean: bool, part: float, **options: Any)
     """The search over orders of some ranks, in a window of so much more than their closed form."""
     problem = step("loop", 4, 12, 6, **options)
     lanes = named("ilp.ranks.lanes:lanes_of")(problem, ranks, lean)
-    refute, window = named("ilp.ranks.refutation:refute"), int(part * closed_form(problem).value)
+    refute, window = named("ilp.ranks.end_losses:refute"), int(part * closed_form(problem).value)
     return lambda: [refute(lanes, window, breadth, 15_000)[1] for breadth in (8, 32)]
 
 
@@ -251,8 +251,8 @@ CASES: dict[str, Callable[[], Call]] = {
     "list scheduler": list_scheduler,
     "annealed policies": annealed_policies,
     "decoding": decoding,
-    "annealed target starts": lambda: annealed("greedy.targets.target_annealing:anneal_targets", _targets),
-    "annealed patterns": lambda: annealed("greedy.targets.pattern_annealing:anneal_pattern", _patterns),
+    "annealed target starts": lambda: annealed("greedy.annealing:anneal_targets", _targets),
+    "annealed patterns": lambda: annealed("greedy.annealing:anneal_pattern", _patterns),
     "annealed blocks": annealed_blocks,
     "rank search, one rank": lambda: rank_search((0,), False, 1.02, objective="span"),
     "rank search, two ranks": lambda: rank_search((0, 1), False, 1.02),

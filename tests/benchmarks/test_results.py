@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import RESULTS, Table, as_lines, kept, scripts, tables_of, timed
+from benchmarks.kernels import CASES
 
 TABLES = {name for script in scripts() for name in tables_of(script)}
 GPU = {"gpu_ranks", "gpu_offload"}  # parts of `make gpu`, kept as they came from the card
@@ -58,3 +59,8 @@ def test_rows_and_samples_stand_in_one_line() -> None:
     assert json.loads(text) == body
     assert len(text.splitlines()) == 2 + 1 + 1 + 2 + 99
     assert ' {"proof": "x ≤ y", "steps": [[1, 2], [3, 4]]},' in text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_found_where_they_are(name: str) -> None:
+    assert callable(CASES[name]())

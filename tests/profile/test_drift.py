@@ -56,7 +56,7 @@ def run_of(schedule: Schedule, real: Profile, steps: int = 1, noise: float = 0.0
 
 @pytest.mark.parametrize(("placement", "fused"), [("single", False), ("vee", False), ("single", True)])
 def test_a_run_with_a_slow_rank_becomes_a_profile_that_predicts_it(placement, fused):
-    old, ranks = base(), 4
+    old, ranks = replace(base(), gradients=2.0), 4
     schedule = solve(old.problem(ranks, 6, placement, fused=fused), effort=0.3)
     real = replace(old, rank_factors=(1.0, 1.0, 1.5, 1.0), link=Link(12.0, 10.0 / 3))
     trace = run_of(schedule, real)
@@ -65,7 +65,7 @@ def test_a_run_with_a_slow_rank_becomes_a_profile_that_predicts_it(placement, fu
     assert new.facts["link_scale"] == pytest.approx(3, rel=0.02)
     assert new.facts["messages_heard"] > 3
     assert [layer.F for layer in new.layers] == pytest.approx([layer.F for layer in old.layers], rel=2e-3)
-    assert (new.source, new.states, new.capacity) == ("measured", 4.0, 90_000)
+    assert (new.source, new.states, new.capacity, new.gradients) == ("measured", 4.0, 90_000, 2.0)
     again = new.problem(ranks, 6, placement, layers=schedule.problem.layers, fused=fused)
     truth = trace.steps[0].end - trace.steps[0].start
     assert np.abs(again.passes.duration - truth).max() <= 1
