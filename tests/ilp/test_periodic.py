@@ -6,7 +6,7 @@ import pytest
 
 from zbsolve import Infeasible, pipeline
 
-from ..support.least_memory import least_memory
+from ..support.periodic import least_memory
 from ..support.problems import uniform
 
 

@@ -20,7 +20,7 @@ from zbsolve.search.pareto import frontier
 from zbsolve.step import Step
 
 from ..support.exhaustive import optimum
-from ..support.least_memory import least_memory
+from ..support.periodic import least_memory
 from ..support.problems import uniform
 from ..support.profiles import equal_layers
 

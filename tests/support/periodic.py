@@ -1,15 +1,26 @@
-"""The least memory at which a placement repeats: papers state it, and no command asks for it."""
+"""The least memory at which a step repeats strictly, a round a period: CP-SAT on the library's `PeriodicModel`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ortools.sat.python import cp_model
 
 from zbsolve import Infeasible, Problem
 from zbsolve.ilp.cp import FOUND
-from zbsolve.ilp.steady.periodic import PeriodicModel, PeriodicSchedule
+from zbsolve.ilp.steady.periodic import PeriodicModel
 from zbsolve.ilp.steady.rounds import rounds_of
+
+
+@dataclass(frozen=True)
+class PeriodicSchedule:
+    """One round's passes, repeated every `period` µs. offset[name]: the start of each pass of the problem's last round, µs.
+    memory: bytes on the fullest rank. proven: no strictly periodic schedule of this period needs less."""
+
+    period: int
+    offset: dict[str, int]
+    memory: int
+    proven: bool
 
 
 def least_memory(problem: Problem, period: int | None = None, seconds: float = 10.0, seed: int = 0) -> PeriodicSchedule:
