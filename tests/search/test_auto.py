@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Profile, verify
+from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule, verify
 from zbsolve.cli import main
 from zbsolve.ilp.every_split import proven_again
 from zbsolve.partition.by_name import NAMES
 from zbsolve.partition.splits import Splits
+from zbsolve.search import auto
 from zbsolve.search.auto import solve_auto
 from zbsolve.step import Step
 from zbsolve.systems import preset
@@ -110,6 +111,21 @@ def test_a_split_by_the_bound_beats_every_named_partition() -> None:
     assert proven_again(Splits.told(every, schedule.problem), every, 10.0) == ""
     higher = replace(every, bound=every.bound + 1)
     assert proven_again(Splits.told(higher, schedule.problem), higher, 10.0)
+
+
+def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is preferred is not the shortest schedule, but one on another placement."""
+    step = Step(2, 2, "auto", partition="auto")
+    ours, _ = solve_auto(uneven(), step, effort=0.5)
+    assert ours.every_split is not None
+
+    def other(best: Schedule, *rest: Any) -> Schedule:
+        return next(one for one in rest[-1] if one.problem.placement != best.problem.placement)
+
+    monkeypatch.setattr(auto, "preferred", other)
+    schedule, _ = solve_auto(uneven(), step, effort=0.5)
+    assert schedule.problem.placement != ours.problem.placement
+    assert schedule.every_split is None
 
 
 def test_layers_are_moved_for_a_given_order() -> None:

@@ -225,9 +225,11 @@ class _Bounds:
         return sorted((split for split in splits if least[split] < run.value), key=least.__getitem__)
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
-        """The schedule with what was proven of all splits on its placement."""
+        """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
         search = self.searches.get(best.name)
-        return schedule if search is None else replace(schedule, every_split=search.found)
+        if search is None or not search.splits.covers(schedule.problem):
+            return schedule
+        return replace(schedule, every_split=search.found)
 
 
 def _open(step: Step) -> list[Choices]:

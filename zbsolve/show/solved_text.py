@@ -285,7 +285,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
         kept = what == PARTITION and solved.schedule.every_split is not None
-        proof = "the schedule's file proves that (check --bound)" if kept else "no certificate says that"
+        whose = f" of {next(one.placement for one in solved.tried if not one.why)}" if len(every) > 1 and kept else ""
+        proof = f"the schedule's file proves that{whose} (check --bound)" if kept else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 
 
