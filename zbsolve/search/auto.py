@@ -226,10 +226,8 @@ class _Bounds:
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
-        search = self.searches.get(best.name)
-        if search is None or not search.splits.covers(schedule.problem):
-            return schedule
-        return replace(schedule, every_split=search.found)
+        own = [one.found for name, one in self.searches.items() if name == best.name and one.splits.covers(schedule.problem)]
+        return replace(schedule, every_split=own[0]) if own else schedule
 
 
 def _open(step: Step) -> list[Choices]:

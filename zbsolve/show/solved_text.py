@@ -284,9 +284,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
             yield f"more slices take longer than the best, however long they are: proven from {said}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        kept = what == PARTITION and solved.schedule.every_split is not None
-        whose = f" of {next(one.placement for one in solved.tried if not one.why)}" if len(every) > 1 and kept else ""
-        proof = f"the schedule's file proves that{whose} (check --bound)" if kept else "no certificate says that"
+        proven = [one.placement for one in solved.tried if not one.why and what == PARTITION and solved.schedule.every_split]
+        proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 
 
