@@ -239,6 +239,7 @@ def _link_scale(trace: Trace) -> tuple[float, int]:
         return 1.0, 0
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
+    rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several it is not known when each was there
     sender, receiver = edges.before[rows], edges.after[rows]
     for number, step in enumerate(trace.steps):
         ready = trace.ready[number]
