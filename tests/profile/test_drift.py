@@ -103,6 +103,24 @@ def test_a_link_is_as_slow_as_messages_whose_time_is_known():
     assert new.facts["messages_heard"] > 3
 
 
+def test_links_that_messages_share_stay_as_the_base_has_them():
+    """A run that takes what it is predicted to gives the base back: cards, sites, slow ranks, larger microbatches."""
+    for more in ({"link": Link(40.0, 1.0, shared="rank")}, {"site_link": Link(100.0, 1.0, shared="2+2")}):
+        old = replace(base(), rank_factors=(1.0, 1.0, 1.5, 1.0), microbatch_factors=(1.0, 2.0, 0.7, 1.5, 0.5, 1.3), **more)
+        schedule = preset("1f1b-split", old.problem(4, 6))
+        line = schedule.timeline()
+        steps = (Timeline(schedule.problem, line.start.astype(float), line.end.astype(float)),)
+        trace = Trace(schedule.problem, dict(schedule.order), steps, (line.start.astype(float),), (1.0,), ((0,) * 4,), {})
+        new = from_trace(trace, old)
+        assert (new.link, new.site_link) == (old.link, old.site_link)
+        again = new.problem(4, 6, layers=schedule.problem.layers)
+        assert again.names == schedule.problem.names
+        off = np.abs(again.passes.duration - schedule.problem.passes.duration)
+        assert off[again.computing].max() <= 1
+        with pytest.raises(BadInput, match="its messages share links: a base profile is needed"):
+            from_trace(trace)
+
+
 @pytest.mark.parametrize("embedding", [None, 0])
 @pytest.mark.parametrize(("vocabulary", "fused"), [("sharded", False), ("two-barriers", True)])
 def test_a_run_of_a_sharded_vocabulary_becomes_a_profile_that_predicts_it(vocabulary, fused, embedding):

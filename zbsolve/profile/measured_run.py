@@ -45,6 +45,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
             f"trace: its sequences ran in {trace.problem.slices} slices, whose times are none of whole sequences: measure "
             f"with zbsolve profile --slices {trace.problem.slices}"
         )
+    if base is None and trace.problem.passes.that(feature=SHARED).any():
+        raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
     found = _of_layers(trace, without_shards(base))
