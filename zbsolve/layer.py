@@ -11,8 +11,6 @@ from .placement import PAIR, RANK, sites_in
 from .util.errors import BadInput
 
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
-
-
 Line = tuple[float, float]  # of the first slice, and more for each slice before
 
 

@@ -23,7 +23,7 @@ MAX_STAGES = 100_000  # stages, over all routes
 def sites_in(shared: str) -> tuple[int, ...]:
     """How many ranks each site has that a link is shared between, from words such as "4+4". Raises BadInput."""
     if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
-        raise BadInput(f"link: shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
+        raise BadInput(f"shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
     return tuple(map(int, shared.split("+")))
 
 

@@ -19,6 +19,7 @@ from profiler.roofline import estimate
 from zbsolve import BadInput, Problem, Profile, Step, pipeline, solve
 from zbsolve.cli import main
 from zbsolve.exec.handlers import Part
+from zbsolve.exec.one_device import DeviceCopies, OneDevice
 from zbsolve.exec.sides import SideInputs
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.interchange.exports import export
@@ -143,6 +144,23 @@ def test_gradients_on_any_placement_in_any_order(model: str, seed: int) -> None:
         assert worst_difference(random_schedule(problem, seed), made) < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_pass_has_all_its_inputs_when_the_last_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of the row comes at 1, one beside it at 2."""
+    take = DeviceCopies.take
+    monkeypatch.setattr(DeviceCopies, "take", lambda self, m: (take(self, m)[0], 2 if m.beside else 1))
+    try:
+        model = doubled("encoder_decoder")
+        one = OneDevice(model, random_schedule(step_of(model, (0, 1, 2), (5, 3, 2), True)))
+        batches = [model.batch(m, 0) for m in one.microbatches]
+        ran = one.step(*(dict(enumerate(column)) for column in zip(*batches, strict=True)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    names = [action.name for interpreter in one.interpreters for action in interpreter.program.actions]
+    came = dict(zip(names, (at for record in ran.records for at in record.arrived), strict=True))
+    passes = ("0F0", "1F0", "2F0", "2BW0", "1BW0", "0BW0")
+    assert [came[name] for name in passes] == [0, 2, 2, 0, 1, 2]
 
 
 @pytest.mark.slow

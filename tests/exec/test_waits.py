@@ -190,7 +190,7 @@ def test_a_collective_without_one_of_its_ranks_hangs() -> None:
 
 
 def test_collectives_that_begin_as_soon_as_a_rank_can_hang() -> None:
-    """What `meeting.together` is for: a host that begins early may stand there while others need it."""
+    """What `awaits.together` is for: a host that begins early may stand there while others need it."""
     hung = 0
     for seed in range(40):
         schedule = random_schedule(random_problem("sums over ranks", seed), seed)

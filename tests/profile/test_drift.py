@@ -13,6 +13,7 @@ from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.build import with_slices
 from zbsolve.cli import main
 from zbsolve.features.sharded_vocabulary import vocabulary_of
+from zbsolve.layer import Given
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
@@ -89,6 +90,35 @@ def test_what_part_of_a_stage_recomputed_is_told_of_that_part():
     known = [*range(2), *range(schedule.problem.layers[0], len(old.layers))]
     assert [new.layers[i].X for i in known] == pytest.approx([old.layers[i].X for i in known], rel=1e-3)
     assert new.rank_factors == ()
+
+
+def test_a_link_is_as_slow_as_messages_whose_time_is_known():
+    """A pass that takes a side input is ready with the last of its two messages, long after the other was sent."""
+    layers = list(base().layers)
+    layers[1], layers[-1] = replace(layers[1], gives=(Given("memory", 400),)), replace(layers[-1], takes=("memory",))
+    old = replace(base(), layers=tuple(layers))
+    schedule = preset("1f1b-split", old.problem(4, 6))
+    new = from_trace(run_of(schedule, replace(old, link=Link(12.0, 10.0 / 3))), old)
+    assert new.facts["link_scale"] == pytest.approx(3, rel=0.02)
+    assert new.facts["messages_heard"] > 3
+
+
+def test_links_that_messages_share_stay_as_the_base_has_them():
+    """A run that takes what it is predicted to gives the base back: cards, sites, slow ranks, larger microbatches."""
+    for more in ({"link": Link(40.0, 1.0, shared="rank")}, {"site_link": Link(100.0, 1.0, shared="2+2")}):
+        old = replace(base(), rank_factors=(1.0, 1.0, 1.5, 1.0), microbatch_factors=(1.0, 2.0, 0.7, 1.5, 0.5, 1.3), **more)
+        schedule = preset("1f1b-split", old.problem(4, 6))
+        line = schedule.timeline()
+        steps = (Timeline(schedule.problem, line.start.astype(float), line.end.astype(float)),)
+        trace = Trace(schedule.problem, dict(schedule.order), steps, (line.start.astype(float),), (1.0,), ((0,) * 4,), {})
+        new = from_trace(trace, old)
+        assert (new.link, new.site_link) == (old.link, old.site_link)
+        again = new.problem(4, 6, layers=schedule.problem.layers)
+        assert again.names == schedule.problem.names
+        off = np.abs(again.passes.duration - schedule.problem.passes.duration)
+        assert off[again.computing].max() <= 1
+        with pytest.raises(BadInput, match="its messages share links: a base profile is needed"):
+            from_trace(trace)
 
 
 @pytest.mark.parametrize("embedding", [None, 0])

@@ -175,7 +175,7 @@ def typed(folder: Path, body: Any) -> HostLink | None:
         ({"d2h": 1, "ranks": 3, "shared_bus": 2}, "p.json: host: 2 ranks share a bus, but a node has 3"),
         ({"d2h": 1, "memory": "much"}, "p.json: host: field 'memory' 'much'"),
         ({"d2h": 1, "latency": "-3us"}, "p.json: host: field 'latency'"),
-        ({"d2h": 1, "rate": 3}, "p.json: host: field 'rate' is unknown \\(one of d2h, h2d,"),
+        ({"d2h": 1, "rate": 3}, "p.json: host: field 'rate' is unknown \\(one of latency, d2h, h2d,"),
     ],
 )
 def test_wrong_host_links_are_named(tmp_path: Path, said: dict[str, Any], line: str) -> None:

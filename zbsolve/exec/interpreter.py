@@ -182,7 +182,6 @@ class Interpreter:
     def run(self, action: Action) -> None:
         """One pass: post receives, wait for its input, run it, send its output on."""
         hooks, record, (handler, work) = self.hooks, self.record, self._work[action.kind]
-        given, arrived, waited = None, 0, 0
         if hooks.announce is not None:
             hooks.announce(action.name)
         try:
@@ -194,10 +193,7 @@ class Interpreter:
                 self.transport.receive(message)
             for one in action.awaits:
                 HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
-            for message in action.sides:
-                self._came(message)
-            if action.takes is not None or hooks.emulated is not None:
-                given, arrived, waited = self._input(action)
+            given, arrived, waited = self._input(action)
             start = time.monotonic_ns()
             begun = None if self.marks is None else self.marks.mark()
             if profiler_enabled():  # which would read a bare 2F0 as a mangled C++ name
@@ -248,26 +244,23 @@ class Interpreter:
             signals.tell(action.name, signals.step)
         return found
 
-    def _came(self, message: Message) -> None:
-        """Take a message beside the row."""
-        value, arrived = self.transport.take(message)
-        if self.hooks.emulated is not None:
-            self.hooks.emulated.arrived(message, arrived)
-        self._beside.came(message, value)
-
     def _input(self, action: Action) -> tuple[Any, Any, int]:
-        """What the pass takes, when it was here, and how long this rank waited for it, ns; on a GPU 0."""
-        takes, emulated = action.takes, self.hooks.emulated
-        given, arrived, asked = None, 0, 0
-        if isinstance(takes, Message):
-            asked = time.monotonic_ns()
-            given, arrived = self.transport.take(takes)
+        """What the pass takes, when all of it was here, and how long this rank waited for it, ns. On a GPU, when its first
+        message was here, and 0."""
+        emulated, given, arrived = self.hooks.emulated, None, 0
+        asked = time.monotonic_ns() if action.messages or emulated is not None else 0
+        for message in action.messages:
+            value, came = self.transport.take(message)
             if emulated is not None:
-                arrived = emulated.arrived(takes, arrived)
-        elif takes is not None:
+                came = emulated.arrived(message, came)
+            if message.beside:
+                self._beside.came(message, value)
+            else:
+                given = value
+            arrived = max(arrived, came) if self.marks is None else arrived or came
+        if isinstance(action.takes, str):
             given = self._handed.pop(action.name)
         if emulated is not None:
-            asked = asked or time.monotonic_ns()
             arrived = emulated.ready(action.name, arrived)
         return given, arrived, max(0, arrived - asked) if asked and self.marks is None else 0
 

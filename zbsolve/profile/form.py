@@ -29,15 +29,6 @@ Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
 Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 
 
-IN_FILES: dict[Any, Any] = {
-    float: TIME,
-    float | None: TIME | None,
-    int: SIZE,
-    int | None: SIZE | None,
-    Line: tuple[Sample, Sample],
-}
-
-
 class GivenForm(NamedTuple):
     """A side input that a layer gives in a file."""
 
@@ -46,7 +37,14 @@ class GivenForm(NamedTuple):
     gradient: bool = True
 
 
-IN_FILES[tuple[Given, ...]] = tuple[GivenForm, ...]
+IN_FILES: dict[Any, Any] = {
+    float: TIME,
+    float | None: TIME | None,
+    int: SIZE,
+    int | None: SIZE | None,
+    Line: tuple[Sample, Sample],
+    tuple[Given, ...]: tuple[GivenForm, ...],
+}
 
 
 def _form(kind: type, **own: tuple[Any, ...]) -> Any:
@@ -70,19 +68,14 @@ LayerForm = _form(
 LinkForm = _form(Link, latency=(TIME, NO_LINK.latency), bytes_per_us=(TIME, NO_LINK.bytes_per_us))
 
 
-class HostForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Copies to and from host memory in a file; only one bandwidth is needed."""
-
-    d2h: TIME
-    h2d: TIME | None = None
-    d2h_both: TIME | None = None
-    h2d_both: TIME | None = None
-    latency: TIME = 0.0
-    memory: SIZE | None = None
-    ranks: COUNT | None = None
-    shared_bus: COUNT = 0
-
-
+# Only one bandwidth is needed.
+HostForm = _form(
+    HostLink,
+    latency=(TIME, 0.0),
+    **dict.fromkeys(("h2d", "d2h_both", "h2d_both"), (TIME | None, None)),
+    ranks=(COUNT | None, None),
+    shared_bus=(COUNT, 0),
+)
 ShardPassesForm = _form(ShardPasses, held=(SIZE, 0))
 ShardForm = _form(
     ShardCosts,
@@ -120,7 +113,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tied: list[tuple[SIZE, list[COUNT]]] = []
     shard_link: LinkForm | None = None  # type: ignore[valid-type]
     site_link: LinkForm | None = None  # type: ignore[valid-type]
-    host: HostForm | None = None
+    host: HostForm | None = None  # type: ignore[valid-type]
     microbatch_factors: list[Factor] = []
     vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
     gradients: AMOUNT = 1.0
@@ -182,15 +175,15 @@ def check_sides(layers: Sequence[Layer], where: str) -> None:
         raise BadInput(f"{where}: {error}") from None
 
 
-def link_from(form: Any, where: str) -> Link:
-    """The link. Raises BadInput naming `where` and the field."""
-    fields = _fields(form, Link, f"{where}: link")
+def link_from(form: Any, where: str, name: str = "link") -> Link:
+    """The link in field `name`. Raises BadInput naming `where` and the field."""
+    fields = _fields(form, Link, f"{where}: {name}")
     if fields["bytes_per_us"] < MIN_BANDWIDTH:
-        raise BadInput(f"{where}: link: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
+        raise BadInput(f"{where}: {name}: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
     try:
         return Link(**fields)
     except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
+        raise BadInput(f"{where}: {name}: {error}") from None
 
 
 def host_from(form: Any, where: str) -> HostLink | None:

@@ -45,6 +45,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
             f"trace: its sequences ran in {trace.problem.slices} slices, whose times are none of whole sequences: measure "
             f"with zbsolve profile --slices {trace.problem.slices}"
         )
+    if base is None and trace.problem.passes.that(feature=SHARED).any():
+        raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
     found = _of_layers(trace, without_shards(base))
@@ -239,6 +241,7 @@ def _link_scale(trace: Trace) -> tuple[float, int]:
         return 1.0, 0
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
+    rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several it is not known when each was there
     sender, receiver = edges.before[rows], edges.after[rows]
     for number, step in enumerate(trace.steps):
         ready = trace.ready[number]

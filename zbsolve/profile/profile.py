@@ -114,10 +114,10 @@ class Profile:
 
     def __post_init__(self) -> None:
         if self.site_link is not None and not self.site_link.shared[:1].isdigit():
-            raise BadInput("profile: field 'site_link': its 'shared' says of how many ranks sites are, such as 4+4")
+            raise BadInput("field 'site_link': its 'shared' says of how many ranks sites are, such as 4+4")
         for name in ("link", "shard_link"):
             if (link := getattr(self, name)) is not None and link.shared[:1].isdigit():
-                raise BadInput(f"profile: field '{name}': sites are of 'site_link'")
+                raise BadInput(f"field '{name}': sites are of 'site_link'")
 
     @property
     def fused_only(self) -> bool:
@@ -189,7 +189,7 @@ class Profile:
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
         check_sides(layers, where)
-        return cls(
+        values = (
             _checked_source(form.source, where),
             form.model,
             layers,
@@ -200,13 +200,17 @@ class Profile:
             form.samples,
             tuple(form.rank_factors),
             tied_from(form.tied, len(layers), where),
-            None if form.shard_link is None else link_from(form.shard_link, where),
+            None if form.shard_link is None else link_from(form.shard_link, where, "shard_link"),
             host_from(form.host, where),
             tuple(form.microbatch_factors),
             vocabulary_from(form.vocabulary, len(layers), where),
             form.gradients,
-            None if form.site_link is None else link_from(form.site_link, where),
+            None if form.site_link is None else link_from(form.site_link, where, "site_link"),
         )
+        try:
+            return cls(*values)
+        except BadInput as error:
+            raise BadInput(f"{where}: {error}") from None
 
 
 def _checked_source(source: str, where: str) -> str:

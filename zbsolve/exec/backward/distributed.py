@@ -7,38 +7,11 @@ pays for DTensor's dispatch. `.grad` gets the placements that eager mode gives i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..base.values import is_dtensor, local
-
-
-class Layout(NamedTuple):
-    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call."""
-
-    mesh: Any
-    placements: tuple[Any, ...]
-    shape: torch.Size | None
-
-    @classmethod
-    def of(cls, tensor: Any) -> Layout:
-        """The layout of a DTensor, also of one without numbers."""
-        fixed = all(type(size) is int for size in tensor.shape)
-        return cls(tensor.device_mesh, tuple(tensor.placements), torch.Size(tensor.shape) if fixed else None)
-
-    def whole(self, part: Tensor) -> Any:
-        """The DTensor of which this is the rank's part."""
-        from torch.distributed.tensor import DTensor
-
-        strides = None if self.shape is None else torch.empty(self.shape, device="meta").stride()
-        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
-
-    def part(self, tensor: Any) -> Tensor:
-        """The rank's part of a DTensor, once it lies so."""
-        found = tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
-        return local(found)
+from ..base.values import Layout, is_dtensor, local
 
 
 def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:

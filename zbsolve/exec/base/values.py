@@ -99,6 +99,42 @@ def laid_out_as(gradient: Any, like: Any) -> Tensor:
     return found
 
 
+class Layout(NamedTuple):
+    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call."""
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    shape: torch.Size | None
+
+    @classmethod
+    def of(cls, tensor: Any) -> Layout:
+        """The layout of a DTensor, also of one without numbers."""
+        fixed = all(type(size) is int for size in tensor.shape)
+        return cls(tensor.device_mesh, tuple(tensor.placements), torch.Size(tensor.shape) if fixed else None)
+
+    def whole(self, part: Tensor) -> Any:
+        """The DTensor of which this is the rank's part, which is contiguous."""
+        from torch.distributed.tensor import DTensor
+
+        strides = None if self.shape is None else torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
+
+    @property
+    def gradient(self) -> Layout:
+        """That of its gradient (see `laid_out_as`)."""
+        from torch.distributed.tensor import Replicate
+
+        return self._replace(placements=tuple(Replicate() if one.is_partial() else one for one in self.placements))
+
+    def part(self, tensor: Any) -> Tensor:
+        """The rank's part of a DTensor, once it lies so."""
+        found = tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
+        return local(found)
+
+    def __str__(self) -> str:
+        return f" as {', '.join(map(str, self.placements))} of {tuple(self.shape or ())}"
+
+
 def full(tensor: Any) -> Tensor:
     """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
     found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor

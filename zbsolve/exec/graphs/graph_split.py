@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ...models.losses import auxiliary_loss
 from ..backward.deferral import accumulate, accumulate_product
-from ..backward.distributed import Layout
 from ..backward.layer_split import seed_layer
 from ..backward.stage import Split
 from ..base.part import Keeper
@@ -28,7 +27,7 @@ from ..base.torch_private import (
     storage_key,
     tree_unflatten,
 )
-from ..base.values import constant, is_dtensor, leaves_of, local, opened
+from ..base.values import Layout, constant, is_dtensor, leaves_of, local, opened
 from .cutting import Cut, Piece, cut
 from .joint import Role, trace
 

@@ -15,7 +15,6 @@ from torch import Tensor, fx, nn
 
 from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
-from ..backward.distributed import Layout
 from ..base.torch_private import (
     LOCAL_PART,
     NoOperations,
@@ -31,7 +30,7 @@ from ..base.torch_private import (
     tree_unflatten,
     wrapped_values,
 )
-from ..base.values import is_dtensor
+from ..base.values import Layout, is_dtensor
 
 # What a forward may change because it puts it back: who collects auxiliary losses, outputs in transformers, and what goes
 # around a part of a vocabulary that is not there.

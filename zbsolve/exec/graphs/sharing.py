@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import auxiliary_losses
-from ..backward.distributed import Layout
 from ..backward.layer_split import run_layers
 from ..backward.replay import as_written, undisturbed
 from ..backward.stage import Split
@@ -27,7 +26,18 @@ from ..base.torch_private import (
     tree_flatten,
     unwrapped,
 )
-from ..base.values import cast, constant, detached, is_dtensor, is_wrapped, leaves_of, local, own_type, wrapped_modules
+from ..base.values import (
+    Layout,
+    cast,
+    constant,
+    detached,
+    is_dtensor,
+    is_wrapped,
+    leaves_of,
+    local,
+    own_type,
+    wrapped_modules,
+)
 from .graph_split import Graphs, GraphSplit, graphs_of
 from .joint import Untraceable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...util.errors import BadInput
 from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
-from ..base.values import PLAIN_TYPES, is_dtensor, local, tensors_of
+from ..base.values import PLAIN_TYPES, Layout, is_dtensor, local, tensors_of
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there
 FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it
@@ -53,7 +53,7 @@ class TensorFormat:
 
     def dumped(self, mesh: DeviceMesh | None) -> list[Any]:
         """As plain values: the sizes, the type, whether it is trained, how it is laid out. Raises BadInput."""
-        laid_out = self.layout and self.layout.dumped(mesh)
+        laid_out = self.layout and _layout_dumped(self.layout, mesh)
         return [*self.shape, str(self.dtype).removeprefix("torch."), self.trained, laid_out]
 
     def __str__(self) -> str:
@@ -177,12 +177,12 @@ def _tensor_format(tensor: Tensor) -> TensorFormat:
 
 def _whole(part: Tensor, leaf: TensorFormat) -> Tensor:
     """The tensor that came, or the DTensor that it is this rank's part of."""
-    return (part if leaf.layout is None else leaf.layout.of_part(part)).requires_grad_(leaf.trained)
+    return (part if leaf.layout is None else leaf.layout.whole(part)).requires_grad_(leaf.trained)
 
 
 def _loaded(leaf: Sequence[Any], mesh: DeviceMesh | None) -> TensorFormat:
     *shape, dtype, trained, laid_out = leaf
-    layout = None if laid_out is None else Layout.loaded(laid_out, mesh)
+    layout = None if laid_out is None else _layout_loaded(laid_out, mesh)
     return TensorFormat(torch.Size(shape), getattr(torch, dtype), trained, layout)
 
 
@@ -197,55 +197,23 @@ def _dumped(spec: TreeSpec) -> str:
         raise BadInput(f"a structure that cannot be sent: {error}") from None
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A DTensor without its numbers. mesh: of its dimensions, this rank's slice. placements: torch's, one a dimension.
-    shape: of the whole."""
+def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:
+    """As plain values. whole: the pipeline's mesh. Raises BadInput where another rank could not rebuild it there."""
+    names = tuple(layout.mesh.mesh_dim_names or ())
+    if whole is None:
+        raise BadInput("makes a DTensor, which only a Pipeline with a mesh can send")
+    if not names or _slice(whole, names) != layout.mesh:
+        raise BadInput(f"makes a DTensor on a mesh {names or 'without names'}, which is no slice of the pipeline's")
+    return [list(names), [_words(one) for one in layout.placements], list(layout.shape or ())]
 
-    mesh: DeviceMesh
-    placements: tuple[Any, ...]
-    shape: torch.Size
 
-    @classmethod
-    def of(cls, tensor: Any) -> Layout:
-        """The layout of a DTensor."""
-        return cls(tensor.device_mesh, tuple(tensor.placements), tensor.shape)
-
-    @property
-    def gradient(self) -> Layout:
-        """That of its gradient (see `laid_out_as`)."""
-        from torch.distributed.tensor import Replicate
-
-        return replace(self, placements=tuple(Replicate() if one.is_partial() else one for one in self.placements))
-
-    def of_part(self, part: Tensor) -> Tensor:
-        """The DTensor of which this rank has `part`, which is contiguous."""
-        from torch.distributed.tensor import DTensor
-
-        shape, stride = self.shape, torch.empty(self.shape, device="meta").stride()
-        found: Tensor = DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
-        return found
-
-    def dumped(self, whole: DeviceMesh | None) -> list[Any]:
-        """As plain values. whole: the pipeline's mesh. Raises BadInput where another rank could not rebuild it there."""
-        names = tuple(self.mesh.mesh_dim_names or ())
-        if whole is None:
-            raise BadInput("makes a DTensor, which only a Pipeline with a mesh can send")
-        if not names or _slice(whole, names) != self.mesh:
-            raise BadInput(f"makes a DTensor on a mesh {names or 'without names'}, which is no slice of the pipeline's")
-        return [list(names), [_words(one) for one in self.placements], list(self.shape)]
-
-    @classmethod
-    def loaded(cls, values: Sequence[Any], whole: DeviceMesh | None) -> Layout:
-        """What `dumped` gave, on this rank's slice."""
-        names, placements, shape = values
-        assert whole is not None
-        mesh = _slice(whole, names)
-        assert mesh is not None
-        return cls(mesh, tuple(map(_placement, placements)), torch.Size(shape))
-
-    def __str__(self) -> str:
-        return f" as {', '.join(map(str, self.placements))} of {tuple(self.shape)}"
+def _layout_loaded(values: Sequence[Any], whole: DeviceMesh | None) -> Layout:
+    """What `_layout_dumped` gave, on this rank's slice."""
+    names, placements, shape = values
+    assert whole is not None
+    mesh = _slice(whole, names)
+    assert mesh is not None
+    return Layout(mesh, tuple(map(_placement, placements)), torch.Size(shape))
 
 
 def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
