@@ -195,6 +195,11 @@ class Schedule:
         vars(again).update(known)
         return again
 
+    def within(self, rest: Problem) -> Schedule:
+        """The same order of a step that has some of its passes alone."""
+        order = {stream: tuple(name for name in self.order[stream] if name in rest.index) for stream in rest.streams}
+        return Schedule(rest, order, tuple(pair for pair in self.syncs if all(name in rest.index for name in pair)))
+
     def to_json(self) -> dict[str, Any]:
         """Problem, order, syncs and certificate."""
         return {

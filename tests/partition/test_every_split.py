@@ -179,6 +179,35 @@ def test_bounds_count_what_layers_hold() -> None:
         assert search.bound == bound == shortest(profile, step, 2)
 
 
+def test_a_stage_keeps_what_its_layers_are_said_to() -> None:
+    """Layers keep 0, 4, 6 bytes, of which behind another layer the second does not need 4, nor the third 3. So stages keep 0
+    and 7 bytes, or 0 and 6, and all three layers 3: the third can be said to keep 3, and the others nothing."""
+    bytes_of = ((0, 0), (4, 4), (6, 3))
+    layers = [
+        replace(one, held_until_B=n, input_unneeded=m) for one, (n, m) in zip(equal_layers(3).layers, bytes_of, strict=True)
+    ]
+    profile, step = replace(equal_layers(3), layers=tuple(layers)), Step(2, 2, "single", memory="9B", fused=True)
+    splits = Splits.of(step.costs(profile))
+    assert splits is not None
+    assert splits.held == [0, 0, 3]
+    assert all(splits.covers(replace(step, partition=split).problem(profile)) for split in ((1, 2), (2, 1)))
+
+
+def test_a_layer_of_no_time_rules_no_split_out() -> None:
+    """A stage of 0.1 µs takes none as whole µs, and less than none with its rounding taken off. The other rank's F of 4 and
+    BW of 8 µs, two of each, take 24 µs."""
+    first, second = (
+        replace(one, F=F, BW=BW) for one, F, BW in zip(equal_layers(2).layers, (0.1, 4.5), (0.1, 8.5), strict=True)
+    )
+    splits = Splits.of(Step(2, 2, "single", "equal", fused=True).costs(replace(equal_layers(2), layers=(first, second))))
+    assert splits is not None
+    assert solve_cp(splits.problem((1, 1)), None, 0, 20.0).bound == 24
+    model, solver = SplitModel(splits, MANY), make_solver(5.0, 1)
+    for _, cut in model.lanes.cuts((1, 1)):
+        model.add(cut)
+    assert (solver.solve(model.model), solver.value(model.time)) == (OPTIMAL, 24)
+
+
 def test_splits_that_rise() -> None:
     """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
     has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""

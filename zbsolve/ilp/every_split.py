@@ -100,7 +100,8 @@ class SplitModel:
             return 0  # a tail of nothing
         if len(all_) == 1:
             return all_[0]
-        found = self.model.new_int_var(0, MAX_SIZE, "")
+        shortest = -self.splits.rounded * self.lanes.path * self.lanes.microbatches  # passes of no time are below 0
+        found = self.model.new_int_var(shortest, MAX_SIZE, "")
         self.model.add_min_equality(found, all_)
         return found
 

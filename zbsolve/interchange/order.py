@@ -140,10 +140,7 @@ def without_group_passes(schedule: Schedule) -> Schedule:
         return schedule
     rest = problem.only(np.setdiff1d(np.arange(len(problem.passes)), alone))
     streams = rest.passes.stream_sets[: int(rest.passes.streams.max()) + 1]  # as before the builder put sums in
-    rest = replace(rest, passes=replace(rest.passes, stream_sets=streams))
-    order = {stream: [name for name in schedule.order[stream] if name in rest.index] for stream in rest.streams}
-    syncs = [pair for pair in schedule.syncs if all(name in rest.index for name in pair)]
-    return Schedule(rest, {stream: tuple(names) for stream, names in order.items()}, tuple(syncs))
+    return schedule.within(replace(rest, passes=replace(rest.passes, stream_sets=streams)))
 
 
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:

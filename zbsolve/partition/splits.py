@@ -29,6 +29,7 @@ from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
 from ..util.errors import BadInput
 from .stage_costs import StageCosts
+from .stage_memory import StageMemory
 
 MAX_LAYERS = 100_000  # of a file
 SCALE = 1000  # units of a µs, where layers' times are not whole
@@ -54,9 +55,7 @@ class Splits:
         if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
             return None
         kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
-        pairs = [*pairwise(costs.layers), (costs.layers[-1], costs.layers[-1])]
-        # A tensor that both layers of a pair keep counts once in a stage.
-        held = [max(0, a.held_until_B + a.held_until_W - max(a.output_kept, b.input_unneeded)) for a, b in pairs]
+        held = _held_at_least(costs.memory)
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
         message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
@@ -268,6 +267,17 @@ class Lanes:
                     cut.append(Part(q, inside[0], inside[-1], *(self.jumps[n] if n >= 0 else NO_JUMP for n in ends)))
             found.append((value, tuple(cut)))
         return found
+
+
+def _held_at_least(memory: StageMemory) -> list[int]:
+    """Bytes of each layer that no stage keeps less than the sum of: of each as many as all stages that end with it allow."""
+    n, found = len(memory.layers), list[int]()
+    kept = memory.after_f(*np.ogrid[:n, 1 : n + 1])
+    left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: layers a … b keep that, with others behind too
+    for layer in range(n):
+        found.append(int(left[: layer + 1, layer].min()))
+        left[: layer + 1, layer + 1 :] -= found[-1]
+    return found
 
 
 def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:

@@ -67,10 +67,7 @@ def _work_beside(schedule: Schedule) -> WorkBeside | None:
     problem, works = schedule.problem, schedule.problem.passes.that(feature=WORK)
     if not works.any():
         return None
-    names = {problem.names[row] for row in np.flatnonzero(works)}
-    order = {stream: tuple(name for name in rows if name not in names) for stream, rows in schedule.order.items()}
-    syncs = tuple(pair for pair in schedule.syncs if names.isdisjoint(pair))
-    alone = Schedule(problem.only(np.flatnonzero(~works)), {stream: row for stream, row in order.items() if row}, syncs)
+    alone = schedule.within(problem.only(np.flatnonzero(~works)))
     return WorkBeside(certified(alone, "the order with work"))
 
 
