@@ -43,13 +43,12 @@ class Deferral:
 class Op:
     """A layer's function of (x, weight, bias) and some arguments.
 
-    plain: the function itself. forward: its value, and tensors to keep for the backward. x_gradient(dy, x, weight, kept,
-    *args): the gradient of x. gradients(dy, x, weight, bias, kept, *args): those of weight and bias. add: of the same
-    arguments; adds them to `.grad`, where that is faster than making them first. low: autocast runs it in low precision.
+    plain: the function itself. x_gradient(dy, x, weight, *args): the gradient of x. gradients(dy, x, weight, bias, *args):
+    those of weight and bias. add: of the same arguments; adds them to `.grad`, where that is faster than making them first.
+    low: autocast runs it in low precision.
     """
 
     plain: Callable[..., Tensor]
-    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     x_gradient: Callable[..., Tensor]
     gradients: Callable[..., Gradients]
     add: Callable[..., None] | None = None
@@ -110,9 +109,8 @@ class _Split(torch.autograd.Function):
         if op.low and torch.is_autocast_enabled(x.device.type):
             kind = torch.get_autocast_dtype(x.device.type)
             weight, bias = _lowered(weight, kind), None if bias is None else _lowered(bias, kind)
-        y, kept = op.forward(x, weight, bias, *args)
-        ctx.save_for_backward(x, weight, *kept)
-        return y
+        ctx.save_for_backward(x, weight)
+        return op.plain(x, weight, bias, *args)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -120,10 +118,10 @@ class _Split(torch.autograd.Function):
         weight, bias, op, args, deferral = ctx.rest
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, dy), None, None, None)
-        x, low, *kept = ctx.saved_tensors
-        dx = op.x_gradient(dy, x, low, kept, *args) if ctx.needs_input_grad[0] else None
+        x, low = ctx.saved_tensors
+        dx = op.x_gradient(dy, x, low, *args) if ctx.needs_input_grad[0] else None
         # The saved input may be part of autograd's graph, which must not live on in the queue.
-        given = dy, x.detach(), weight, bias, kept, *args
+        given = dy, x.detach(), weight, bias, *args
         if deferral.queue is None or hooked(weight) or (bias is not None and hooked(bias)):
             return (dx, *op.gradients(*given), None, None, None)
         deferral.queue.append(partial(op.add or partial(_add, op.gradients), *given))
@@ -176,10 +174,9 @@ def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
 
 BATCHED = Op(
     plain=_product,
-    forward=lambda *args: (_product(*args), ()),
-    x_gradient=lambda dy, x, weight, kept: dy.bmm(weight),
-    gradients=lambda dy, x, weight, bias, kept: (dy.transpose(1, 2).bmm(x), None),
-    add=lambda dy, x, weight, bias, kept: accumulate_product(weight, dy.transpose(1, 2), x),
+    x_gradient=lambda dy, x, weight: dy.bmm(weight),
+    gradients=lambda dy, x, weight, bias: (dy.transpose(1, 2).bmm(x), None),
+    add=lambda dy, x, weight, bias: accumulate_product(weight, dy.transpose(1, 2), x),
     low=True,
 )
 

@@ -38,15 +38,15 @@ class Kept:
 
 
 class LayerSplit:
-    """Layers `first` … of a model, and the loss behind them where one is given. norms: defer norms too (see `defer`)."""
+    """Layers `first` … of a model, and the loss behind them where one is given."""
 
-    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None, norms: bool = False) -> None:
+    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None) -> None:
         self.layers = tuple(layers)
         self.first = first
         self.loss = loss
         self.deferral = Deferral()
         for layer in self.layers:
-            defer(layer, self.deferral, norms)
+            defer(layer, self.deferral)
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Kept]:
         """F: the outputs, detached; those that need a gradient say so. With a loss: the loss.
