@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .base.torch_private import tree_flatten, tree_map, tree_unflatten
-from .base.values import PLAIN_TYPES, leaves_of, tensors_of
+from .base.torch_private import tree_flatten, tree_unflatten
+from .base.values import PLAIN_TYPES, each_tensor, leaves_of, tensors_of
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -54,9 +54,7 @@ def split_batch(
 
 def moved(value: Any, device: torch.device) -> Any:
     """A pytree with its tensors on `device`."""
-    if isinstance(value, Tensor):
-        return value if value.device == device else value.to(device)
-    return tree_map(lambda leaf: moved(leaf, device) if isinstance(leaf, Tensor) else leaf, value)
+    return each_tensor(value, lambda one: one if one.device == device else one.to(device))
 
 
 def in_microbatches(batch: Batch, count: int | None = None) -> bool:

@@ -74,12 +74,10 @@ def _product(of_dy: Any, of_x: Any, last: int) -> Any:
 
 
 def _row_sum(of_dy: Any, last: int) -> Any:
-    """The placement of the sum of dy's rows; None: the parts' sums are no part of it."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    """The placement of the sum of dy's rows, a product with ones; None: the parts' sums are no part of it."""
+    from torch.distributed.tensor import Replicate
 
-    found = {"whole": Replicate(), "columns": Shard(0), "sum": Partial()}
-    cut = _cut(of_dy, last)
-    return Partial() if isinstance(cut, int) else found.get(cut)
+    return _product(of_dy, of_dy if isinstance(_cut(of_dy, last), int) else Replicate(), last)
 
 
 def _cut(placement: Any, last: int) -> str | int:

@@ -17,8 +17,8 @@ from ...models.losses import exact, without_metrics
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..base.part import Data
-from ..base.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from ..base.values import leaves_of, tensors_of
+from ..base.torch_private import tree_flatten, tree_leaves, tree_unflatten
+from ..base.values import each_tensor, leaves_of, tensors_of
 
 LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their means are over the sum of their labels' weights
 
@@ -177,7 +177,7 @@ class Cutting:
 
     def _cut(self, value: Any, what: str) -> list[Any]:
         parts = cut_sequence(value, self._tokens(value, what), what)
-        return [tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, part) for part in parts]
+        return [each_tensor(part, Tensor.contiguous) for part in parts]
 
     def _tokens(self, value: Any, what: str) -> list[int]:
         """Tokens of each slice of a microbatch."""
