@@ -104,9 +104,7 @@ def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict
     """The same on all ranks, of which those that know nothing give {}: layers of any rank may add to the loss. All ranks
     call this. Raises LostRank."""
     mine = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
-    everything = torch.empty((peers.wires.size, count), dtype=torch.float64)
-    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "shares of microbatches")
-    found: list[float] = everything.amax(0).tolist()
+    found: list[float] = peers.gathered(mine, "shares of microbatches").amax(0).tolist()
     return dict(enumerate(found)) if any(found) else {}
 
 

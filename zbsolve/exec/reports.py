@@ -60,9 +60,7 @@ class Reports:
         words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
         mine = torch.from_numpy(words)
-        everything = torch.empty((self.peers.wires.size, self._width), dtype=torch.int64)
-        work = self.peers.wires.control.allgather([list(everything.unbind())], [mine[: self._width]])
-        return StepReport(self, work, everything, mine)
+        return StepReport(self, *self.peers.wires.gather(mine[: self._width]), mine)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,11 +21,10 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
 from ..base.part import Part, RankState
 from ..base.program import Action
-from ..base.torch_private import backend_of, fsdp_together
+from ..base.torch_private import fsdp_together
 from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
-from ..transport.failure import LostRank
-from ..transport.wires import abort, break_off_group, joined, reason
+from ..transport.wires import break_off_groups, joined, waiting
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
 DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
@@ -163,12 +162,7 @@ class Sharding(Part):
             raise BadInput(wrong[0])
 
     def break_off(self) -> None:
-        if self.device.type == "cuda":
-            abort(backend_of(group, self.device) for group in self.groups)
-            return
-        for group in self.groups:
-            backend = backend_of(group, self.device)
-            break_off_group(backend, dist.get_rank(group), dist.get_world_size(group), self.device)
+        break_off_groups(self.groups, self.device)
 
 
 class _Forwards(Sharding):
@@ -222,11 +216,8 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
     """What every rank of a group says. Raises LostRank."""
     mine = torch.tensor(numbers, device=device)
     everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-    try:
+    with waiting(f"comparison of what is sharded over ranks {_listed(dist.get_process_group_ranks(group))}"):
         joined(dist.all_gather(everyone, mine, group=group, async_op=True), timeout, device)
-    except RuntimeError as error:
-        ranks = _listed(dist.get_process_group_ranks(group))
-        raise LostRank(f"comparing what is sharded over ranks {ranks}: {reason(error)}") from error
     return [one.tolist() for one in everyone]
 
 
