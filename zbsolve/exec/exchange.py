@@ -443,12 +443,10 @@ def _exchange(state: RankState, action: Action, given: Any) -> Any:
 def _check(graph: Graph, rows: Ints) -> None:
     """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
     problem, found = graph.problem, dict[int, list[int]]()
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         found.setdefault(one.stage, []).append(one.rank)
         for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
-            if not graph.ordered(gradient, row):
-                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+            graph.check_order(one, gradient, row)
     for stage, ranks in found.items():
         homes = problem.stage_ranks[stage]
         if sorted(ranks) != list(homes):

@@ -48,8 +48,7 @@ def _check_behind(*kinds: str) -> Check:
     """An all-to-all is on the rank of the pass that it belongs to, one of `kinds`, and an edge puts it behind that pass."""
 
     def check(graph: Graph, rows: Ints) -> None:
-        for row in rows.tolist():
-            one = graph.one(row)
+        for row, one in graph.each(rows):
             makers = (graph.row(kind, one) for kind in kinds)
             if not any(m is not None and graph.ordered(m, row) and graph.one(m).rank == one.rank for m in makers):
                 raise BadInput(f"pass {one.name}: no edge from its {' or '.join(kinds)} on its rank")

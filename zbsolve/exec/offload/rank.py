@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tables import Ints, Pass
+from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part
@@ -250,27 +250,16 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
     """An O is behind its F, and its R behind it, on the same rank."""
-    for row in rows.tolist():
-        one = graph.one(row)
-        for before, after in ((graph.need("F", one), row), (row, graph.need("R", one))):
-            _check_ordered(graph, one, before, after)
+    for row, one in graph.each(rows):
+        graph.check_order(one, graph.need("F", one), row, graph.need("R", one), alone=True)
 
 
 def _check_reload(graph: Graph, rows: Ints) -> None:
     """An R is before the first pass that uses what its F keeps: X, or else B or BW."""
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         graph.need("O", one)
         first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, one) is not None), "B")
-        _check_ordered(graph, one, row, graph.need(first, one))
-
-
-def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
-    a, b = graph.one(before), graph.one(after)
-    if not graph.ordered(before, after):
-        raise BadInput(f"pass {one.name}: no edge orders {a.name} and {b.name}")
-    if a.rank != b.rank:
-        raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
+        graph.check_order(one, row, graph.need(first, one), alone=True)
 
 
 _SIDE = {"sliced": True, **side_work_of(Offload)}

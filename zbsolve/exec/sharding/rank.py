@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -221,36 +221,21 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
     return [one.tolist() for one in everyone]
 
 
-def _stages(state: RankState, number: int) -> list[ShardedStage]:
-    """The stage; none where its parameters are whole, and its passes are times."""
+def _ask(state: RankState, number: int, does: Callable[..., Any], *given: Any) -> Any:
+    """Let a stage do what a pass is for; None where its parameters are whole, and its passes are times."""
     sharding = state.find(Sharding)
-    return [] if sharding is None or number not in sharding.stages else [sharding.stages[number]]
-
-
-def _gather(state: RankState, action: Action, given: Any) -> Any:
-    for stage in _stages(state, action.stage):
-        stage.gather(action.name)
-
-
-def _release(state: RankState, number: int) -> None:
-    for stage in _stages(state, number):
-        stage.release()
-
-
-def _reduce(state: RankState, action: Action, given: Any) -> Any:
-    for stage in _stages(state, action.stage):
-        stage.reduce(action.name)
+    stage = None if sharding is None else sharding.stages.get(number)
+    return None if stage is None else does(stage, *given)
 
 
 def _ended(state: RankState, action: Action) -> int:
-    return max((stage.ended(action.name) for stage in _stages(state, action.stage)), default=0)
+    return _ask(state, action.stage, ShardedStage.ended, action.name) or 0
 
 
 def _check_gather(graph: Graph, rows: Ints) -> None:
     """What is gathered is used, and on the rank that gathers it."""
     problem, edges = graph.problem, graph.problem.edges
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         users = edges.after[edges.before == row]
         if not len(users):
             raise BadInput(f"pass {one.name}: no edge says what it gathers for")
@@ -263,15 +248,25 @@ def _check_reduce(graph: Graph, rows: Ints) -> None:
     problem = graph.problem
     last = "W" if "W" in problem.passes.kinds else "BW"
     seen: dict[tuple[int, int], str] = {}
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         other = seen.setdefault((one.stage, one.rank), one.name)
         if other != one.name:
             raise BadInput(f"pass {one.name}: {other} reduces the same gradients")
         for gradient in problem.rows(last, stage=one.stage, rank=one.rank).tolist():
-            if not graph.ordered(gradient, row):
-                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+            graph.check_order(one, gradient, row)
 
 
-_GATHER = Handler(_gather, _check_gather, does="gather", release=_release, ended=_ended)
-HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": Handler(_reduce, _check_reduce, does="reduce", ended=_ended)}
+_GATHER = Handler(
+    lambda state, action, _: _ask(state, action.stage, ShardedStage.gather, action.name),
+    _check_gather,
+    does="gather",
+    release=lambda state, stage: _ask(state, stage, ShardedStage.release),
+    ended=_ended,
+)
+_REDUCE = Handler(
+    lambda state, action, _: _ask(state, action.stage, ShardedStage.reduce, action.name),
+    _check_reduce,
+    does="reduce",
+    ended=_ended,
+)
+HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": _REDUCE}

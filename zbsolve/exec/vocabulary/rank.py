@@ -328,16 +328,11 @@ def _check(*before: str) -> Any:
     """A pass is behind those of these kinds of its shard, and on its rank; and no update of weights is in the step."""
 
     def check(graph: Graph, rows: Ints) -> None:
-        for row in rows.tolist():
-            here = graph.one(row)
+        for row, here in graph.each(rows):
             if graph.problem.round:
                 raise BadInput(f"pass {here.name}: run does not know updates in a step whose vocabulary is sharded")
             for kind in before:
-                other = graph.need(kind, here)
-                if not graph.ordered(other, row):
-                    raise BadInput(f"pass {here.name}: no edge orders it behind {graph.problem.names[other]}")
-                if graph.one(other).rank != here.rank:
-                    raise BadInput(f"pass {here.name}: {graph.problem.names[other]} is on another rank")
+                graph.check_order(here, graph.need(kind, here), row, alone=True)
 
     return check
 
