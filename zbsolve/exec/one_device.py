@@ -31,6 +31,7 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .memory import LiveBytes, Memory, predicted
 from .own import stages_of
+from .reports import MeasuredStep
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
@@ -41,13 +42,9 @@ from .work import WorkBeside
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One step. columns: start, end and ready of every pass, µs since the step began, and zeros (nothing is launched); shape
-    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: of each rank."""
+class Ran(MeasuredStep):
+    """One step; no host time is known. memory: each rank's, where it was asked for. records: of each rank."""
 
-    timeline: Timeline
-    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
-    loss: float
     memory: tuple[Memory, ...]
     records: tuple[Record, ...] = field(repr=False)
 

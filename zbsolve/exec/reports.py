@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,16 @@ from .transport.wires import Wires, receive_bytes, send_bytes
 
 # Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
 HEAD_WORDS = 4
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step. columns: start, end, ready and host time of every pass, µs since the first rank began, in the problem's table
+    order; shape (passes,) each. loss: the mean of the microbatches' losses."""
+
+    timeline: Timeline
+    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
+    loss: float
 
 
 class Reports:
@@ -158,6 +168,11 @@ class StepReport:
         start, end, *_ = self.columns
         return Timeline(self._reports.view.schedule.problem, start, end)
 
+    @property
+    def measured(self) -> MeasuredStep:
+        """All of it."""
+        return MeasuredStep(self.timeline, self.columns, self.loss)
+
 
 def gathered(wires: Wires, body: bytes) -> list[bytes]:
     """What all ranks say, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
@@ -167,17 +182,9 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
     return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
 
 
-class WholeStep(NamedTuple):
-    """A step put together of what ranks know of it: see `MeasuredStep`."""
-
-    timeline: Timeline
-    columns: tuple[Floats, Floats, Floats, Floats]
-    loss: float
-
-
 def put_together(
     steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool, gpu: bool = False
-) -> list[WholeStep]:
+) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
     said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
@@ -192,23 +199,7 @@ def put_together(
         words[:, rank, : columns.shape[1]] = columns
     found = [table.columns(one) for one in words]
     problem = schedule.problem
-    return [WholeStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
-
-
-class MeasuredStep(Protocol):
-    """What a trace needs of a step."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """When each pass ran."""
-
-    @property
-    def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Start, end, ready and host time of every pass, µs, shape (passes,) each."""
-
-    @property
-    def loss(self) -> float:
-        """The mean of the microbatches' losses."""
+    return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
 
 def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
