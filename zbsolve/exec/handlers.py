@@ -81,9 +81,10 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
-def passes_where(problem: Problem, field: str, value: object = True) -> Bools:
-    """Which passes have a handler whose `field` is `value`, shape (passes,)."""
-    return problem.passes.are(*(kind for kind in problem.passes.kinds if getattr(HANDLERS[kind], field) == value))
+def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
+    """Which passes have a handler whose `field` is `value`, or says anything (None), shape (passes,)."""
+    fields = {kind: getattr(HANDLERS[kind], field) for kind in problem.passes.kinds}
+    return problem.passes.are(*(kind for kind, one in fields.items() if (one == value if value else one)))
 
 
 PARTS: list[Callable[[Connecting], Part | None]] = [

@@ -326,8 +326,7 @@ def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
 
 
 def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
-    e, found = problem.edges, defaultdict[int, list[int]](list)
-    released = problem.passes.are(*(kind for kind in problem.passes.kinds if HANDLERS[kind].release is not None))
+    e, found, released = problem.edges, defaultdict[int, list[int]](list), passes_where(problem, "release")
     for row in np.flatnonzero(released[e.before]).tolist():
         found[int(e.after[row])].append(int(e.before[row]))
     return found, set(problem.passes.stage[released].tolist())

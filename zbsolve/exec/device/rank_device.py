@@ -97,8 +97,8 @@ class Coming:
 
 class DeviceRows(HostRows):
     """Rows between GPUs. marks: of the step that runs. A row may be written once all is done that was launched when it was
-    reserved. Computing waits for a row where a pass takes it, and for sends that are over, whose memory it may use then. What
-    an earlier step left is dropped when one begins."""
+    reserved. Computing waits for a row where a pass takes it, and for sends that are over, whose memory it may use then.
+    What an earlier step left is dropped when one begins."""
 
     def __init__(self, wires: Wires, device: torch.device, marks: Marks) -> None:
         self._wires, self._device, self.marks = wires, device, marks

@@ -145,12 +145,6 @@ class Offload(Part):
         for rows in (self._keepers, self.side.begun, self.side.done, self._read):
             rows.clear()
 
-    def events(self, name: str) -> tuple[Any, Any] | None:
-        """Events of the device at the start and the end of the copy of pass `name` in this step; None where threads copy.
-        Who replays a graph that captured them keeps them as long."""
-        copy = self.side.done[name] if name in self.side.done else self.side.begun[name].copy
-        return (copy.start, copy.end) if isinstance(copy, Launched) else None
-
     def _launch_out(self, copies: LaunchedCopies, stream: str, away: _Away, made: Any) -> Launched:
         """Launch the copy to the host, behind the pass that made what leaves, and what read the host buffer last."""
         assert away.buffer is not None
@@ -183,7 +177,7 @@ class Offload(Part):
         return copy
 
     def _timed_event(self) -> Callable[[], Any]:
-        """What makes the events of `events`."""
+        """What makes the events around copies."""
         return timed_event if self.marks is None else self.marks.event
 
     def _begin(self, copies: CopyStreams, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
