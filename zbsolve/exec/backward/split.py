@@ -29,8 +29,7 @@ from torch.nn import functional
 from ...models.blocks import BatchedLinear
 from ..base.torch_private import output_padding, padding_around
 from ..base.values import is_dtensor, own_type
-from .deferral import Deferral, Gradients, Op, accumulate, accumulate_product, batched_linear, call, splits
-from .distributed import add_linear, rows_of
+from .deferral import Deferral, Gradients, Op, accumulate, accumulate_product, add_linear, call, rows_of, splits
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
@@ -79,6 +78,29 @@ def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
     if splits(deferral, x, weight, bias, distributed=True):
         return call(LINEAR, deferral, x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+# --- Linear layers of one size as one product, as of experts ---
+
+
+def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+    return torch.bmm(x, weight.transpose(1, 2))
+
+
+BATCHED = Op(
+    plain=_product,
+    x_gradient=lambda dy, x, weight: dy.bmm(weight),
+    gradients=lambda dy, x, weight, bias: (dy.transpose(1, 2).bmm(x), None),
+    add=lambda dy, x, weight, bias: accumulate_product(weight, dy.transpose(1, 2), x),
+    low=True,
+)
+
+
+def _batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tensor:
+    """Its forward, split where the call is to be."""
+    if splits(deferral, x, layer.weight, None):
+        return call(BATCHED, deferral, x, layer.weight, None)
+    return BatchedLinear.forward(layer, x)
 
 
 # --- Embedding ---
@@ -153,7 +175,7 @@ def _batched(
 
 FORWARDS: dict[type, Callable[..., Tensor]] = {
     nn.Linear: _linear,
-    BatchedLinear: batched_linear,
+    BatchedLinear: _batched_linear,
     nn.Embedding: _embedding,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
