@@ -37,7 +37,8 @@ from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
 from .splits import Row
 from .step_view import StepView
-from .transport.wires import CPU
+from .transport.wires import ALONE, CPU
+from .vocabulary.parts import WholeVocabulary
 from .work import WorkBeside
 
 
@@ -81,7 +82,8 @@ class OneDevice:
     order: the passes of all ranks in the order in which they run. The gradient of the mean loss is added to `.grad` of the
     parameters. Raises BadInput where something does not fit."""
 
-    rank, place, wires, mesh, vocabulary = 0, 0, None, None, None  # a job and its check see a pipeline of one rank
+    rank, place, wires, mesh = 0, 0, ALONE, None  # a job and its check see a pipeline of one rank
+    vocabulary = WholeVocabulary(None, (), None, CPU)
 
     def __init__(
         self,

@@ -179,6 +179,9 @@ class Wires:
         self.abort()
 
 
+ALONE = Wires(0, 1, CPU, None, None)  # of one rank, which never speaks
+
+
 def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
     """What comes next is behind the work. On a GPU the current stream waits, and the host goes on: with a timeout the host
     would wait. Elsewhere the host does."""
