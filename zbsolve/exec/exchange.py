@@ -265,8 +265,8 @@ class Replicas(Part):
         done."""
         if c.replicas is None:
             return None
-        stages, shared = {s: stage.parameters() for s, stage in c.stages.items()}, c.part(Shared)
-        assert shared is not None
+        stages = {s: stage.parameters() for s, stage in c.stages.items()}
+        shared = next(part for part in c.parts if isinstance(part, Shared))
         later = shared.parameters()
         for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
             stages[number] = [p for _, p in named]

@@ -39,6 +39,17 @@ class Deferral:
     splitting: bool = False
     queue: Queue | None = None
 
+    def during(self, splitting: bool, queue: Queue | None = None) -> Deferral:
+        """What they do inside this; afterwards nothing."""
+        self.splitting, self.queue = splitting, queue
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.splitting, self.queue = False, None
+
 
 @dataclass(frozen=True)
 class Op:

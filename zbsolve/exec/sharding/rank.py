@@ -24,6 +24,8 @@ from ..base.program import Action
 from ..base.torch_private import fsdp_together
 from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
+from ..layers import layer_numbers
+from ..mesh.place import ranks_along
 from ..transport.wires import break_off_groups, joined, waiting
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
@@ -176,9 +178,9 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
     of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
     found, rank = ShardedParameters(), own.program.rank
     for s in own.program.stages:
-        layers = own.layers_of(s)
+        layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
-            parameters = sharded_parameters(s, layers, None if given.mesh is None else given.mesh.data_ranks)
+            parameters = sharded_parameters(s, layers, None if mesh is None else ranks_along(mesh.whole, mesh.data))
             for one in parameters[:1]:
                 check_beside(s, one, pipeline)
         except BadInput as error:
