@@ -87,7 +87,7 @@ def buckets(
 
 
 class Shared(Part):
-    """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
+    """This rank's part of all that ranks share; every rank of the pipeline makes one. common: its buckets. exchanged: stages
     with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
     LostRank."""
 
@@ -96,17 +96,17 @@ class Shared(Part):
     def __init__(
         self,
         wires: Wires,
-        found: Sequence[Bucket],
+        common: Sequence[Bucket],
         exchanged: Collection[int],
         device: torch.device,
         timeout: timedelta,
         behind: Iterable[Callable[[], None]] = (),
     ) -> None:
-        self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
+        self._buckets = [bucket for bucket in common if any(p.requires_grad for p in bucket.parameters)]
         self.exchanged = frozenset(exchanged)
         self._done: set[int] = set()
         self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
-        for bucket in found:
+        for bucket in common:
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
                 if giver != wires.rank:
@@ -442,12 +442,12 @@ def _exchange(state: RankState, action: Action, given: Any) -> Any:
 
 def _check(graph: Graph, rows: Ints) -> None:
     """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
-    problem, found = graph.problem, dict[int, list[int]]()
-    for row, one in graph.each(rows):
-        found.setdefault(one.stage, []).append(one.rank)
-        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
-            graph.check_order(one, gradient, row)
-    for stage, ranks in found.items():
+    problem, ranks_of_stage = graph.problem, dict[int, list[int]]()
+    for row, summing in graph.each(rows):
+        ranks_of_stage.setdefault(summing.stage, []).append(summing.rank)
+        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=summing.stage, rank=summing.rank).tolist():
+            graph.check_order(summing, gradient, row)
+    for stage, ranks in ranks_of_stage.items():
         homes = problem.stage_ranks[stage]
         if sorted(ranks) != list(homes):
             raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")

@@ -209,15 +209,15 @@ class Mailbox:
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
-        agreed, found = self._agreed(message), Format.of(value)
+        agreed, form = self._agreed(message), Format.of(value)
         try:
             if agreed is None:
-                header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
-                agreed = self._formats[self._key(message)] = found
+                header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
+                agreed = self._formats[self._key(message)] = form
                 self._trained[self._key(message)] = self.trained()
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
-            elif found != agreed:
-                raise BadInput(_unlike(found, agreed, self._trained.get(self._key(message), {}), self.trained()))
+            elif form != agreed:
+                raise BadInput(_unlike(form, agreed, self._trained.get(self._key(message), {}), self.trained()))
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise
