@@ -37,6 +37,8 @@ MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
 }
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
 SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
+# What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B.
+COSTS = ("F", "B", "W", "after_F", "after_B")
 
 
 def parts_by(choose: Choose) -> Parts:
@@ -105,7 +107,7 @@ class Auto:
         if self.tight:
             self._keep_small(parts, refused, bytes_of, (layer, number, x, seed))
         times = timed(layer, parts, x, seed)
-        costs = {name: Cost(*times[name], *bytes_of[name]) for name in parts}
+        costs = {name: dict(zip(COSTS, (*times[name], *bytes_of[name]), strict=True)) for name in parts}
         best = min(times, key=lambda name: sum(times[name]))
         return Decision(_name(layer), best, "; ".join(refused.values()), costs)
 
@@ -204,26 +206,15 @@ def _synchronised() -> int:
     return time.monotonic_ns()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B."""
-
-    F: float
-    B: float
-    W: float
-    after_F: int
-    after_B: int
-
-
 @dataclass(frozen=True, eq=False)
 class Decision:
     """How equal blocks are split. block: their class. split: its name. why: what spoke against others (costs aside).
-    costs: of each split that was tried."""
+    costs: of each split that was tried (see `COSTS`)."""
 
     block: str
     split: str
     why: str
-    costs: Mapping[str, Cost] = field(default_factory=dict)
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 # (layer, its number, the input, the seed of its random numbers) → its split, and why.
@@ -270,7 +261,7 @@ def graph_saved(kept: Any) -> list[Tensor] | None:
 def decisions_of(stages: Iterable[Stage]) -> list[Row]:
     """What was decided for the layers of `stages`, a row for a kind of them: numbers, class, split, why and costs."""
     rows = [
-        {**vars(decision), "layers": [part.number], "costs": {name: vars(cost) for name, cost in decision.costs.items()}}
+        {**vars(decision), "layers": [part.number]}
         for part in (part for stage in stages for part in stage.parts if isinstance(part, ByShape))
         for decision in part.decisions
     ]
