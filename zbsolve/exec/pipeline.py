@@ -326,8 +326,7 @@ class Pipeline:
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
-            emulated = self.hooks.emulated is not None
-            steps = put_together([one.seen for one in results], self.wires, whole, emulated, self.device.type == "cuda")
+            steps = put_together([one.seen for one in results], self.wires, whole)
         else:
             whole, steps = self.schedule, [one.seen.measured for one in results]
         if not said or whole is None:

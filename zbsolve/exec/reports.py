@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,7 @@ class StepReport:
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
+        self.table = reports.table
 
     def wait(self) -> None:
         """Wait until every rank's part is here. Raises RunFailed where a rank failed."""
@@ -160,7 +161,7 @@ class StepReport:
         self.wait()
         if self._reports.view.part is not None:
             raise BadInput("step: of a file of rounds each rank knows its own passes' times alone")
-        return self._reports.table.columns(self._everything.numpy())
+        return self.table.columns(self._everything.numpy())
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -182,9 +183,7 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
     return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
 
 
-def put_together(
-    steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool, gpu: bool = False
-) -> list[MeasuredStep]:
+def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
     said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
@@ -192,7 +191,8 @@ def put_together(
     if not said or schedule is None:
         return []
     rows = list(schedule.sequences.values())
-    table = Table(schedule, rows, [np.zeros(len(own), bool) for own in rows], emulated, gpu)
+    whole = [np.zeros(len(own), bool) for own in rows]
+    table = replace(steps[0].table, schedule=schedule, rows=rows, goes_on=whole)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
     for rank, one in enumerate(said):
         columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
