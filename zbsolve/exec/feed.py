@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .base.torch_private import tree_flatten, tree_unflatten
-from .base.values import PLAIN_TYPES, each_tensor, leaves_of, tensors_of
+from .base.values import PLAIN_TYPES, each_tensor, in_parts, leaves_of, tensors_of
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -70,9 +69,7 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
 def cut(batch: Any, what: str, count: int, uneven: bool) -> list[Any]:
     """The batch in `count` parts along dimension 0 of its tensors; all else is in every part. A part without rows is the
     first row once more (see `shares_of`). Raises BadInput naming `what`."""
-    leaves, spec = tree_flatten(batch)
-    parts = [_cut_leaf(leaf, what, count, uneven) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
-    return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
+    return in_parts(batch, count, lambda leaf: _cut_leaf(leaf, what, count, uneven))
 
 
 def _cut_leaf(leaf: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:

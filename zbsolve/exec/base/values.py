@@ -190,16 +190,23 @@ def copied(value: Any) -> Any:
     return each_tensor(value, copy)
 
 
-def joined(values: Sequence[Any]) -> Any:
-    """Pytrees of one structure as one, whose tensors are joined along dimension 0; tensors without dimensions are stacked,
-    and all else is the first one's."""
-    columns = zip(*(leaves_of(value) for value in values), strict=True)
-    found = [_joined(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
-    return found[0] if isinstance(values[0], Tensor) else tree_unflatten(found, tree_flatten(values[0])[1])
+def in_parts(value: Any, count: int, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Any]:
+    """A pytree as `count` of them: of each tensor one of the parts that `cut` makes; all else is in every one."""
+    leaves, spec = tree_flatten(value)
+    parts = [cut(leaf) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
+    return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Along dimension 0; those without dimensions become one."""
     return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
+
+
+def joined(values: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor] = _stacked) -> Any:
+    """Pytrees of one structure as one, whose tensors are joined; all else is the first one's."""
+    columns = zip(*(leaves_of(value) for value in values), strict=True)
+    found = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+    return found[0] if isinstance(values[0], Tensor) else tree_unflatten(found, tree_flatten(values[0])[1])
 
 
 def checked(value: Any, layer: int) -> None:

@@ -152,12 +152,7 @@ class Peers:
         note: Note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
-        if self.wires.device.type == "cuda":
-            call_beside([self.wires.break_off, *self.beside])
-            return note
-        self.wires.break_off()
-        for end in self.beside:
-            end()
+        call_beside([self.wires.break_off, *self.beside])
         return note
 
     def _heard(self, mine: Note) -> RunFailed:
