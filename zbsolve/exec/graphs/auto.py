@@ -24,7 +24,7 @@ from ..base.part import Keeper
 from ..base.torch_private import compiles, unwrapped
 from ..base.values import copied, detached, is_dtensor, own_type, tensors_of, trained, wrapped_modules
 from ..memory import LiveBytes
-from ..splits import SPLITS, Row, merged
+from ..splits import COSTS, SPLITS, Row, merged
 from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
 from .sharing import SharedGraphs, inputs_key, shared_key
@@ -37,8 +37,6 @@ MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
 }
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
 SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
-# What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B.
-COSTS = ("F", "B", "W", "after_F", "after_B")
 
 
 def parts_by(choose: Choose) -> Parts:
@@ -203,7 +201,7 @@ def _synchronised() -> int:
 @dataclass(frozen=True, eq=False)
 class Decision:
     """How equal blocks are split. block: their class. split: its name. why: what spoke against others (costs aside).
-    costs: of each split that was tried (see `COSTS`)."""
+    costs: of each split that was tried (see `splits.COSTS`)."""
 
     block: str
     split: str
