@@ -355,6 +355,9 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, one in schedules.items() if one.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
+    slow = [name for name, one in schedules.items() if one.problem.slowdowns]
+    if slow:
+        raise BadInput(f"{slow[0]}: its passes slow each other: how times vary then is not known")
     ran = noise.measured
     if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
         draws = len(ran.factors)
