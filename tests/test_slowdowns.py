@@ -11,11 +11,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Deadlock, Edge, Pass, Problem, Profile, Schedule, pipeline, solve, under_noise, verify
+from zbsolve import (
+    BadInput,
+    Deadlock,
+    Edge,
+    Pass,
+    Problem,
+    Profile,
+    Schedule,
+    Slowdown,
+    pipeline,
+    solve,
+    under_noise,
+    verify,
+)
 from zbsolve.layer import Link
 from zbsolve.noise import Noise
 from zbsolve.profile import from_trace
-from zbsolve.tables import Slowdown
 
 from .support.exhaustive import orders
 from .support.profiles import equal_layers

@@ -36,7 +36,7 @@ from .tables import (
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
-__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "pass_name"]
+__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
