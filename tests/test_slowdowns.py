@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zbsolve import (
+    Aim,
     BadInput,
     Deadlock,
     Edge,
@@ -174,8 +175,9 @@ def test_files_and_bad_input(tmp_path: Path) -> None:
             replace(problem, slowdowns=(wrong,))
     with pytest.raises(BadInput, match="slowdown of F beside AF: said twice"):
         replace(problem, slowdowns=2 * problem.slowdowns)
-    with pytest.raises(BadInput, match="its passes slow each other: how times vary then is not known"):
-        under_noise({"one": preset_of(problem)}, Noise(rank=0.1))
+    for use in (lambda noise: under_noise({"": preset_of(problem)}, noise), lambda n: solve(problem, prefer=Aim("mean", n))):
+        with pytest.raises(BadInput, match="noise: how times vary where passes slow each other is not known"):
+            use(Noise(rank=0.1))
 
 
 def test_a_profile_says_them(tmp_path: Path) -> None:

@@ -355,9 +355,8 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, one in schedules.items() if one.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
-    slow = [name for name, one in schedules.items() if one.problem.slowdowns]
-    if slow:
-        raise BadInput(f"{slow[0]}: its passes slow each other: how times vary then is not known")
+    for one in schedules.values():
+        check_noise(one.problem)
     ran = noise.measured
     if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
         draws = len(ran.factors)
@@ -367,6 +366,12 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     if draws < 2:
         raise BadInput(f"draws: {draws}: at least 2 are needed")
     return UnderNoise(noise, draws, {name: _spread(one, noise, draws, seed) for name, one in schedules.items()})
+
+
+def check_noise(problem: Problem) -> None:
+    """Raise BadInput for a problem whose times cannot vary."""
+    if problem.slowdowns:
+        raise BadInput("noise: how times vary where passes slow each other is not known")
 
 
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
