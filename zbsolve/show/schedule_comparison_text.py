@@ -147,7 +147,8 @@ def _noise(found: UnderNoise) -> tuple[str, Rows]:
         parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
         critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
         rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
-    return f"{found.draws:,} steps where times vary: {found.noise}", rows
+    few = f"; too few for an upper end of {' and '.join(found.unbounded)}" if found.unbounded else ""
+    return f"{found.draws:,} steps where times vary: {found.noise}{few}", rows
 
 
 def _difference(found: OrderDifference) -> str:
