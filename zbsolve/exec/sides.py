@@ -95,8 +95,7 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem. some: whether there are any,
-    also inside of stages."""
+    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem. some: also inside of one."""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
