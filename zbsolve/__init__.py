@@ -20,8 +20,10 @@ if TYPE_CHECKING:  # for type checkers
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
     from .features.lengths import pack as pack
+    from .features.sizes import Batch as Batch
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
+    from .ilp.bounds.any_sizes import bound_over_sizes as bound_over_sizes
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link

@@ -53,8 +53,15 @@ class Multiples(tuple[float, ...]):
     __slots__ = ()
 
 
+def checked_sum(what: str, each: Sequence[float], batch: str | None) -> None:
+    """Raise BadInput where they do not add up to what somebody says that the batch has; None: nobody does."""
+    if batch is not None and batch.removesuffix("x").strip() != f"{sum(each):.12g}":
+        raise BadInput(f"{what}: they add up to {sum(each):.12g}, and the batch has '{batch[:40]}'")
+
+
 def _read(said: str) -> Lengths:
-    """Lengths from "512,1024,768", "0.5x,1x,2x", or the first column of a file. Raises BadInput."""
+    """Lengths from "512,1024,768", "0.5x,1x,2x", "512,1024:1536" (1536 in all), or the first column of a file. Raises
+    BadInput."""
     where, text = "lengths", said
     if not said.replace("x", "").replace(",", "").replace(".", "").replace(" ", "").isdecimal():
         where = said
@@ -81,8 +88,14 @@ def _check(step: Any) -> None:
             raise BadInput(f"lengths: length {number} is {length}: above 0 is needed")
     if step.order not in (GIVEN, AUTO):
         raise BadInput(f"order '{step.order}': {GIVEN} or {FREE}")
-    if is_auto(step.order) and not lengths:
-        raise BadInput("order 'free': microbatches are alike: give their lengths")
+    if is_auto(step.order) and not _unlike(step):
+        raise BadInput("order 'free': microbatches are alike: give their lengths or sizes")
+
+
+def _unlike(step: Any) -> Sequence[float]:
+    """What microbatches have, where a step says that of each."""
+    found: Sequence[float] = step.lengths or (() if is_auto(step.sizes) else step.sizes)
+    return found
 
 
 def factors_of(lengths: Sequence[float], profile: Any) -> tuple[float, ...]:
@@ -101,56 +114,76 @@ def _model(profile: Any, step: Any) -> Any:
     if not step.lengths:
         return profile
     factors = factors_of(step.lengths, profile)
+    return with_factors(profile, factors, "lengths")
+
+
+def with_factors(profile: Any, factors: tuple[float, ...], what: str) -> Any:
+    """The profile with microbatches so much larger, by a step's field `what`. Raises BadInput where they differ already."""
     if profile.microbatch_factors not in ((), factors):
-        raise BadInput("lengths: the profile's microbatches differ already (field 'microbatch_factors')")
+        raise BadInput(f"{what}: the profile's microbatches differ already (field 'microbatch_factors')")
     return replace(profile, microbatch_factors=factors)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Attention's part of each pass goes with l², of which l is there already."""
-    if not staged.step.lengths:
-        return problem
-    layers, p = staged.model.layers, problem.passes
-    again, whole = problem.recomputed or staged.counts, staged.counts
+    """Attention's part of each pass goes with l²."""
+    return grown(problem, staged, np.asarray(staged.profile.microbatch_factors) ** 2) if staged.step.lengths else problem
+
+
+# Of kinds of passes what attention takes, and what does not go with the size, as layers have it.
+UNLIKE = {
+    "F": ("attention_F", "fixed_F"),
+    "X": ("attention_F", "fixed_F"),
+    "B": ("attention_B", "fixed_B"),
+    "W": ("", "fixed_W"),
+    "BW": ("attention_B", "fixed_BW"),
+}
+
+
+def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
+    """A step whose passes all went with its microbatches' factors, where attention takes `attention` times as long as in the
+    profile, shape (microbatches,), and what does not go with the size as long as there."""
+    layers, p, factor = staged.model.layers, problem.passes, np.asarray(staged.profile.microbatch_factors)
     slow = np.asarray(staged.profile.rank_factors or (1.0,) * problem.ranks)
-    factor = np.asarray(staged.profile.microbatch_factors)
     duration = p.duration.astype(np.float64)
-    for name, kinds, counts in (("F", ("F",), whole), ("F", ("X",), again), ("B", ("B", "BW"), whole)):
-        runs = [here[:count] for here, count in zip(layer_ranges(whole), counts, strict=True)]
-        attention = np.array([sum(getattr(layers[i], f"attention_{name}") for i in run) for run in runs])
-        rows = problem.rows(*kinds)
-        more = factor[p.microbatch[rows]] ** 2 - factor[p.microbatch[rows]]
-        duration[rows] += attention[p.stage[rows]] * slow[p.rank[rows]] * more
+    for kind, names in UNLIKE.items():
+        counts = problem.recomputed or staged.counts if kind == "X" else staged.counts
+        runs = [here[:count] for here, count in zip(layer_ranges(staged.counts), counts, strict=True)]
+        rows = problem.rows(kind)
+        for name, times in zip(names, (attention, np.ones(len(factor))), strict=True):
+            part = np.array([sum(getattr(layers[i], name, 0.0) for i in run) for run in runs])
+            duration[rows] += (part[p.stage[rows]] * slow[p.rank[rows]]) * (times - factor)[p.microbatch[rows]]
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 
 
 def _choices(step: Any) -> list[Named]:
     """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
-    order = np.argsort(step.lengths, kind="stable")
+    each = _unlike(step)
+    order = np.argsort(each, kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
-    steps = {tuple(step.lengths[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
+    steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
     return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
 
 
 def _moves(now: Now) -> Iterator[Named]:
     """Steps where one microbatch comes at another one's place, the longest first; and their names."""
-    step = now.step
-    numbers, seen = list(range(len(step.lengths))), {tuple(step.lengths)}
-    for i in np.argsort(-np.asarray(step.lengths), kind="stable").tolist():
+    each = _unlike(now.step)
+    numbers, seen = list(range(len(each))), {tuple(each)}
+    for i in np.argsort(-np.asarray(each), kind="stable").tolist():
         rest = [number for number in numbers if number != i]
         for place in numbers:
-            one = in_order(step, [*rest[:place], i, *rest[place:]])
-            if one.lengths not in seen:
-                seen.add(one.lengths)
-                yield f" order={','.join(f'{length:g}' for length in one.lengths)}", one
+            one = in_order(now.step, [*rest[:place], i, *rest[place:]])
+            if (moved := tuple(_unlike(one))) not in seen:
+                seen.add(moved)
+                yield f" order={','.join(f'{length:g}' for length in moved)}", one
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
     """The step whose microbatch i is number `numbers[i]` of this one's."""
-    kind = Multiples if isinstance(step.lengths, Multiples) else tuple
-    return replace(step, lengths=kind(step.lengths[i] for i in numbers), order=GIVEN)
+    each = _unlike(step)
+    kind = Multiples if isinstance(each, Multiples) else tuple
+    return replace(step, **{"lengths" if step.lengths else "sizes": kind(each[i] for i in numbers)}, order=GIVEN)
 
 
 # --- Packing ---
