@@ -26,7 +26,7 @@ from zbsolve.exec.base.torch_private import (
 from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
-from zbsolve.features.sizes import MICROBATCH, SEQUENCES
+from zbsolve.features.lengths import MICROBATCH, SEQUENCES
 from zbsolve.layer import Given, Layer, Tied, side_values
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import auxiliary_losses, without_metrics

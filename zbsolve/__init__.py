@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for type checkers
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
-    from .features.lengths import pack as pack
+    from .features.packing import pack as pack
     from .features.sizes import Batch as Batch
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders

@@ -216,7 +216,7 @@ def test_profiles_of_several_sizes_make_one(tmp_path: Path, capsys: pytest.Captu
     for profile, path in zip(profiles, paths, strict=True):
         profile.save(path)
     assert main(["profile", *paths, "-o", str(tmp_path / "both.json")]) == 0
-    assert "sizes: 2, 4 sequences a microbatch; passes lie within 0.0 % of their lines" in capsys.readouterr().out
+    assert "sizes: 2, 4 sequences a microbatch; passes lie within 0.0% of their lines" in capsys.readouterr().out
     both = Profile.load(tmp_path / "both.json")
     (layer,) = both.layers
     assert pytest.approx((19, 16, 5, 30)) == (layer.F, layer.B, layer.W, layer.BW)

@@ -21,10 +21,9 @@ from ..timeline import Floats
 from ..util.errors import BadInput, Infeasible
 from .cuts import whole_tokens
 from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
-from .lengths import checked_sum, grown, with_factors
+from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
-MICROBATCH, SEQUENCES = "microbatch", "sequences"  # the fact that says how many sequences a profile's microbatch has
 ANY, FEW = "any", 3  # shapes of each number where that is open
 PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same order; so many are made one after the other
 
@@ -36,13 +35,6 @@ class Batch(Open):
 
     sequences: int
     any_number: bool = False
-
-
-def sequences_of(profile: Any) -> int:
-    """How many sequences a profile's microbatch has: 1 where it does not say."""
-    said = profile.facts.get(MICROBATCH)
-    known = said.get(SEQUENCES) if isinstance(said, dict) else None
-    return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 1
 
 
 def _read(said: str) -> Sizes | str | Batch:
@@ -280,7 +272,7 @@ SIZES = Feature(
             "sizes",
             (),
             "sequences of each microbatch: 2,4,4,2, or 2,4,4,2:12, which are 12 together; auto: for the search to decide, "
-            "as many together as profiled; auto:32: of 32; auto:32:any: in --microbatches or fewer (default: all as profiled)",
+            "as many together as profiled; auto:32: of 32; auto:32:any: in --microbatches or fewer (default: as profiled)",
             "SIZES",
             read=_read,
             closed=_closed,

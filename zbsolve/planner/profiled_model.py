@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from ..features.sizes import MICROBATCH, SEQUENCES
+from ..features.lengths import MICROBATCH, SEQUENCES
 from ..layer import Layer
 from ..profile.profile import Profile
 from ..util.errors import BadInput

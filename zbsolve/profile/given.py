@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
-from ..features.sizes import MICROBATCH, SEQUENCES
+from ..features.lengths import MICROBATCH, SEQUENCES
 from ..layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
