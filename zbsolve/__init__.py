@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for type checkers
     from .search.auto import solve_auto as solve_auto
     from .search.idle_room import place_work as place_work
     from .search.idle_room import work_room as work_room
+    from .search.packed_steps import PackedSteps as PackedSteps
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
     from .search.task_runner import solvers_on as solvers_on
