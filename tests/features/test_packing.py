@@ -63,19 +63,33 @@ def test_microbatches_go_where_a_step_has_them() -> None:
 
 
 def test_a_class_is_solved_once() -> None:
-    """Attention of 192 µs in 496 a sequence of 64 tokens: a token of a sequence of l takes 1 + l · 192 / 304 / 64."""
+    """Attention of 192 µs in 496 a sequence of 64 tokens: a token of a sequence of l takes 1 + l · 192 / 304 / 64. In the
+    last batch one sequence alone takes twice the average, and more."""
     steps = PackedSteps(PROFILE, Step(2, 3), grain=0.5, options={"effort": 0.1})
     assert steps.attention == pytest.approx(192 / 304 / 64)
-    first, schedule = steps.batch([128, 32, 30, 60, 40])
-    again, same = steps.batch([31, 126, 61, 31, 41])
+    first, schedule = steps.batch([32, 30, 60, 40, 50, 44])
+    again, same = steps.batch([42, 31, 33, 61, 38, 49])
     assert same is schedule
     assert len(steps.known) == 1
-    takes = np.bincount(schedule.problem.passes.microbatch, schedule.problem.passes.duration)
-    assert np.argsort(takes).tolist() == np.argsort(first.works).tolist() == np.argsort(again.works).tolist()
-    assert sorted(i for one in again.microbatches for i in one) == list(range(5))
-    _, other = steps.batch([512, 32, 30, 60, 40])
+    assert sorted(i for one in again.microbatches for i in one) == list(range(6))
+    long, other = steps.batch([32, 30, 200, 40, 50, 44])
     assert other is not schedule
-    assert len(steps.known) == 2
+    takes = np.bincount(other.problem.passes.microbatch, other.problem.passes.duration)
+    assert long.microbatches[int(takes.argmax())] == (2,)
+    assert max(long.works) > 1.5 * sum(long.works) / 3 > max(first.works)
+
+
+def test_a_class_is_no_shorter_than_its_batches() -> None:
+    """Work is rounded up, by no more than the grain: its schedule takes what the batch's own lengths do, or up to so much
+    more."""
+    steps = PackedSteps(PROFILE, Step(2, 2, fused=True), grain=0.25, options={"effort": 0.1})
+    lengths = [32, 30, 60, 40]
+    packing, schedule = steps.batch(lengths)
+    own = sum(length * (1 + steps.attention * length) for length in lengths)
+    one = 64 * (1 + steps.attention * 64)
+    work = schedule.problem.busy[0] / Step(2, 1, fused=True).problem(PROFILE).busy[0] * one
+    assert own * 0.95 <= work <= own * 1.25 * 1.05
+    assert sum(packing.works) == pytest.approx(own)
 
 
 def test_what_steps_cannot_be_packed_says_why() -> None:

@@ -25,6 +25,7 @@ from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
 ANY, FEW = "any", 3  # shapes of each number where that is open
+OTHER = (0.75, 4 / 3)  # numbers of microbatches that are tried from one, in its number
 PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same order; so many are made one after the other
 
 
@@ -140,7 +141,8 @@ def _further(now: Now) -> Iterator[Named]:
 
 def _moves(now: Now) -> Iterator[Named]:
     """Steps where sequences go from one microbatch to another: first where that leads by the best step's order, again and
-    again; then single moves, those that its order likes best first; and one microbatch more or less."""
+    again; then single moves, those that its order likes best first; and
+    other numbers of microbatches, the nearest first."""
     step, numbers = now.step, numbers_of(now.said, now.profile)
     sizes = step.sizes or even(batch_of(now.said, now.profile).sequences, step.microbatches)
     order = None if now.schedule is None else _same_order(now, sizes)
@@ -151,7 +153,8 @@ def _moves(now: Now) -> Iterator[Named]:
         near = [one for _, one in order.near(sizes)]
     else:
         near = [moved for moved, _ in _pairs(sizes)]
-    for count in (len(sizes) - 1, len(sizes) + 1):
+    others = {round(share * len(sizes)) for share in OTHER} | {len(sizes) - 1, len(sizes) + 1}
+    for count in sorted(others - {len(sizes)}, key=lambda other: -abs(other - len(sizes))):
         if count in numbers:
             at = np.linspace(0, len(sizes) - 1, count)
             near.insert(0, whole_tokens(np.interp(at, np.arange(len(sizes)), sizes).tolist(), sum(sizes)))
@@ -251,7 +254,8 @@ def of_sizes(profiles: Sequence[Any], names: Sequence[str]) -> Any:
             times = np.array([getattr(profiles[i].layers[number], kind) for i in order])
             fixed, each = _line(sizes, times)
             lines |= {kind: fixed + each * sizes[0], f"fixed_{kind}": fixed}
-            off += (np.abs(fixed + each * sizes - times) / times)[times >= 1].tolist()
+            some = times >= 1
+            off += (np.abs(fixed + each * sizes - times)[some] / times[some]).tolist()
         layers.append(replace(layer, **lines))
     facts = {**base.facts, "sizes": sizes.astype(int).tolist(), "off_line": float(max(off))}
     return replace(base, layers=tuple(layers), facts=facts)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil, log, log1p
 from typing import Any
 
 import numpy as np
 
 from ..features.cuts import SEQUENCE, tokens_of
 from ..features.feature import AUTO
+from ..features.lengths import Lengths
 from ..features.packing import Packing, pack
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import Step
+from ..timeline import Floats
 from ..util.errors import BadInput
 from .auto import solve_auto
-
-Class = tuple[tuple[float, float], ...]  # of each microbatch, the fullest first: tokens, and of each sequence, rounded
 
 
 @dataclass
@@ -26,8 +27,8 @@ class PackedSteps:
 
     profile, step: as `solve_auto` takes them; the step says no lengths. The profile says how many tokens its sequence has
         (fact `sequence`), and what attention takes.
-    grain: tokens, in sequences of the profile, that batches of one class may differ by in a microbatch. A schedule is of the
-        class's tokens, which are rounded to the nearest.
+    grain: by which share batches of one class may differ in their work, and single microbatches from the average. A
+        schedule is of the class's work, which is rounded up.
     options: of `solve_auto`, for a class that comes for the first time.
     known: the schedules so far.
 
@@ -38,7 +39,7 @@ class PackedSteps:
     step: Step
     grain: float = 0.25
     options: dict[str, Any] = field(default_factory=lambda: {"effort": 0.5})
-    known: dict[Class, Schedule] = field(default_factory=dict)
+    known: dict[Lengths, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokens = tokens_of(self.profile.facts.get(SEQUENCE)) or 0
@@ -62,10 +63,15 @@ class PackedSteps:
         schedule = self.known[kind]
         return packing.placed(schedule.problem), schedule
 
-    def _class(self, packing: Packing, lengths: np.ndarray[Any, Any]) -> Class:
-        rows, grain = list[tuple[float, float]](), self.grain * self.tokens
-        for one in packing.microbatches:
-            each = lengths[list(one)]
-            tokens = max(1.0, round(each.sum() / grain)) * grain
-            rows.append((tokens, min(tokens, max(1.0, round((each**2).sum() / each.sum() / grain)) * grain)))
-        return tuple(sorted(rows, reverse=True))
+    def _class(self, packing: Packing, lengths: Floats) -> Lengths:
+        """As `--lengths` says them. Packing evens out work, so what differs is how much a microbatch has on average, and how
+        long sequences are; and of single microbatches what is far from the average, such as one sequence alone."""
+        mean = sum(packing.works) / len(packing.works)
+        each = self._level(float((lengths**2).sum() / lengths.sum()))
+        tokens = self._level(mean) / (1 + self.attention * each)
+        shares = (max(self.grain, round(work / mean / self.grain) * self.grain) for work in packing.works)
+        return tuple((share * tokens, min(each, share * tokens)) for share in sorted(shares, reverse=True))
+
+    def _level(self, value: float) -> float:
+        """The least power of 1 + grain from a value on, in tokens of the profile's sequence."""
+        return float(self.tokens * (1 + self.grain) ** ceil(log(value / self.tokens) / log1p(self.grain)))
