@@ -273,6 +273,6 @@ def test_the_command_says_sizes_and_a_bound(tmp_path: Path, capsys: pytest.Captu
     step = ["--ranks", "2", "--microbatches", "3", "--sizes", "auto:12", "--effort", "0.1", "--json"]
     assert main(["solve", str(path), *step]) == 0
     said = json.loads(capsys.readouterr().out)
-    (bound,) = said["bound_of_every_sizes of microbatches"].values()
+    (bound,) = said["bound_of_every_size of microbatches"].values()
     assert bound <= said["value"]
     assert {one["placement"] for one in said["tried"]} >= {"single sizes=even", "single sizes=growing"}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 # Which bounds hold for all.
-PARTITION, CHOICE, SLICES, ORDER, SIZES = "partition", "choice", "slicing", "order of microbatches", "sizes of microbatches"
+PARTITION, CHOICE, SLICES, ORDER, SIZES = "partition", "choice", "slicing", "order of microbatches", "size of microbatches"
 LONGER = "longer_from"  # so many slices or more
 MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
