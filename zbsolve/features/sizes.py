@@ -31,8 +31,11 @@ PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same ord
 
 @dataclass(frozen=True)
 class Batch(Open):
-    """Sizes are left to the search. sequences: of the batch; any_number: in as many microbatches as are best, at most those
-    of the step; else in so many."""
+    """Sizes are left to the search.
+
+    sequences: of the batch.
+    any_number: in as many microbatches as are best, at most those of the step; else in so many.
+    """
 
     sequences: int
     any_number: bool = False

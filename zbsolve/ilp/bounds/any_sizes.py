@@ -30,7 +30,9 @@ class Window(NamedTuple):
 def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int]) -> int:
     """µs that no step of `batch` sequences takes less than, in one of so many microbatches, whatever their sizes and orders.
 
-    steps: the step of one microbatch of 1, 2, … sequences. numbers: of microbatches, ascending.
+    steps: the step of one microbatch of 1, 2, … sequences.
+    batch: sequences of a step.
+    numbers: of microbatches, ascending.
 
     Each microbatch of a step has the passes that it has alone, with the paths before and behind them that it has alone. Some
     passes on one stream, of all microbatches of σ sequences or more, so take the least path before one of size σ, their
