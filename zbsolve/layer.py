@@ -66,6 +66,7 @@ class Layer:
     buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
     gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
         part of what it holds: a rank holds each once, whoever takes it there.
+    fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that a microbatch takes however many sequences or tokens it has.
     """
 
     name: str
@@ -94,6 +95,10 @@ class Layer:
     buffer_bytes: int = 0
     gives: tuple[Given, ...] = ()
     takes: tuple[str, ...] = ()
+    fixed_F: float = 0.0
+    fixed_B: float = 0.0
+    fixed_W: float = 0.0
+    fixed_BW: float = 0.0
 
     @property
     def trained_bytes(self) -> int:
