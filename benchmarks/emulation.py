@@ -10,17 +10,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from profiler import estimate
 from tests.support.exec_ranks import on_ranks
-from zbsolve import Layer, Link, Problem, Profile, Schedule, Step, Trace, pipeline, preset, solve, solve_auto
+from zbsolve import Layer, Link, Noise, Problem, Profile, Schedule, Step, Trace, pipeline, preset, solve, solve_auto
 from zbsolve.build import Work, with_sharding
 from zbsolve.exec import CrossEntropy, Pipeline
 from zbsolve.exec.emulate import Times
@@ -28,6 +30,7 @@ from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import Block, Embed, Head
 from zbsolve.search.idle_room import place_work
 from zbsolve.systems.torch_gathers import torch_window
+from zbsolve.timeline import Floats
 from zbsolve.util.text import aligned, in_one_unit
 
 from .harness import Results, rows_of, table
@@ -97,6 +100,113 @@ def _made_up(scale: float) -> Profile:
 
 def _step(costs: Profile, placement: str, fused: bool = False) -> Problem:
     return replace(costs.problem(RANKS, MICROBATCHES, placement, fused=fused), capacity=(MEMORY,) * RANKS)
+
+
+# --- Slack ---
+
+NOISES = ("stall=1%x8", "rank=1%,microbatch=25%,pass=3%")
+VEE = (0, 1, 2, 3, 3, 2, 1, 0)
+STATS = (("median", np.median), ("worst", np.max))
+
+
+@table()
+def slack(seeds: int = 3, steps: int = 10, draws: int = 200) -> Results:
+    """Ranks that run later W's while they wait (`run --split layers:slack`) beside the order as given, under the same drawn
+    times: ZB-H1 and ZB-V of four ranks and 12 microbatches, passes of 18 to 48 ms. Steps on emulated devices, of each seed,
+    without those in which a device waited for this machine; and the same rule by the longest path, of many draws. Changes
+    are step by step."""
+
+    def rows() -> Iterator[tuple[str, Results]]:
+        single = pipeline([40_000] * 4, B=[48_000] * 4, W=[36_000] * 4, microbatches=12, comm=2000, layers=[1] * 4)
+        halves = {kind: [us // 2] * 8 for kind, us in (("B", 48_000), ("W", 36_000))}
+        vee = pipeline([20_000] * 8, **halves, placement=VEE, microbatches=12, comm=2000, layers=[1] * 8)
+        for name, problem in (("zb-h1", single), ("zb-v", vee)):
+            schedule = preset(name, problem)
+            with tempfile.TemporaryDirectory(prefix="zbsolve-slack-") as folder:
+                path = str(Path(folder) / "schedule.json")
+                schedule.save(path)
+                for noise in NOISES:
+                    job = "tests.support.exec_jobs_slack:under_noise"
+                    ran = on_ranks(4, job, (path, noise, seeds, steps), timeout=900)[0]
+                    given, early, waited = (np.array(ran[key]) for key in ("layers", "layers:slack", "waited"))
+                    took = np.concatenate(list(Noise.read(noise).steps(problem, draws, seeds)))
+                    drawn = np.array([[longest(schedule, row, slack) for slack in (False, True)] for row in took]).T
+                    yield f"{name}, {noise}", {"ran": _beside(given, early, waited), "drawn": _beside(*drawn)}
+
+    return {"rows": rows_of(rows()), "load": os.getloadavg()[0]}
+
+
+def slack_table(rows: Results) -> str:
+    """A line each schedule and noise, run and drawn: steps; their median and the longest, ms, as given and with slack; the
+    change of a step: mean, worst, best."""
+    lines = [("schedule and noise", "", "steps", "median", "slack", "longest", "slack", "mean", "worst", "best")]
+    for name, both in rows.items():
+        for how, one in both.items():
+            times = (f"{one[f'{what}_{which}'] / 1e3:,.1f}" for what, _ in STATS for which in ("given", "slack"))
+            changes = (f"{one[f'change_{what}']:+.2%}" for what in ("mean", "worst", "best"))
+            lines.append((name, how, f"{one['steps']}", *times, *changes))
+    return "\n".join(aligned(lines, left=(0, 1))) + "\n"
+
+
+def _beside(given: Floats, early: Floats, waited: Floats | None = None) -> Results:
+    """Medians and worst steps, µs; changes step by step."""
+    kept = np.ones(len(given), bool) if waited is None else waited == 0
+    given, early = given[kept], early[kept]
+    change = early / given - 1
+    return {
+        "steps": int(kept.sum()),
+        "of": len(kept),
+        **{f"{what}_{name}": float(how(one)) for name, one in (("given", given), ("slack", early)) for what, how in STATS},
+        **{f"change_{what}": float(how(change)) for what, how in (*STATS, ("mean", np.mean), ("best", np.min))},
+    }
+
+
+def longest(schedule: Schedule, took: Floats, slack: bool) -> float:
+    """µs of a step in which passes take these times, with the rule of `zbsolve.exec.slack` or without."""
+    problem, e = schedule.problem, schedule.problem.edges
+    kinds, rank, usual = problem.passes.kind_names, problem.passes.rank.tolist(), problem.passes.duration.tolist()
+    inputs: list[list[tuple[int, int]]] = [[] for _ in kinds]
+    for a, b, lag in zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True):
+        inputs[b].append((a, lag if rank[a] != rank[b] else 0))
+    orders = [rows.tolist() for rows in schedule.sequences.values()]
+    place = {row: i for order in orders for i, row in enumerate(order)}
+    end, at, waiting, turns = dict[int, float](), [0] * len(orders), set[int](), [(0.0, r) for r in range(len(orders))]
+
+    def left(row: int) -> float:
+        sure = [0.0]
+        for a, lag in inputs[row]:
+            if rank[a] != rank[row] and a not in end:
+                rest = orders[rank[a]][at[rank[a]] : place[a] + 1]
+                sure.append(lag + sum(usual[one] for one in rest if kinds[one] != "W"))
+        return max(sure)
+
+    while turns:
+        now, r = heappop(turns)
+        order = orders[r]
+        while at[r] < len(order) and order[at[r]] in end:
+            at[r] += 1
+        if at[r] == len(order):
+            continue
+        row = order[at[r]]
+        known = all(a in end for a, _ in inputs[row])
+        ready = max((end[a] + lag for a, lag in inputs[row]), default=0.0) if known else 0.0
+        runs = row if known and ready <= now else None
+        if runs is None and slack:
+            later = next((one for one in order[at[r] :] if kinds[one] == "W" and one not in end), row)
+            fits = all(end.get(a, now + 1) <= now for a, _ in inputs[later])
+            runs = later if fits and later != row and left(row) >= usual[later] else None
+        if runs is not None:
+            end[runs] = now + float(took[runs])
+            at[r] += runs == row
+            heappush(turns, (end[runs], r))
+        elif known:
+            heappush(turns, (ready, r))
+        else:
+            waiting.add(r)
+        for other in [one for one in waiting if all(a in end for a, _ in inputs[orders[one][at[one]]])]:
+            waiting.remove(other)
+            heappush(turns, (max(now, *(end[a] + lag for a, lag in inputs[orders[other][at[other]]])), other))
+    return max(end.values())
 
 
 # --- Slices and vocabularies ---

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for type checkers
     from .problem import Problem as Problem
     from .problem import Slowdown as Slowdown
     from .profile.profile import Profile as Profile
+    from .profile.slow import slow_parts as slow_parts
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule
     from .search.auto import solve_auto as solve_auto

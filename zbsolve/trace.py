@@ -18,6 +18,7 @@ from .timeline import Floats, Timeline
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
+SLACK = ":slack"  # at the end of the fact `split` of runs whose W's ran while their rank waited (see `exec.slack`)
 REPLAYED = 12  # steps that `replay_error` replays, up to twice as many
 
 
@@ -87,17 +88,25 @@ class Trace:
         took = np.stack([step.end - step.start for step in self.steps]).astype(np.float64)
         return np.asarray(np.maximum(0.0, took - (np.stack(self.sent) if self.sent else self.problem.sending)))
 
-    def replayed(self, step: int) -> Timeline:
-        """The order that ran, every pass as early as it can and as long as in this step (whole µs), messages as the problem
-        has them: what the measured step has beyond it are launches and messages that took longer. A pass that was shorter
-        than what the problem has it send sends for all of its time."""
+    def replayed(self, step: int, took: Floats | None = None) -> Timeline:
+        """The order that ran, every pass as early as it can and as long as in this step (or `took`; whole µs), messages as
+        the problem has them: what the measured step has beyond it are launches and messages that took longer. A pass that
+        was shorter than what the problem has it send sends for all of its time."""
         problem, edges = self.problem, self.problem.edges
-        took = np.rint(self.steps[step].end - self.steps[step].start).astype(np.int64)
-        part = np.minimum(1.0, took / np.maximum(problem.sending, 1))
+        own_times = self.steps[step].end - self.steps[step].start if took is None else took
+        whole = np.rint(np.maximum(own_times, 0)).astype(np.int64)
+        part = np.minimum(1.0, whole / np.maximum(problem.sending, 1))
         sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
-        passes, edges = replace(problem.passes, duration=took), replace(edges, sent=sent)
+        passes, edges = replace(problem.passes, duration=whole), replace(edges, sent=sent)
         own = replace(problem, passes=passes, edges=edges, slowdowns=())  # what ran was slowed already
-        return Schedule(own, self.schedule, self.syncs).timeline()
+        return Schedule(own, self.ran(step), self.syncs).timeline()
+
+    def ran(self, step: int) -> dict[str, tuple[str, ...]]:
+        """The order in which passes really ran in a step: the schedule's, but for W's that ran while their rank waited."""
+        start, index = self.steps[step].start, self.problem.index
+        if not str(self.facts.get("split", "")).endswith(SLACK):
+            return self.schedule
+        return {stream: tuple(sorted(names, key=lambda name: start[index[name]])) for stream, names in self.schedule.items()}
 
     def replay_error(self) -> float:
         """How much longer (or, below 0, shorter) than measured steps are when replayed, the mean as a share of them; of some
@@ -111,7 +120,7 @@ class Trace:
         streams; for a stream's first pass, since the step began; 0 where nobody knows when its inputs were there."""
         timeline, ready = self.steps[step], np.nan_to_num(self.ready[step], nan=-1.0)
         waited = np.full(len(self.problem.passes), np.inf)
-        for names in self.schedule.values():
+        for names in self.ran(step).values():
             rows = [self.problem.index[name] for name in names]
             before = np.concatenate([[0.0], timeline.end[rows[:-1]]]) if rows else np.zeros(0)
             idle = np.maximum(np.minimum(ready[rows], timeline.start[rows]) - before, 0.0)

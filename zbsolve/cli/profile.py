@@ -19,11 +19,13 @@ from ..profile.lengths import stalls_of
 from ..profile.measured_run import FROM_STEPS, LINKS
 from ..profile.measured_run import from_trace as profile_of
 from ..profile.profile import Profile
+from ..profile.slow import slow_parts
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
 from .tools import need_torch, progress_line, searching, tell
 
+MOST_SLOW = 5  # things that are told to be slow
 if TYPE_CHECKING:
     import torch
 
@@ -234,7 +236,7 @@ def from_trace(options: argparse.Namespace) -> int:
         raise BadInput(f"--seconds {options.seconds:g}: from 0 up; 0: no search")
     base = None if options.model is None else Profile.load(options.model)
     trace = read_trace(options.from_trace)
-    found, stalls = profile_of(trace, base), stalls_of(trace)
+    found, stalls, slow = profile_of(trace, base), stalls_of(trace), slow_parts(trace)
     if options.output is not None and options.output != "-":
         check_writable(options.output)
     with searching("profile", "auto" if options.seconds else "none") as (search, pressed):
@@ -242,9 +244,11 @@ def from_trace(options: argparse.Namespace) -> int:
     body = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
     body |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": found.microbatch_factors}
     body |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
+    body |= {"slow": [one.to_json() for one in slow]}
     body |= {"today": today.to_json() | {"line": today_line(today)}}
+    told = "".join(f"{one}\n" for one in slow[:MOST_SLOW])
     ranks = _ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS)
-    text = f"{run_in_words(trace, stalls)}{ranks}\n{today_as_text(today)}"
+    text = f"{run_in_words(trace, stalls)}{told}{ranks}\n{today_as_text(today)}"
     tell(options, lambda: body, lambda: text, *[partial(found.save, options.output)] * bool(options.output))
     return 0
 

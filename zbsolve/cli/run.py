@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from ..exec.devices import DEVICES
-from ..exec.splits import SPLITS, as_lines
+from ..exec.splits import RUN_SPLITS, as_lines
 from ..profile.doubtful import other_model
-from ..trace import Trace
+from ..trace import SLACK, Trace
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell
@@ -42,10 +42,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument(
         "--split",
-        choices=SPLITS,
+        choices=RUN_SPLITS,
         default="layers",
         help="how the backward is split: in the layers, by each layer's graph, by graphs that inductor compiles, or (auto) "
-        "as is measured faster, a layer at a time; :least keeps less between F and B, auto:inductor tries to compile too",
+        "as is measured faster, a layer at a time; :least keeps less between F and B, auto:inductor tries to compile too, "
+        "and :slack lets ranks of one machine's CPUs run later W while they wait",
     )
     parser.add_argument(
         "--optimizer",
@@ -226,6 +227,7 @@ def _of_gpu(facts: dict[str, Any]) -> list[str]:
 def _other_split(source: str, split: str) -> str:
     """A warning where the times of the schedule were measured with another split than this run's."""
     found = re.match(r"measured(?: with split ([\w:]+))?: ", source)
+    split = split.removesuffix(SLACK)
     measured = (found[1] or "layers") if found else split
     return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}"
 

@@ -1,7 +1,7 @@
 """The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
-it. `auxiliary_loss` lets a layer add to the loss, `CrossEntropy` is a loss that a sharded vocabulary knows. A step raises
-`RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a schedule, `split_stage` gives one of its
-stages our split of the backward."""
+it, and `Watch` says what is slow in it. `auxiliary_loss` lets a layer add to the loss, `CrossEntropy` is a loss that a
+sharded vocabulary knows. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a
+schedule, `split_stage` gives one of its stages our split of the backward."""
 
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..models.losses import auxiliary_losses as auxiliary_losses
     from ..models.slicing import slice_offset as slice_offset
     from ..models.slicing import sliced_attention as sliced_attention
+    from .loop.watching import Watch as Watch
     from .pipeline import Pipeline as Pipeline
     from .post_validation import PostValidated as PostValidated
     from .rank import StepResult as StepResult

@@ -28,7 +28,8 @@ OwnWork = Callable[..., Any]  # (rank, piece, pieces), or with what the piece ta
 
 @dataclass(frozen=True)
 class Given:
-    """What a person gives a pipeline together with its schedule (see `Pipeline`). mesh: this rank's place in it."""
+    """What a person gives a pipeline together with its schedule (see `Pipeline`). mesh: this rank's place in it. slack: W's
+    run while ranks wait (see `slack`)."""
 
     layers: Layers
     loss: Loss | None
@@ -41,6 +42,7 @@ class Given:
     mesh: PipelineMesh | None = None
     parallelize: Parallelize | None = None
     work: OwnWork | None = None
+    slack: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -203,9 +203,18 @@ class EmulatedDevice:
         self._first, self._began = True, time.monotonic_ns()
         self._step += 1
 
+    def retime(self, passes: Mapping[str, int]) -> None:
+        """From now on passes take these times, µs."""
+        self._length = {name: us * 1000 for name, us in passes.items()}
+
     def drain(self) -> None:
         """Wait until passes of side streams have ended."""
         sleep_until(max(self._side_clocks.values(), default=0))
+
+    def here(self, message: Message) -> bool:
+        """Would the link of `message`, which is really here, have brought it?"""
+        sent = int(self.board.end[self._row[message.before]])
+        return time.monotonic_ns() >= sent + self._link[message.before, message.after]
 
     def arrived(self, message: Message, arrival: int) -> int:
         """`message` is really here since `arrival`, ns. Wait until its link would have brought it. Returns the later of

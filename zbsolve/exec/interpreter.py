@@ -22,6 +22,7 @@ from .device.rank_device import Marks
 from .emulate import EmulatedDevice
 from .handlers import HANDLERS
 from .memory import LiveBytes
+from .slack import Slack
 from .transport.failure import LostRank, RunFailed, one_line
 
 Named = Sequence[tuple[str, nn.Parameter]]
@@ -80,6 +81,9 @@ class Transport(Protocol):
     def post(self, message: Message) -> None:
         """Get ready to receive it; never waits."""
 
+    def here(self, message: Message) -> bool:
+        """Is it here, or is that not known? Asked only where a rank may do something else meanwhile; never waits."""
+
     def receive(self, message: Message) -> None:
         """All that it needs of this rank is launched; waits for its format at most, where that is not known yet."""
 
@@ -95,7 +99,10 @@ class Transport(Protocol):
 
 class Interpreter:
     """Runs one rank's program. record: of the step that runs, or ran last. handed_bytes: pass → bytes that another pass of
-    this rank handed to it, in the last step that a meter counted."""
+    this rank handed to it, in the last step that a meter counted. slack: what may run while the rank waits; None:
+    nothing."""
+
+    slack: Slack | None = None
 
     def __init__(self, program: Program, state: RankState, transport: Transport, hooks: Hooks | None = None) -> None:
         self.program = program
@@ -106,6 +113,7 @@ class Interpreter:
         self.handed_bytes: dict[str, int] = {}
         self._handed: dict[str, Any] = {}
         self.counting = False  # bytes, so that memory goes when it is predicted to
+        self._now = ""  # the pass that runs
         self._looked = 0  # losses of this step that were looked at
         self.marks: Marks | None = None  # of the device, where that is a GPU
         self._work = {kind: self._around(kind) for kind in {action.kind for action in program.actions}}
@@ -130,6 +138,8 @@ class Interpreter:
             begin(data)
         self._looked, self.record = 0, Record(time.monotonic_ns())
         self.state.data, self.state.losses = data, self.record.losses
+        if self.slack is not None:
+            self.slack.begin(p for stage in self.state.stages.values() for p in stage.parameters())
         return self.record
 
     def run_all(self, actions: Iterable[Action], meter: LiveBytes | None = None) -> None:
@@ -180,11 +190,14 @@ class Interpreter:
             meter.ignore(tensor for tensor in ignored() if tensor is not None)
 
     def run(self, action: Action) -> None:
-        """One pass: post receives, wait for its input, run it, send its output on."""
-        hooks, record, (handler, work) = self.hooks, self.record, self._work[action.kind]
+        """One pass: post receives, wait for its input, run it, send its output on. A W that ran before its turn (see
+        `slack`) is done with now."""
+        hooks, record, slack, self._now = self.hooks, self.record, self.slack, action.name
         if hooks.announce is not None:
             hooks.announce(action.name)
         try:
+            if slack is not None:
+                slack.at += 1
             for message in action.gone:
                 self.transport.gone(message)
             for message in action.posts:
@@ -193,29 +206,8 @@ class Interpreter:
                 self.transport.receive(message)
             for one in action.awaits:
                 HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
-            given, arrived, waited = self._input(action)
-            start = time.monotonic_ns()
-            begun = None if self.marks is None else self.marks.mark()
-            if profiler_enabled():  # which would read a bare 2F0 as a mangled C++ name
-                with torch.profiler.record_function(f"zbsolve:{action.name}"):
-                    output = work(self.state, action, given)
-            else:
-                output = work(self.state, action, given)
-            if begun is not None:
-                record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
-            end = time.monotonic_ns()
-            if (device := hooks.emulated) and not (TABLE[action.kind].together or action.name in device.times.joined):
-                start, end = self._emulated(device, action, start)
-            if hooks.watch:
-                self._look(handler, action, output)
-            del given  # its memory goes before the output is copied
-            if output is not None:
-                if action.hands is not None:
-                    self._handed[action.hands.after] = output
-                for message in action.sends:
-                    self.transport.send(message, self._beside.goes(message) if message.beside else output)
-            elif action.sends or action.hands is not None:
-                raise BadInput("it made nothing, but other passes take what it makes")
+            done = None if slack is None else slack.early.pop(action.name, None)
+            row = self._ran(action) if done is None else done
             for kind, stage in action.releases:
                 HANDLERS[kind].release(self.state, stage)  # type: ignore[misc]
             if action.done:
@@ -224,13 +216,53 @@ class Interpreter:
                 if hooks.done is not None:
                     hooks.done(action.stage)
         except LostRank as error:
-            raise LostRank(f"rank {self.program.rank}, pass {action.name}: {error}", error.peer) from None
+            raise LostRank(f"rank {self.program.rank}, pass {self._now}: {error}", error.peer) from None
         except Exception as error:
-            raise RunFailed(f"rank {self.program.rank}, pass {action.name}: {one_line(error)}") from error
-        record.arrived.append(arrived)
-        record.waited.append(waited)
-        record.start.append(start)
-        record.end.append(end)
+            raise RunFailed(f"rank {self.program.rank}, pass {self._now}: {one_line(error)}") from error
+        for column, time_of in zip((record.arrived, record.waited, record.start, record.end), row, strict=True):
+            column.append(time_of)
+
+    def _ran(self, action: Action) -> tuple[Any, int, int, int]:
+        """Wait for the pass's input, run it, send its output on. When the input was there, how long this rank waited for it,
+        the start and the end (see `Record`)."""
+        hooks, record, (handler, work) = self.hooks, self.record, self._work[action.kind]
+        given, arrived, waited = self._input(action)
+        start = time.monotonic_ns()
+        begun = None if self.marks is None else self.marks.mark()
+        if profiler_enabled():  # which would read a bare 2F0 as a mangled C++ name
+            with torch.profiler.record_function(f"zbsolve:{action.name}"):
+                output = work(self.state, action, given)
+        else:
+            output = work(self.state, action, given)
+        if begun is not None:
+            record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
+        end = time.monotonic_ns()
+        if (device := hooks.emulated) and not (TABLE[action.kind].together or action.name in device.times.joined):
+            start, end = self._emulated(device, action, start)
+        if hooks.watch:
+            self._look(handler, action, output)
+        if self.slack is not None:
+            self.slack.ended(action)
+        del given  # its memory goes before the output is copied
+        if output is not None:
+            if action.hands is not None:
+                self._handed[action.hands.after] = output
+            for message in action.sends:
+                self.transport.send(message, self._beside.goes(message) if message.beside else output)
+        elif action.sends or action.hands is not None:
+            raise BadInput("it made nothing, but other passes take what it makes")
+        return arrived, waited, start, end
+
+    def _run_early(self, messages: Sequence[Message]) -> None:
+        """Run what fits while these are not here."""
+        device, slack, name = self.hooks.emulated, self.slack, self._now
+        while slack is not None and not self.counting:
+            missing = [m for m in messages if not self.transport.here(m) or (device is not None and not device.here(m))]
+            if not missing or (early := slack.pull(missing)) is None:
+                return
+            self._now = early.name
+            slack.early[early.name] = self._ran(early)
+            self._now = name
 
     def _emulated(self, device: EmulatedDevice, action: Action, start: int) -> tuple[int, int]:
         """When the pass, whose real work is done, started and ended on its device."""
@@ -248,6 +280,8 @@ class Interpreter:
         """What the pass takes, when all of it was here, and how long this rank waited for it, ns. On a GPU, when its first
         message was here, and 0."""
         emulated, given, arrived = self.hooks.emulated, None, 0
+        if self.slack is not None and action.messages:
+            self._run_early(action.messages)
         asked = time.monotonic_ns() if action.messages or emulated is not None else 0
         for message in action.messages:
             value, came = self.transport.take(message)
@@ -262,6 +296,8 @@ class Interpreter:
             given = self._handed.pop(action.name)
         if emulated is not None:
             arrived = emulated.ready(action.name, arrived)
+        if self.slack is not None:
+            self.slack.begun(action)
         return given, arrived, max(0, arrived - asked) if asked and self.marks is None else 0
 
     def _look(self, handler: Handler, action: Action, output: Any) -> None:

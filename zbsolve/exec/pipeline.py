@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..long_steps.rank_part import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
-from ..trace import Trace
+from ..trace import SLACK, Trace
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .assembly import connected
@@ -31,17 +31,20 @@ from .emulate import Times
 from .exchange import Replicas, Shared, begin_alike, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
-from .layers import Layers, check_untrained
-from .loop import checkpoint, evaluation, gradients
+from .layers import Layers, check_untrained, forwards_alone
+from .loop import checkpoint, evaluation, gradients, watching
+from .lowering import lower
 from .memory import Memory
 from .mesh.place import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import gathered, put_together, trace_of
 from .sharding.rank import Sharding, with_sharded
+from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
-from .splits import merged
+from .splits import RUN_SPLITS, merged
 from .step_view import StepView
+from .transport.cells import shared_cells
 from .transport.peers import Peers, agreed, together
 from .transport.wires import Wires
 from .updates import Updates, check_updates
@@ -74,7 +77,7 @@ class Pipeline:
         leaves no gradients.
     split: how the backward is split: "layers" queue their weight gradients, and the rest of a backward is B; the "graph" of
         each layer splits any operation, also compiled by "inductor"; "auto" measures both at a block's first forward (see
-        `splits`).
+        `splits`). With ":slack" behind layers or graph a rank on a CPU runs later W's while it waits (see `slack`).
     mesh: a DeviceMesh with a dimension "pp", in place of group and replicas: each of its other coordinates runs the same
         schedule.
     parallelize: parallelize(stage, mesh), called with each stage of this rank once its layers are built, and alike on all
@@ -125,6 +128,8 @@ class Pipeline:
             torch.cuda.set_device(self.device)
             if emulate is not None:
                 raise BadInput(f"Pipeline: emulated devices are CPUs' processes, and this is the device {self.device}")
+            if split.endswith(SLACK):
+                raise BadInput(f"Pipeline: split '{split}': a GPU's host launches passes before it is known what waits")
         elif capture:
             raise BadInput(f"Pipeline: capture is for a GPU, and this is the device {self.device}")
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
@@ -133,7 +138,11 @@ class Pipeline:
         self.group, self.wires = group, Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work)
+        if split not in RUN_SPLITS:
+            raise BadInput(f"split: '{split}' is none of {', '.join(RUN_SPLITS)}")
+        self.split = split
+        slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work, slack)
         own = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
         self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
@@ -185,6 +194,11 @@ class Pipeline:
         with together(self.peers, "sharding"):
             for check in asked(state.parts, "check_alike"):
                 check(self.view.content)
+            if given.slack:
+                check_slack(self.view, self.parts)
+        if given.slack:
+            cells = shared_cells(self.wires, (self.wires.size,), f"split '{SLACK}'")
+            self._runner.interpreter.slack = Slack(self.view.schedule, own.programs, self.rank, cells)
         wait = weakref.WeakMethod(self.wait_gradients)
         for concerns in asked(state.parts, "concerns"):
             weakref.finalize(self, optimizers_wait(concerns, wait).remove)
@@ -220,12 +234,29 @@ class Pipeline:
                 raise BadInput(f"PostValidated: {part.no_ahead}")
         if self._runner.ahead is not None:
             raise BadInput("PostValidated: this pipeline has one; give it several optimizers as a list")
+        if self._runner.interpreter.slack is not None:
+            raise BadInput(f"PostValidated: not with split '{SLACK}'")
         if self.device.type == "cuda":
             raise BadInput(
                 "PostValidated: a GPU's host would wait for the norm of the gradients: use a plain optimizer there"
             )
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
+
+    @property
+    def ahead(self) -> bool:
+        """Do steps begin before the optimizer's last one is validated?"""
+        return self._runner.ahead is not None
+
+    def switch(self, schedule: Schedule) -> None:
+        """From the next step on run another order of the same passes on the same ranks, with whatever times its problem has.
+        All ranks call this between two steps, with the same schedule. Raises BadInput on all of them where one cannot."""
+        self.peers.refuse_failed()
+        with agreed(self.wires, "schedule", StepView.of(schedule).content):
+            view = watching.checked_order(self, schedule)
+            programs = lower(view, training=not forwards_alone(view.step))
+        self.view, self.schedule, self.programs, self.program = view, schedule, programs, programs[self.rank]
+        self._runner.switch(view, programs)
 
     def finish(self) -> None:
         """Wait until the optimizer's last step is final, where that is validated late. Raises RunFailed."""

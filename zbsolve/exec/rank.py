@@ -19,7 +19,7 @@ from ..util.errors import BadInput
 from .ahead import Ahead
 from .backward.replay import torch_random_kept
 from .base.part import Data, Part, Record, asked, sum_of
-from .base.program import Message
+from .base.program import Message, Program
 from .base.values import tensors_of
 from .device.capture import Captures
 from .device.rank_device import Marks, RankDevice, missing_bytes
@@ -29,6 +29,7 @@ from .handlers import HANDLERS
 from .interpreter import Interpreter
 from .memory import LiveBytes, Memory, predicted, predicted_host
 from .reports import Reports, StepReport
+from .step_view import StepView
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 
@@ -128,6 +129,15 @@ class RankRunner:
                 record = self.launch(data, gpu.marks, partial(gpu.begin, marks=gpu.marks, missing=missing))
         gpu.finish(record, gpu.marks)
         return record, None if counted is None else replace(counted, device=gpu.peak)
+
+    def switch(self, view: StepView, programs: Sequence[Program]) -> None:
+        """Between two steps: run another order from now on."""
+        program, interpreter = programs[self.peers.wires.rank], self.interpreter
+        self.schedule, interpreter.program = view.schedule, program
+        self.mailbox.expect(program.incoming)
+        self.reports = self.reports.of(view, programs)
+        if interpreter.slack is not None:
+            interpreter.slack = interpreter.slack.of(view.schedule, programs)
 
     def capture(self) -> None:
         """Capture steps from now on, where that can be."""

@@ -56,6 +56,10 @@ class Reports:
         self.table = Table.of(view.schedule, programs, emulated, gpu)
         self._width = HEAD_WORDS + (0 if view.part else 4 * max(len(rows) for rows in self.table.rows))
 
+    def of(self, view: StepView, programs: Sequence[Program]) -> Reports:
+        """The same for another order."""
+        return Reports(view, programs, self.peers, self._offset, self.table.emulated, self._gpu)
+
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
         last = record.launched if self._gpu else record.waited
@@ -111,6 +115,7 @@ class Table:
             left = np.where(self.goes_on[rank], start[rows], end[rows])  # when this rank went on
             # The others may be recorded while the rank did something else.
             ran = np.flatnonzero(~(only_time | joins | joined)[rows])
+            ran = ran[np.argsort(start[rows][ran], kind="stable")]  # a W may have run before its turn
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
         for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
             rows = np.flatnonzero(joined & (problem.passes.stage == stage))

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ..trace import SLACK
 from ..util.text import format_bytes
 
 SPLITS = ("layers", "graph", "graph:least", "inductor", "inductor:least", "auto", "auto:inductor")
+RUN_SPLITS = (*SPLITS, f"layers{SLACK}", f"graph{SLACK}")  # those of a run
 # What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B.
 COSTS = ("F", "B", "W", "after_F", "after_B")
 Row = dict[str, Any]

@@ -235,23 +235,30 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
-    """How much longer messages took than predicted, over those whose rank stood idle from before they were sent (others may
-    have lain there unseen); 1 where there were none, and where the predicted ones are the run's own. With their number."""
-    problem, measured, predicted, heard = trace.problem, 0.0, 0.0, 0
-    if trace.facts.get(LINKS) == FROM_STEPS or problem.passes.that(feature=SHARED).any():  # those wait for each other
-        return 1.0, 0
+    """How much longer messages took than predicted; 1 where none was heard. With the number of those."""
+    heard = heard_messages(trace)
+    measured, lag = sum(float(one.sum()) for one in heard.values()), trace.problem.edges.lag
+    predicted, count = sum(float(lag[row]) * len(one) for row, one in heard.items()), sum(map(len, heard.values()))
+    return (measured / predicted, count) if predicted else (1.0, 0)
+
+
+def heard_messages(trace: Trace) -> dict[int, Floats]:
+    """Edge → µs that its message took in the steps where its rank stood idle from before it was sent (others may have lain
+    there unseen); nothing where the predicted ones are the run's own, or wait for each other on links that they share."""
+    problem = trace.problem
+    if trace.facts.get(LINKS) == FROM_STEPS or problem.passes.that(feature=SHARED).any():
+        return {}
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
     rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several it is not known when each was there
-    sender, receiver = edges.before[rows], edges.after[rows]
+    sender, receiver, found = edges.before[rows], edges.after[rows], dict[int, list[float]]()
     for number, step in enumerate(trace.steps):
         ready = trace.ready[number]
         idle_since = np.minimum(ready, step.start) - trace.waits(number)
         good = (idle_since[receiver] <= step.end[sender]) & (ready[receiver] > step.end[sender])
-        measured += float((ready[receiver] - step.end[sender])[good].sum())
-        predicted += float(edges.lag[rows][good].sum())
-        heard += int(good.sum())
-    return (measured / predicted, heard) if predicted else (1.0, 0)
+        for row, took in zip(rows[good].tolist(), (ready[receiver] - step.end[sender])[good].tolist(), strict=True):
+            found.setdefault(row, []).append(took)
+    return {row: np.array(one) for row, one in found.items()}
 
 
 def without_shards(base: Profile | None) -> Profile:

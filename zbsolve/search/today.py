@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from .solver import solve
 from .state import State
 
 PIECES = 2  # a stage is cut into, where a rank has one alone
+IDLE, LATE_SECONDS = 19, 60  # how nice a search behind a run is, and when it ends, whatever it does
 UNITS = PIECES  # that a microbatch of a stage holds where bytes were not counted: one a piece
 
 
@@ -134,6 +137,25 @@ def today_of(
         tuple(betters),
         problem.alike,
     )
+
+
+def order_again(schedule: Schedule, seconds: float) -> Schedule:
+    """The best order that `seconds` find for a schedule's passes on the ranks where they are, in the problem's memory; where
+    it limits none, in what each rank holds by the schedule, in bytes or in microbatches in flight."""
+    problem = schedule.problem
+    limited = problem if problem.edges.bytes.any() else with_units_in_flight(problem, UNITS)
+    held = Schedule(limited, schedule.order, schedule.syncs)
+    room = problem.capacity if limited is problem and problem.capacity else held.timeline().peak_bytes
+    limited = replace(limited, capacity=tuple(room))
+    found = solve(limited, seconds=seconds, hint=Schedule(limited, held.order, held.syncs), prefer=None)
+    return Schedule(problem, found.order, found.syncs)
+
+
+def order_in_file(given: str, found: str, seconds: str) -> None:
+    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most."""
+    os.nice(IDLE)
+    signal.alarm(round(float(seconds)) + LATE_SECONDS)
+    order_again(Schedule.load(given), float(seconds)).save(found)
 
 
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:

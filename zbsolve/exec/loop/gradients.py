@@ -65,6 +65,10 @@ class OnRank(Protocol):
     def parts(self) -> Sequence[Part]:
         """What features have here."""
 
+    @property
+    def ahead(self) -> bool:
+        """Do steps begin before the optimizer's last one is validated?"""
+
     def finish(self) -> None:
         """Wait until the optimizer's last step is final."""
 

@@ -18,7 +18,7 @@ from ...long_steps.rank_part import RankPart
 from ...models.by_name import load
 from ...models.model import Model
 from ...schedule import Schedule
-from ...trace import Trace
+from ...trace import SLACK, Trace
 from ...util.errors import BadInput
 from ...util.machine import cores
 from ..base.part import Hooks
@@ -31,7 +31,7 @@ from ..mesh.sizes import made_mesh, mesh_sizes
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..reports import trace_of
-from ..splits import SPLITS
+from ..splits import RUN_SPLITS
 from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.wires import CPU
@@ -84,7 +84,7 @@ class Options:
             raise BadInput(f"run: steps {self.steps}, warm-up {self.warmup}: at least 1 and 0 are needed")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise BadInput(f"run: memory limit {self.memory_limit}: at least 1 byte is needed")
-        for name, known in (("device", DEVICES), ("split", SPLITS), ("optimizer", OPTIMIZERS)):
+        for name, known in (("device", DEVICES), ("split", RUN_SPLITS), ("optimizer", OPTIMIZERS)):
             if getattr(self, name) not in known:
                 raise BadInput(f"{name} '{getattr(self, name)}': one of {', '.join(known)}")
         if not (self.timeout > 0 and self.start_timeout > 0 and self.lr >= 0):
@@ -178,6 +178,7 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
     for refused, text in (
         (options.emulate is not None, "emulated times need a process for each rank"),
         (options.mesh, "a mesh needs processes of its own"),
+        (options.split.endswith(SLACK), "ranks run in turns, and none waits"),
         (options.memory_limit is not None, "a memory limit is for a rank with a process of its own"),
     ):
         if refused:

@@ -19,6 +19,7 @@ from ...util.errors import BadInput
 from ..base.program import Message
 from .failure import LostRank
 from .format import FORMAT_BYTES, Format
+from .shared_memory import ReceiveWork
 from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between looks at what was sent
@@ -42,6 +43,10 @@ class HostRows:
 
     def receive(self, message: Message, coming: Any) -> None:
         """All that the message needs of this rank is launched. Those of one source come in their order."""
+
+    def here(self, coming: Any) -> bool:
+        """Is it here? gloo cannot be asked: of its messages as if they were."""
+        return not isinstance(coming[0], ReceiveWork) or coming[0].here()
 
     def take(self, message: Message, coming: Any) -> tuple[Tensor, Any]:
         """The row is there for what comes now; and when it was: monotonic ns, or a mark of a device."""
@@ -161,6 +166,10 @@ class Mailbox:
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
+    def expect(self, incoming: Mapping[int, Sequence[Message]]) -> None:
+        """From the next step on these come."""
+        self._incoming = dict(incoming)
+
     def restart(self) -> None:
         """The step begins anew before anything of it has come or gone."""
         self._posted.clear()
@@ -190,6 +199,10 @@ class Mailbox:
         if self._rows is not self._host:
             with _waiting(message):
                 self._rows.receive(message, self._known(message)[0])
+
+    def here(self, message: Message) -> bool:
+        """Is it here, or is that not known? Never waits."""
+        return message not in self._posted or self._host.here(self._posted[message][0])
 
     def take(self, message: Message) -> tuple[Any, Any]:
         """Wait for a message. What it carries, and when this rank had it: monotonic ns, or a mark of its device. Raises

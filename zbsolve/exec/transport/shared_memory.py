@@ -204,14 +204,23 @@ class ShmReceiver:
 
     def take(self, work: ReceiveWork, timeout: timedelta) -> None:
         """Take messages of one tag in their order, until that of `work` is there."""
-        here, asked = self._here[work.tag], self._asked[work.tag]
         while work.open:
-            if not here:
+            if not self._here[work.tag]:
                 self._read(timeout)
-            while here and asked:
-                self._copy(asked[0], *here.popleft())
-                if not asked[0].open:
-                    asked.popleft()
+            self._fill(work.tag)
+
+    def here(self, work: ReceiveWork) -> bool:
+        """Is that of `work` there, or the other end gone? Takes what has come; never waits."""
+        while work.open and not self._ended and (self._here[work.tag] or self._noted(self._slots.read(READ_BYTES))):
+            self._fill(work.tag)
+        return not work.open or self._ended
+
+    def _fill(self, tag: int) -> None:
+        here, asked = self._here[tag], self._asked[tag]
+        while here and asked:
+            self._copy(asked[0], *here.popleft())
+            if not asked[0].open:
+                asked.popleft()
 
     def _copy(self, work: ReceiveWork, slot: int, size: int) -> None:
         done, whole = work.done, work.tensor.nbytes
@@ -246,11 +255,16 @@ class ShmReceiver:
             if not self._poll.poll(ms):
                 raise TimeoutError(f"Timed out waiting {ms}ms")
             words = self._slots.read(READ_BYTES)
-        for slot, size, tag in SLOT.iter_unpack(words or STOP):
+        self._noted(words)
+
+    def _noted(self, words: bytes | None) -> bool:
+        """Note what stands in the pipe; False where nothing does (None)."""
+        for slot, size, tag in () if words is None else SLOT.iter_unpack(words or STOP):
             if slot < 0:
                 self._ended = True
-                return
+                break
             self._here[tag].append((slot, size))
+        return words is not None
 
     def break_off(self) -> None:
         """The next send at the other end fails."""
@@ -270,6 +284,10 @@ class ReceiveWork:
 
     def __init__(self, receiver: ShmReceiver, tensor: Tensor, tag: int) -> None:
         self._receiver, self.tensor, self.tag, self.done, self.open = receiver, tensor, tag, 0, True
+
+    def here(self) -> bool:
+        """Is the tensor filled? Never waits."""
+        return self._receiver.here(self)
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Until the tensor is filled, or the other end is gone, or time is over (None: the receiver's). Raises TimeoutError,

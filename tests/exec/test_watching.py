@@ -1,0 +1,60 @@
+"""A run that is watched: what is slow is said, a search in another process, all ranks switch between two steps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from zbsolve import verify
+from zbsolve.exec.loop.watching import Search
+from zbsolve.search.today import order_again
+
+from ..support.exec_jobs_watch import orders
+from ..support.exec_ranks import jobs_on
+
+
+def test_the_memory_stays_that_of_the_order() -> None:
+    """All forwards first holds 4 microbatches on every rank, so any order of ZB-H1's memory may be found: it and its bound
+    are 4 · 9 + 3 · 3 ms."""
+    given, h1 = orders(4)
+    found = order_again(given, 1.0)
+    assert verify(given.problem, found) == ()
+    assert found.timeline().makespan == h1.timeline().makespan == 45_000 < given.timeline().makespan
+
+
+@pytest.mark.slow
+def test_a_search_in_another_process() -> None:
+    given, h1 = orders(4)
+    search = Search(given, 1.0)
+    until = time.monotonic() + 60
+    while not search.ended and time.monotonic() < until:
+        time.sleep(0.05)
+    found = search.found()
+    assert found is not None
+    assert found.timeline().makespan == h1.timeline().makespan
+    assert Search(given, 1.0).found() is None  # it is ended before it has found anything
+
+
+@pytest.mark.slow
+def test_ranks_switch_together() -> None:
+    found = jobs_on(4, "tests.support.exec_jobs_watch", {"watched": None, "replicas": None, "refused": None})
+    first = found["watched"][0]
+    looks = [i for i, one in enumerate(first["said"]) if one is not None]
+    assert looks == [2, 5, 8]
+    what, before, after, _ = first["said"][5]
+    assert "rank 1" in what
+    assert after < before
+    assert "rank 1" in first["said"][8][0]  # beside what was planned first, not what it now takes
+    assert min(first["steps"][6:]) < min(first["steps"][:6])
+    for one in found["watched"]:
+        assert one["off"] < 1e-6
+        assert one["order"][:5] != ["1F0", "1F1", "1F2", "1F3", "1B0"]
+    assert all(one["said"] == [None] * 9 for one in found["watched"][1:])
+    assert all(one["same"] for one in found["replicas"])
+    assert len({str(one["order"]) for one in found["replicas"]}) == 1
+    assert found["replicas"][0]["order"][:5] != ["0F0", "0F1", "0F2", "0F3", "0B0"]
+    for other, odd, wrong in found["refused"]:
+        assert other == "switch: another order of the same passes is needed, on the same ranks, with the same edges"
+        assert odd.startswith("rank 2 has another schedule than rank 0")
+        assert wrong.startswith("Watch: every 2, steps 3")

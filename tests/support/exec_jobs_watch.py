@@ -1,0 +1,101 @@
+"""What the tests of watching run on gloo ranks (see `exec_ranks`)."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zbsolve import Schedule, pipeline, preset
+from zbsolve.exec import Pipeline, Watch
+from zbsolve.exec.emulate import Times
+from zbsolve.exec.loop import watching
+
+from .exec_jobs import toy
+from .exec_tools import refusal
+
+
+def orders(ranks: int, us: int = 3000, microbatches: int = 4) -> tuple[Schedule, Schedule]:
+    """All forwards first; and ZB-H1."""
+    times = {"B": [us] * ranks, "W": [us] * ranks}
+    problem = pipeline([us] * ranks, **times, microbatches=microbatches, layers=[1] * ranks)
+    first = {f"compute:{r}": tuple(f"{r}{kind}{m}" for kind in "FBW" for m in range(microbatches)) for r in range(ranks)}
+    return Schedule(problem, first), preset("zb-h1", problem)
+
+
+class Found:
+    """A search that is over at once, with ZB-H1."""
+
+    def __init__(self, given: Schedule, seconds: float) -> None:
+        self.given, self.ended = given, True
+
+    def found(self) -> Schedule:
+        return Schedule(self.given.problem, preset("zb-h1", self.given.problem).order)
+
+
+def gradients_off(runner: Pipeline, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """How far the gradients of this rank are from those of the unsplit model."""
+    whole = nn.Sequential(*toy(list(range(sum(runner.counts)))))
+    nn.functional.mse_loss(whole(inputs), targets).backward()
+    return max(
+        float((p.grad - dict(whole.named_parameters())[name].grad).abs().max()) for name, p in runner.named_parameters()
+    )
+
+
+def watched(rank: int, argument: None) -> dict[str, Any]:
+    """Four ranks of which rank 1 takes three times as long; looks after 3 and 6 steps; what was seen, and the gradients."""
+    given, _ = orders(4, 8000)
+    times = Times.of(given, "schedule")
+    slow = {name: us * (1 + 2 * (name[0] == "1")) for name, us in times.passes.items()}
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, emulate=times, timeout=20)
+    runner.hooks.emulated.retime(slow)
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    said, off, steps = [], [], []
+    with mock.patch.object(watching, "Search", Found):
+        watch = Watch(runner, every=3, steps=2)
+        for _ in range(9):
+            for p in runner.parameters():
+                p.grad = None
+            result = runner.step(x, x.flip(0))
+            steps.append(result.timeline.makespan)
+            off.append(gradients_off(runner, x, x.flip(0)))
+            said.append(watch(result))
+    told = [None if one is None else [[s.what for s in one.slow], one.before, one.after, str(one)] for one in said]
+    return {"said": told, "off": max(off), "steps": steps, "order": list(runner.schedule.order["compute:1"])}
+
+
+def replicas(rank: int, argument: None) -> dict[str, Any]:
+    """Two pipelines of two ranks switch together; gradients before and after, and the orders."""
+    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
+    given, _ = orders(2, 30)
+    group, beside = groups[0][rank // 2], groups[1][rank % 2]
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside, timeout=20)
+    x, found = torch.linspace(-1, 1, 32).reshape(8, 4) + rank // 2, []
+    with mock.patch.object(watching, "Search", Found):
+        watch = Watch(runner, every=1, steps=1, gain=0.0)
+        for _ in range(3):
+            for p in runner.parameters():
+                p.grad = None
+            watch(runner.step(x, x.flip(0)))
+            runner.wait_gradients()
+            found.append([p.grad.clone() for p in runner.parameters()])
+    same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found[0], found[-1], strict=True))
+    return {"same": same, "order": list(runner.schedule.order["compute:0"])}
+
+
+def refused(rank: int, argument: None) -> list[str]:
+    """Other passes, another order on one rank, numbers that make no sense."""
+    given, other = orders(4, 30)
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, timeout=20)
+    more = preset("zb-h1", pipeline([30] * 4, B=[30] * 4, W=[30] * 4, microbatches=5, layers=[1] * 4))
+    lines = [
+        refusal(lambda: runner.switch(more)),
+        refusal(lambda: runner.switch(other if rank == 2 else given)),
+        refusal(lambda: Watch(runner, every=2, steps=3)),
+    ]
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    runner.step(x, x.flip(0))  # still runs
+    return lines

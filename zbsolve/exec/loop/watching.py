@@ -1,0 +1,193 @@
+"""A run that is watched: what is slow in it, its order solved again for the times that it now has, and the switch to that
+order between two steps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...profile.slow import Slow, problem_now, slow_parts
+from ...schedule import Schedule
+from ...trace import Trace
+from ...util.errors import BadInput, ZbsolveError
+from ...util.machine import child_environment
+from ...util.temporary import temporary_folder
+from ...util.text import format_time
+from ..exchange import Replicas, Shared
+from ..reports import MeasuredStep
+from ..step_view import StepView
+from .gradients import OnRank
+
+AGAIN = "import sys; from zbsolve.search.today import order_in_file; order_in_file(*sys.argv[1:])"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What rank 0 saw. step: µs of a step, the median. slow: see `profile.slow.slow_parts`. before, after: µs that the order
+    so far and the one from now on take, by the times of some steps ago; None: the order stays. why: it does, if not because
+    nothing better was found yet."""
+
+    step: float
+    slow: tuple[Slow, ...]
+    before: float | None = None
+    after: float | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"a step takes {format_time(self.step)}", *map(str, self.slow)]
+        if self.before is not None and self.after is not None:
+            lines.append(f"another order from now on: {format_time(self.after)} in place of {format_time(self.before)}")
+        return "\n".join([*lines, *([f"the order stays: {self.why}"] if self.why else [])])
+
+
+class Watch:
+    """Watches a pipeline: call it with the result of each step, on every rank.
+
+    every: steps from one look to the next. steps: so many before a look are traced, 3 and more to tell how times vary.
+    seconds: for a search in a process beside rank 0, 0: none. gain: the share of the step that another order must save.
+
+    At a look rank 0 says what is slow, and begins a search for the times that it saw: for another order of the same passes
+    on the same ranks, in the problem's memory, or where it says none, in what each rank holds now. At a later look all ranks
+    switch to what was found. Only the order changes, and with it that in which gradients of microbatches are added up.
+    Raises BadInput for numbers that make no sense.
+    """
+
+    def __init__(
+        self, pipeline: Any, *, every: int = 100, steps: int = 3, seconds: float = 20.0, gain: float = 0.01
+    ) -> None:
+        if not (1 <= steps <= every and seconds >= 0 and gain >= 0):
+            raise BadInput(
+                f"Watch: every {every}, steps {steps}, seconds {seconds:g}, gain {gain:g}: 1 ≤ steps ≤ every, 0 ≤ the others"
+            )
+        self.pipeline, self.every, self.steps, self.seconds, self.gain = pipeline, every, steps, seconds, gain
+        self.why = not_switched(pipeline)
+        self._planned = pipeline.schedule.problem  # what is slow is so beside its times, whatever runs later
+        self._count, self._seen = 0, list[MeasuredStep]()
+        self._search: Search | None = None
+
+    def __call__(self, result: Any) -> Watched | None:
+        """A step has ended. What was seen, at each look on rank 0 (of the first pipeline); else None. Raises RunFailed."""
+        self._count += 1
+        if -self._count % self.every < self.steps:
+            self._seen.append(result.seen)
+        if self._count % self.every:
+            return None
+        seen, self._seen = self._seen, []
+        pipeline, decides = self.pipeline, self.pipeline.rank == 0 and self.pipeline.place == 0
+        watched, found = self._looked(seen) if decides else (None, b"")
+        if not self.why and (body := _everywhere(pipeline, found)):
+            pipeline.switch(Schedule.from_json(json.loads(body)))
+        return watched
+
+    def _looked(self, seen: Sequence[MeasuredStep]) -> tuple[Watched, bytes]:
+        """What is slow now; and the schedule that the last search found, b"" where none is to be taken."""
+        trace = _traced(self.pipeline, seen)
+        step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
+        running = self._search
+        if running is None:
+            if self.seconds and not self.why:
+                self._search = Search(Schedule(problem_now(trace), trace.schedule, trace.syncs), self.seconds)
+            return Watched(step, slow, why=self.why), b""
+        if not running.ended:
+            return Watched(step, slow), b""
+        self._search, found = None, running.found()
+        if found is None:
+            return Watched(step, slow, why="the search failed"), b""
+        before, after = (float(one.timeline().value) for one in (running.given, found))
+        if after > (1 - self.gain) * before:
+            return Watched(step, slow, why=f"no other was found that is {self.gain:.1%} shorter"), b""
+        return Watched(step, slow, before, after), json.dumps(found.to_json()).encode()
+
+
+class Search:
+    """A search in another process for a better order of a schedule, which ends by itself. given: that schedule."""
+
+    def __init__(self, given: Schedule, seconds: float) -> None:
+        self.given, files = given, ExitStack()
+        folder = files.enter_context(temporary_folder("watch"))
+        paths = [str(folder / name) for name in ("now.json", "found.json")]
+        given.save(paths[0])
+        self._path, words = paths[1], [sys.executable, "-c", AGAIN, *paths, str(seconds)]
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._process = subprocess.Popen(words, env=child_environment(), **quiet)  # type: ignore[call-overload]
+        files.callback(self._process.kill)
+        self._end = weakref.finalize(self, files.close)
+
+    @property
+    def ended(self) -> bool:
+        """Is it over?"""
+        return self._process.poll() is not None
+
+    def found(self) -> Schedule | None:
+        """What it has found; None where it failed."""
+        try:
+            return Schedule.load(self._path)
+        except (ZbsolveError, OSError):
+            return None
+        finally:
+            self._end()
+
+
+def not_switched(pipeline: OnRank) -> str:
+    """Why this pipeline keeps its order; "" where it may change."""
+    odd = next((part.name for part in pipeline.parts if not isinstance(part, (Shared, Replicas))), "")
+    if pipeline.device.type == "cuda":
+        return "a GPU's receives and graphs are made for one order"
+    if pipeline.view.part is not None or pipeline.ahead:
+        return "it is a file of rounds" if pipeline.view.part is not None else "PostValidated cuts it"
+    if pipeline.mesh is not None and pipeline.mesh.others:
+        return f"the mesh has a dimension {pipeline.mesh.others[0]}"
+    return f"not with {odd}" if odd else ""
+
+
+def checked_order(pipeline: OnRank, schedule: Schedule) -> StepView:
+    """The view of a schedule that the pipeline may switch to. Raises BadInput for other passes, or on other ranks."""
+    old, new = pipeline.view.step, schedule.problem
+    if why := not_switched(pipeline):
+        raise BadInput(f"switch: the order stays: {why}")
+    e, f, p, q = old.edges, new.edges, old.passes, new.passes
+    pairs = ((p.rank, q.rank), (e.before, f.before), (e.after, f.after), (e.carries, f.carries))
+    if old.names != new.names or old.layers != new.layers or not all(np.array_equal(a, b) for a, b in pairs):
+        raise BadInput("switch: another order of the same passes is needed, on the same ranks, with the same edges")
+    return StepView.of(schedule)
+
+
+def _traced(pipeline: Any, seen: Sequence[MeasuredStep]) -> Trace:
+    """A trace of these steps, without memory."""
+    schedule, facts = pipeline.schedule, {"split": pipeline.split}
+    return Trace(
+        schedule.problem,
+        dict(schedule.order),
+        steps=tuple(one.timeline for one in seen),
+        ready=tuple(one.columns[2] for one in seen),
+        losses=tuple(one.loss for one in seen),
+        peaks=((0,) * schedule.problem.ranks,) * len(seen),
+        facts=facts,
+        host=tuple(one.columns[3] for one in seen),
+        syncs=schedule.syncs,
+    )
+
+
+def _everywhere(pipeline: Any, body: bytes) -> bytes:
+    """What rank 0 of the first pipeline says, on all ranks, which call this together. Raises RunFailed."""
+    size = int(_sent(pipeline, torch.tensor([len(body)])))
+    row = torch.frombuffer(bytearray(body or bytes(size)), dtype=torch.uint8) if size else torch.zeros(0)
+    return _sent(pipeline, row).numpy().tobytes() if size else b""
+
+
+def _sent(pipeline: Any, row: torch.Tensor) -> torch.Tensor:
+    with pipeline.peers.telling("watching"):
+        if pipeline.replicas is not None and pipeline.rank == 0:
+            dist.broadcast(row, group=pipeline.replicas.group, group_src=0)
+        pipeline.wires.wait(pipeline.wires.control.broadcast(row, 0))
+    return row

@@ -1,0 +1,217 @@
+"""What is slow in a run (a rank, a link, microbatches) and what it costs: the step, by the longest path, if that were as
+the median of the others. A rank is slow beside what its schedule was made for; where that is the run itself, beside the
+other ranks. (The question is that of "Understanding Stragglers in Large Model Training Using What-if Analysis".)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Ints
+from ..timeline import Floats
+from ..trace import REPLAYED, Trace
+from ..util.text import format_time
+from .lengths import Lengths, lengths_of, with_times
+from .measured_run import FROM_STEPS, LINKS, heard_messages
+
+SLOWER, LEAST_SHARE = 1.05, 0.005  # times the median of the others, and of the step, from where something is named
+ALONE = 1.25  # the same for a rank of one pipeline of several beside that rank of all
+REPLICA = ", replica "  # in the name of a step: which pipeline ran it
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Something slow. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches"; replica: of the pipeline with
+    this number ("": of all). times: how long it takes beside the median of the others. step: µs of a step, the mean;
+    cost: how much of it would not be."""
+
+    what: str
+    replica: str
+    times: float
+    cost: float
+    step: float
+
+    def __str__(self) -> str:
+        where = f" of replica {self.replica}" if self.replica else ""
+        longest = "the longest takes" if self.what == "microbatches" else "takes"
+        cost = f"the step is {format_time(self.cost)} ({self.cost / self.step:.1%}) shorter without"
+        return f"slow: {self.what}{where}: {longest} {self.times:.2f} times the median of the others; {cost}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
+
+def slow_parts(trace: Trace) -> tuple[Slow, ...]:
+    """What is slow in the run of a `trace` (rank, link, microbatch), the costliest first, and what it costs.
+
+    Told is what takes 5 % more than the median of the others, for 0.5 % of the step and more. A microbatch counts that is
+    long in most steps, and all of them where their lengths differ. A rank that is slow in one pipeline of several is told of
+    that one, from 25 % beside the same rank of all.
+    """
+    lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
+    found = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
+    ranks, ratio = now.problem.ranks, now.computed() / np.maximum(_expected(trace, lengths), 1e-9)
+    usual, pipelines = _beside(now, ratio), _pipelines(trace)
+    for name in dict.fromkeys(pipelines) if len(set(pipelines)) > 1 else ():
+        rows = [i for i, other in enumerate(pipelines) if other == name]
+        mine = _beside(now, ratio[rows])
+        found += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if mine[rank] >= ALONE * usual[rank]]
+    found += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
+    told = [one for one in found if one.times >= SLOWER and one.cost >= LEAST_SHARE * one.step]
+    return tuple(sorted(told, key=lambda one: -one.cost))
+
+
+def problem_now(trace: Trace) -> Problem:
+    """The problem that ran, with the times that it now takes: medians of passes, with the factors of microbatches that are
+    long in most steps; and messages as they came."""
+    lengths, problem = lengths_of(trace), _with_links(trace)
+    factor = _lasting(lengths)
+    factor = np.where(factor >= SLOWER, factor, 1.0)[problem.passes.microbatch * problem.in_microbatch]
+    problem = replace(problem, slowdowns=())  # what ran was slowed already
+    return with_times(problem, lengths.usual * np.where(problem.in_microbatch, factor, 1.0))
+
+
+def _of_itself(trace: Trace) -> bool:
+    """Whether the problem's times are those of the run, so that no plan says what anything is to take."""
+    return trace.facts.get(LINKS) == FROM_STEPS
+
+
+def _pipelines(trace: Trace) -> list[str]:
+    names = trace.facts.get("steps")
+    names = names if isinstance(names, list) else [""] * len(trace.steps)
+    return [str(name).partition(REPLICA)[2] for name in names]
+
+
+def _lasting(lengths: Lengths) -> Floats:
+    """How much longer each microbatch is in most steps, beside the median of them, shape (microbatches,)."""
+    usual = np.median(lengths.each, axis=0)
+    return np.asarray(usual / np.median(usual))
+
+
+def _expected(trace: Trace, lengths: Lengths) -> Floats:
+    """µs that each pass is to take, shape (passes,): what the schedule was made for, or else as on other ranks."""
+    problem, own = trace.problem, lengths.usual
+    p = problem.passes
+    if not _of_itself(trace):
+        return (p.duration - problem.sending).astype(np.float64)
+    expected = own.copy()
+    for kind in np.unique(p.kind).tolist():
+        for rank in range(problem.ranks):
+            mine, others = ((p.kind == kind) & one for one in (p.rank == rank, p.rank != rank))
+            if mine.any() and others.any():
+                layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
+                each = np.median((own / layers)[others])
+                expected[mine] = each * layers[mine]
+    return expected
+
+
+def _beside(trace: Trace, ratio: Floats) -> Floats:
+    """How long each rank's passes took beside what is expected, the median over `ratio`'s steps, as times the median of the
+    other ranks, shape (ranks,)."""
+    problem = trace.problem
+    rows = problem.computing & problem.in_microbatch
+    mine = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
+    found = [float(np.median(one.mean(axis=1))) if one.size else 1.0 for one in mine]
+    return np.array([one / _others(found, i) for i, one in enumerate(found)])
+
+
+def _others(values: Sequence[float], i: int) -> float:
+    """The median of all others, above 0."""
+    rest = [one for j, one in enumerate(values) if j != i]
+    return max(float(np.median(rest)) if rest else float(values[i]), 1e-9)
+
+
+def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
+    """Its passes with what is expected of them, times what the others take beside that: so they keep what varies."""
+    mine, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
+    times = float(_beside(trace, several)[rank])
+    usual = np.median(several[:, mine].mean(axis=1)) / times if mine.any() else 1.0
+    scale = np.where(mine, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
+    return _slow(trace, steps, (f"rank {rank}", replica), times, partial(_same, scale))
+
+
+def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:
+    problem = trace.problem
+    if not (problem.alike or _of_itself(trace)):
+        return []
+    of = np.where(problem.in_microbatch & problem.computing, problem.passes.microbatch, -1)
+    lasting, every = _lasting(lengths), range(len(trace.steps))
+    found = []
+    for i in np.flatnonzero(lasting >= SLOWER).tolist():
+        shorter = np.where(of == i, 1 / lasting[i], 1.0)
+        found.append(_slow(trace, every, (f"microbatch {i}", ""), float(lasting[i]), partial(_same, shorter)))
+    if not lengths.explain:
+        return found
+    longest = float(np.median(lengths.each.max(axis=1)))
+    scale = np.pad(1 / lengths.each, ((0, 0), (0, 1)), constant_values=1.0)  # the last: of passes of no microbatch
+    return [*found, _slow(trace, every, ("microbatches", ""), longest, lambda step: scale[step][of])]
+
+
+def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
+    """(sender, receiver) → rows of the edges that are messages between them."""
+    e, rank = problem.edges, problem.passes.rank
+    rows = np.flatnonzero((rank[e.before] != rank[e.after]) & (e.lag + e.sent > 0))
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for row in rows.tolist():
+        pairs.setdefault((int(rank[e.before[row]]), int(rank[e.after[row]])), []).append(row)
+    return {pair: np.array(some) for pair, some in pairs.items()}
+
+
+def _with_links(trace: Trace) -> Problem:
+    """The problem with messages that take what they took on each link, where idle ranks waited for them."""
+    problem, heard = trace.problem, heard_messages(trace)
+    lag = problem.edges.lag.astype(np.float64)
+    for rows in _links(problem).values():
+        took = np.concatenate([heard[row] for row in rows.tolist() if row in heard] or [np.zeros(0)])
+        if len(took):
+            lag[rows] *= np.median(took) / np.mean(problem.edges.lag[rows])
+    return replace(problem, edges=replace(problem.edges, lag=np.rint(lag).astype(np.int64)))
+
+
+def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
+    """Beside what each is to take; where that is the run's own, beside the others."""
+    links, edges = _links(trace.problem), (trace.problem.edges, now.problem.edges)
+    planned, taken = ([float((e.lag + e.sent)[rows].mean()) for rows in links.values()] for e in edges)
+    ratios = taken if _of_itself(trace) else [b / a for a, b in zip(planned, taken, strict=True)]
+    found = []
+    for i, ((a, b), rows) in enumerate(links.items()):
+        times = ratios[i] / _others(ratios, i)
+        if times >= SLOWER:
+            e = now.problem.edges
+            lag, sent = e.lag.copy(), e.sent.copy()
+            lag[rows], sent[rows] = np.rint(lag[rows] / times), np.rint(sent[rows] / times)
+            healed, what = replace(now.problem, edges=replace(e, lag=lag, sent=sent)), (f"link {a} → {b}", "")
+            found.append(_slow(now, range(len(now.steps)), what, times, partial(_same, 1.0), healed))
+    return found
+
+
+def _same(scale: Any, step: int) -> Any:
+    """What is multiplied in every step."""
+    return scale
+
+
+def _slow(
+    trace: Trace,
+    steps: Sequence[int],
+    what: tuple[str, str],
+    times: float,
+    scale: Callable[[int], Any],
+    healed: Problem | None = None,
+) -> Slow:
+    """With its cost: of some of the `steps`, replayed with their own times and with those that scale(step) multiplies.
+    healed: the problem with other messages then."""
+    problem, own, without = trace.problem, list[float](), list[float]()
+    sent = 0 if healed is None else problem.sending - healed.sending
+    for step in steps[:: 1 + len(steps) // REPLAYED] if times >= SLOWER else ():
+        took = trace.steps[step]
+        end = took.start + (took.end - took.start) * scale(step) - sent
+        own.append(trace.replayed(step).value)
+        without.append(replace(trace, problem=healed or problem).replayed(step, end - took.start).value)
+    mean = float(np.mean(own or [0.0]))
+    return Slow(*what, times, mean - float(np.mean(without or [0.0])), mean)
