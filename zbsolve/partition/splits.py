@@ -8,6 +8,16 @@ them comes behind the one and before the other. So heads (and tails alike) are a
 
     start of pass m of l ≥ path to i, (m + 1) times the lanes of the jump, path from behind j to l.
 
+A **wave**: of a rank with stages s ≤ … ≤ t, each microbatch keeps H bytes there, the sum of its stages', from its F to its
+backward. Where c + 1 microbatches do not fit, so (c + 1) H is more than its room, pass j of F_t starts no sooner than pass
+j − c of B_t has ended. For when it starts, the rank has begun passes 0 … j of all its F lanes: those of F_t in their order,
+and each of the others before that of its microbatch in F_t. Had pass j − c of B_t not ended, no later one of B_t would have,
+and no backward of these microbatches on this rank would have begun, as each comes behind that in B_t. So at most j − c
+microbatches would have given bytes back, and c + 1 would lie there. From a start in F_t to the end in B_t a microbatch takes
+D, the path between, so each c microbatches cost D:
+
+    start of pass m of l ≥ path to l, ⌊m/c⌋ times D, for l from F_t on; and tails alike, for l up to B_t.
+
 A **cut** is a set of passes of one rank, microbatches x … y of some lanes: a step takes at least the least head in it, all
 its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). It holds in every split.
 """
@@ -162,14 +172,21 @@ class Jump(NamedTuple):
 NO_JUMP = Jump(-1, -1)
 
 
+class Wave(NamedTuple):
+    """On a rank where no more than `fit` microbatches do."""
+
+    rank: int
+    fit: int
+
+
 class Part(NamedTuple):
-    """Microbatches `begin` … `end` of a lane in a cut, with the jumps of its head and of its tail."""
+    """Microbatches `begin` … `end` of a lane in a cut, with the jumps, or waves, of its head and of its tail."""
 
     lane: int
     begin: int
     end: int
-    head: Jump
-    tail: Jump
+    head: Jump | Wave
+    tail: Jump | Wave
 
 
 Cut = tuple[Part, ...]
@@ -193,6 +210,18 @@ class Lanes:
     def inside(self, jump: Jump) -> list[int]:
         """The lanes of a jump: those of its rank on the path between its ends."""
         return [q for q in range(jump.first, jump.last + 1) if self.rank[q] == self.rank[jump.first]]
+
+    def turn(self, rank: int) -> tuple[int, int]:
+        """F and the backward of the last stage of a rank, on the path."""
+        last = int(np.flatnonzero(self.rank[: self.splits.stages] == rank)[-1])
+        return last, self.path - 1 - last
+
+    def full(self, counts: Sequence[int]) -> list[Wave]:
+        """The waves of a split."""
+        ends, held, room = layer_cuts(counts), np.cumsum([0, *self.splits.held]), self.splits.room
+        sizes = np.bincount(self.splits.ranks, np.diff(held[ends])).astype(np.int64)
+        fit = [] if room is None else (np.array(room) // np.maximum(sizes, 1)).tolist()
+        return [Wave(rank, max(1, few)) for rank, few in enumerate(fit) if few < self.microbatches and sizes[rank] > 0]
 
     def place(self, lane: int) -> int:
         """Where a lane is on the path; W where its B is."""
@@ -247,8 +276,12 @@ class Lanes:
         each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
         way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
         more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the way
-        up, by_up = _best(more, np.array([jump.last for jump in self.jumps]), self.path)
-        first = np.array([self.path - 1 - jump.first for jump in self.jumps])
+        waves = self.full(counts)
+        turns, ways = [self.turn(wave.rank) for wave in waves], [*self.jumps, *waves]
+        wait = [np.arange(B) // one.fit * (end[b] - start[f]) for one, (f, b) in zip(waves, turns, strict=True)]
+        more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
+        up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
+        first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
         down, by_down = (one[::-1, ::-1] for one in _best(more, first, self.path))
         head, tail = start[:, None] + up, (whole - end)[:, None] + down
         found = []
@@ -264,7 +297,7 @@ class Lanes:
                 inside = np.flatnonzero((heads[row] >= h) & (tails[row] >= t)).tolist()
                 if inside:
                     ends = by_up[p, inside[0]], -1 if q >= self.path else by_down[p, inside[-1]]
-                    cut.append(Part(q, inside[0], inside[-1], *(self.jumps[n] if n >= 0 else NO_JUMP for n in ends)))
+                    cut.append(Part(q, inside[0], inside[-1], *(ways[n] if n >= 0 else NO_JUMP for n in ends)))
             found.append((value, tuple(cut)))
         return found
 
