@@ -105,8 +105,8 @@ def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
 class Layers(NamedTuple):
     """The layers behind a graph's lanes: of each lane its stage, and its row of `time`, F, B (or BW), W. counts: layers of
     each stage; none: they do not move. time: µs of the layers before a, shape (rows, layers + 1); held: bytes that they
-    keep after F, after B, and all the time, shape (3, layers + 1); room: bytes of each rank for all that. alone: only layers
-    move, and each trial begins with the first targets.
+    keep after F, after B, and all the time, shape (3, layers + 1); room: bytes of each rank for all that; beside: µs
+    of each lane that no layer takes. alone: only layers move, and each trial begins with the first targets.
     """
 
     counts: Ints
@@ -115,10 +115,12 @@ class Layers(NamedTuple):
     time: Ints
     held: Ints
     room: Ints
+    beside: Ints
     alone: bool
 
 
-NO_LAYERS = Layers(*[np.empty(0, np.int64)] * 3, *[np.empty((0, 0), np.int64)] * 2, np.empty(0, np.int64), False)
+_NONE, _NO_TABLE = np.empty(0, np.int64), np.empty((0, 0), np.int64)
+NO_LAYERS = Layers(_NONE, _NONE, _NONE, _NO_TABLE, _NO_TABLE, _NONE, _NONE, alone=False)
 LAYER_SHARE = 0.4  # of trials move layers
 
 
@@ -130,7 +132,7 @@ def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
     g.capacity[:] = layers.room
     for lane in range(len(layers.row)):
         a, b, row = ends[layers.stage[lane]], ends[layers.stage[lane] + 1], layers.row[lane]
-        g.duration[lane] = layers.time[row, b] - layers.time[row, a]
+        g.duration[lane] = layers.time[row, b] - layers.time[row, a] + layers.beside[lane]
         before, after = layers.held[0, b] - layers.held[0, a], layers.held[1, b] - layers.held[1, a]
         g.taken[lane] = before if row == 0 else max(0, after - before) if row == 1 else 0
         g.freed[lane] = 0 if row == 0 else max(0, before - after) if row == 1 else after

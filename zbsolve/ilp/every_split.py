@@ -47,10 +47,10 @@ class SplitModel:
             model.add(a + 1 <= b)
         self.time = model.new_int_var(0, below, "time")
         totals = [[self._table(row, end) for end in self.ends] for row in splits.totals.tolist()]
-        off = splits.rounded
         lanes = self.lanes
         self.length: list[Any] = [
-            totals[k][s + 1] - totals[k][s] - off for k, s in zip(lanes.kind, lanes.stage, strict=True)
+            totals[k][s + 1] - totals[k][s] - less
+            for k, s, less in zip(lanes.kind, lanes.stage, lanes.less.tolist(), strict=True)
         ]
         self.start: list[Any] = [sum(self.length[:q]) + int(lanes.waits[q]) for q in range(lanes.path)]
         self.end = [start + length for start, length in zip(self.start, self.length, strict=False)]
@@ -271,7 +271,7 @@ class SplitSearch:
     def found(self) -> EverySplit:
         """The bound, and what proves it again."""
         splits = self.splits
-        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full))
+        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full), splits.roles)
         return EverySplit(self.bound, splits.rows, splits.message, splits.room, *proof)
 
 

@@ -25,7 +25,7 @@ class StageCosts:
     layers, link, states, tied, rank_factors, microbatch_factors, gradients: as in a `Profile`. routes: stage → rank, as
     `placement.check_routes` gives them; microbatches of a step; limit: bytes of each rank, or None; fused: one backward BW
     in place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary:
-    what each rank has of a sharded one beside its stages.
+    what each rank has of a sharded one beside its stages. roles: as in a `Profile`.
     """
 
     layers: tuple[Layer, ...]
@@ -41,6 +41,7 @@ class StageCosts:
     shards: int = 1
     vocabulary: Shard = NO_SHARD
     gradients: float = 1.0
+    roles: tuple[Layer, ...] = ()
 
     @classmethod
     def of(
@@ -67,7 +68,7 @@ class StageCosts:
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         limit = (limit,) * ranks if isinstance(limit, int) else limit
         fused = fused or not split_known(model.layers)
-        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients)
+        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients, model.roles)
 
     @property
     def stages(self) -> int:
@@ -83,6 +84,11 @@ class StageCosts:
     def single(self) -> bool:
         """Whether every stage has a rank of its own."""
         return len(self.routes) == 1 and len(set(self.routes[0])) == self.stages
+
+    def beside(self, stage: int) -> tuple[Layer, ...]:
+        """What a stage takes beside its layers."""
+        role = 0 if stage == 0 else -1 if stage == self.stages - 1 else 1
+        return (self.roles[role],) if self.roles else ()
 
     def check(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`counts`, layers of each stage, as a tuple. Raises BadInput where they do not split the layers into the stages."""

@@ -117,6 +117,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     microbatch_factors: list[Factor] = []
     vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
     gradients: AMOUNT = 1.0
+    roles: list[LayerForm] = []  # type: ignore[valid-type]
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:

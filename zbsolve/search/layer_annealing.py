@@ -55,16 +55,13 @@ def _layers_of(graph: MicrobatchGraph, schedule: Schedule, costs: StageCosts) ->
     first, ends = graph.passes[:, 0], np.arange(1, len(costs.layers) + 1)
     rows = (("F",), ("BW",) if costs.fused else ("B",), () if costs.fused else ("W",))
     time = [[sum(getattr(layer, name) for name in names) for layer in costs.layers] for names in rows]
-    held = [
-        memory.after_f(0, ends),
-        np.zeros(len(ends)) if costs.fused else memory.after_b(0, ends),
-        memory.fixed((0, ends)),
-    ]
-    totals = (np.cumsum(time, axis=1), held)
-    wide = [np.pad(np.rint(np.asarray(one, np.float64)).astype(np.int64), ((0, 0), (1, 0))) for one in totals]
-    own = np.diff(wide[1][2][layer_cuts(schedule.problem.layers)])
+    after_b = np.zeros(len(ends)) if costs.fused else memory.after_b(0, ends)
+    totals = np.cumsum(time, axis=1), [memory.after_f(0, ends), after_b, memory.fixed((0, ends))]
+    micros, held = (np.pad(np.rint(np.array(one)).astype(np.int64), ((0, 0), (1, 0))) for one in totals)
+    cuts = np.array(layer_cuts(schedule.problem.layers))
+    own = np.diff(held[2][cuts])
     room = graph.capacity + np.bincount(costs.routes[0], own).astype(np.int64)
     kind = np.where(passes.are("F"), 0, np.where(passes.are("W"), 2, 1))[first]
-    return Layers(
-        np.array(schedule.problem.layers, np.int64), passes.stage[first].astype(np.int64), kind, *wide, room, False
-    )
+    counts, stage = np.array(schedule.problem.layers), passes.stage[first].astype(np.int64)
+    beside = graph.duration - (micros[kind, cuts[stage + 1]] - micros[kind, cuts[stage]])
+    return Layers(counts, stage, kind, micros, held, room, beside, alone=False)
