@@ -16,8 +16,9 @@ from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
-from zbsolve.partition.splits import Splits
+from zbsolve.partition.splits import Splits, Wave
 from zbsolve.partition.stage_costs import least_step
+from zbsolve.search.layer_annealing import moved_layers
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import Infeasible
 
@@ -189,6 +190,43 @@ def test_bounds_count_what_layers_hold() -> None:
         search = SplitSearch(splits, MANY)
         search.go_on(Clock(2.0), MANY)
         assert search.bound == bound == shortest(profile, step, 2)
+
+
+def test_where_memory_is_full_microbatches_wait_for_each_other() -> None:
+    """Three microbatches of F = BW = 1 on two ranks, messages of 2: a way of 8 µs there and back. Rank 0 has room for two:
+    the third begins when the first is back, and takes 8 µs more. Bytes times µs say 12: three for 8 µs each in room for two.
+    With room for three it is 12: the way, and twice the work of a stage."""
+    profile = replace(equal_layers(2), link=Link(2.0, 1e12))
+    for room, fit, bound in ((2, [Wave(0, 2)], 16), (3, [], 12)):
+        step = Step(2, 3, "single", memory=f"{room}B,4B", fused=True)
+        splits = Splits.of(step.costs(profile))
+        assert splits is not None
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(2.0), MANY)
+        assert search.lanes.full((1, 1)) == fit
+        assert max(value for value, _ in search.lanes.cuts((1, 1))) == search.bound == bound == shortest(profile, step, 2)
+
+
+def test_memory_counts_in_the_splits_where_it_is_full() -> None:
+    """A row of SlackPipe's grid: four ranks of two stages, four microbatches, messages of 8, room for 16 layers of all of
+    them. Splits with 17 layers on a rank hold three microbatches there, and take no less than 364 µs, an order of 10, 10, 10,
+    10, 6, 6, 6, 6. Where memory has no limit one of these takes less."""
+    layers = (replace(equal_layers(1).layers[0], BW=2.0),) * 64
+    profile = replace(equal_layers(1), layers=layers, link=Link(8.0, 1e12))
+    step = Step(4, 4, "loop", (8,) * 8, memory=",".join(["64B"] * 4), fused=True)
+    bounds = []
+    for one in (step, replace(step, memory=None)):
+        splits = Splits.of(one.costs(profile))
+        assert splits is not None
+        search = SplitSearch(splits, 364)
+        search.go_on(Clock(8.0, 8.0), 364)
+        bounds.append(search.bound)
+    assert bounds[0] == 364 > bounds[1]
+    found = moved_layers(preset("breadth-first", step.problem(profile)), step.costs(profile), 364, Clock(8.0, 8.0), 0)
+    assert found is not None
+    schedule = Schedule(replace(step, partition=found[0]).problem(profile), found[1].order)
+    assert verify(schedule.problem, schedule) == ()
+    assert schedule.timeline().value == 364
 
 
 def test_a_stage_keeps_what_its_layers_are_said_to() -> None:

@@ -7,7 +7,8 @@ from the best, single layers moved, single stages changed, for as long as the sc
 
 Where the partition is open and the step plain, a bound over every split (`ilp.every_split`) is looked for first and last, in
 a tenth of the time each. Splits of which it knows nothing against are tried too, and so are some that let ranks begin soon.
-The race is over when nothing can be shorter.
+Then layers move together with the order, from the best split and from people's own, for a third of the time. People's own
+goes on having its share, as long as it may be the best. The race is over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time. Up to three tenths go to moved layers and changed stages.
 The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next,

@@ -19,7 +19,7 @@ from ..partition.stage_costs import StageCosts
 from ..schedule import Schedule
 from ..util.clock import Clock
 
-TURNS = ((True, 2.0), (True, 1.0), (False, 2.0), (False, 1.0), (False, 0.5), (False, 0.5))  # layers alone; heat, in layers
+TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # layers alone; heat, in times of a layer
 
 
 def moved_layers(
