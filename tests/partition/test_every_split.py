@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ortools.sat.python.cp_model import OPTIMAL
 
-from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step
+from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step, preset, verify
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
@@ -209,8 +209,8 @@ def test_where_memory_is_full_microbatches_wait_for_each_other() -> None:
 
 def test_memory_counts_in_the_splits_where_it_is_full() -> None:
     """A row of SlackPipe's grid: four ranks of two stages, four microbatches, messages of 8, room for 16 layers of all of
-    them. Splits with 17 layers on a rank hold three microbatches there, and take no less than 364 µs, an order of 10, 10, 10,
-    10, 6, 6, 6, 6. Where memory has no limit one of these takes less."""
+    them. Splits with 17 layers on a rank hold three microbatches there, and take no less than 364 µs, an order of 10, 10,
+    10, 10, 6, 6, 6, 6. Where memory has no limit one of these takes less."""
     layers = (replace(equal_layers(1).layers[0], BW=2.0),) * 64
     profile = replace(equal_layers(1), layers=layers, link=Link(8.0, 1e12))
     step = Step(4, 4, "loop", (8,) * 8, memory=",".join(["64B"] * 4), fused=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..layer import Layer, Link, Tied, layer_cuts, split_known, untrained_layers
+from ..tables import Ints
 from ..util.errors import BadInput
 from .cut_table import Floats, cut_dp
 from .cuts import none_where_empty, spans
@@ -89,6 +90,17 @@ class StageCosts:
         """What a stage takes beside its layers."""
         role = 0 if stage == 0 else -1 if stage == self.stages - 1 else 1
         return (self.roles[role],) if self.roles else ()
+
+    @cached_property
+    def layer_totals(self) -> tuple[Ints, Ints]:
+        """[row, a]: whole µs of the layers before a, a row each for F, B (or BW), W; and bytes that they keep after F, after
+        B, and all the time, as if each tensor were kept by one layer."""
+        kinds = ("F", "BW") if self.fused else ("F", "B", "W")
+        times, ends = [[getattr(one, kind) for one in self.layers] for kind in kinds], np.arange(1, len(self.layers) + 1)
+        after_b = np.zeros(len(ends)) if self.fused else self.memory.after_b(0, ends)
+        held = np.array([self.memory.after_f(0, ends), after_b, self.memory.fixed((0, ends))])
+        time, held = (np.pad(np.rint(one), ((0, 0), (1, 0))) for one in (np.cumsum(times, axis=1), held))
+        return time.astype(np.int64), held.astype(np.int64)
 
     def check(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`counts`, layers of each stage, as a tuple. Raises BadInput where they do not split the layers into the stages."""

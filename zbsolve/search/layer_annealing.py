@@ -50,18 +50,11 @@ def moved_layers(
 
 
 def _layers_of(graph: MicrobatchGraph, schedule: Schedule, costs: StageCosts) -> Layers:
-    """What layers take and hold, whatever stages they are on: whole µs and bytes of all before one."""
-    passes, memory = schedule.problem.passes, costs.memory
-    first, ends = graph.passes[:, 0], np.arange(1, len(costs.layers) + 1)
-    rows = (("F",), ("BW",) if costs.fused else ("B",), () if costs.fused else ("W",))
-    time = [[sum(getattr(layer, name) for name in names) for layer in costs.layers] for names in rows]
-    after_b = np.zeros(len(ends)) if costs.fused else memory.after_b(0, ends)
-    totals = np.cumsum(time, axis=1), [memory.after_f(0, ends), after_b, memory.fixed((0, ends))]
-    micros, held = (np.pad(np.rint(np.array(one)).astype(np.int64), ((0, 0), (1, 0))) for one in totals)
-    cuts = np.array(layer_cuts(schedule.problem.layers))
-    own = np.diff(held[2][cuts])
-    room = graph.capacity + np.bincount(costs.routes[0], own).astype(np.int64)
-    kind = np.where(passes.are("F"), 0, np.where(passes.are("W"), 2, 1))[first]
-    counts, stage = np.array(schedule.problem.layers), passes.stage[first].astype(np.int64)
-    beside = graph.duration - (micros[kind, cuts[stage + 1]] - micros[kind, cuts[stage]])
-    return Layers(counts, stage, kind, micros, held, room, beside, alone=False)
+    """What layers take and hold, whatever stages they are on."""
+    problem, first = schedule.problem, graph.passes[:, 0]
+    counts, cuts, stage = np.array(problem.layers), np.array(layer_cuts(problem.layers)), problem.passes.stage[first]
+    time, held = costs.layer_totals
+    row = np.unique(problem.passes.kind[first], return_inverse=True)[1]
+    room = graph.capacity + np.bincount(costs.routes[0], np.diff(held[2][cuts])).astype(np.int64)
+    beside = graph.duration - (time[row, cuts[stage + 1]] - time[row, cuts[stage]])
+    return Layers(counts, stage.astype(np.int64), row.ravel(), time, held, room, beside, alone=False)
