@@ -149,10 +149,11 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
     memory = ",".join([f"{8 * chunks * microbatches}B"] * ranks) if limited else None
     step = Step(ranks, microbatches, "single" if chunks == 1 else f"loop{chunks}", (8,) * stages, memory=memory, fused=True)
     uniform = step.problem(profile)
-    beside: Results = {"breadth_first": int(breadth_first(uniform).timeline().value), "interleaved": None}
-    with suppress(BadInput):
-        order = preset("1f1b" if chunks == 1 else "interleaved", uniform)
-        beside["interleaved"] = None if verify(uniform, order) else int(order.timeline().value)
+    beside: Results = dict.fromkeys(BESIDE)
+    for name, single, loop in (("breadth_first", "gpipe", "breadth-first"), ("interleaved", "1f1b", "interleaved")):
+        with suppress(BadInput):
+            order = preset(single if chunks == 1 else loop, uniform)
+            beside[name] = None if verify(uniform, order) else int(order.timeline().value)
     beside["uniform"] = solve(uniform, seconds=seconds / 3).certificate.value
     began = time.monotonic()
     schedule, _ = solve_auto(profile, replace(step, partition="auto"), seconds=seconds)
@@ -161,17 +162,6 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
     named = {"ranks": ranks, "stages": stages, "microbatches": microbatches, "message": message, "limited": limited}
     found = {"value": value, "bound": bound, "gap": 1 - bound / value, "seconds": round(time.monotonic() - began, 1)}
     return named | found | beside | {"layers": schedule.problem.layers}
-
-
-def breadth_first(problem: Problem) -> Schedule:
-    """Each rank runs its stages' forwards one after the other, all microbatches of each, then their backwards, the last
-    stage first (arXiv 2211.05953)."""
-    order = {}
-    for rank in range(problem.ranks):
-        stages = [stage for stage, (home,) in enumerate(problem.stage_ranks) if home == rank]
-        passes = [("F", stage) for stage in stages] + [("BW", stage) for stage in reversed(stages)]
-        order[f"compute:{rank}"] = tuple(f"{stage}{kind}{m}" for kind, stage in passes for m in range(problem.microbatches))
-    return Schedule(problem, order)
 
 
 @table()

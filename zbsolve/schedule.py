@@ -106,8 +106,9 @@ class EverySplit:
     """A bound over every split of the layers into the stages of a schedule's problem, and what proves it again.
 
     bound: µs. layers: the model's, equal ones together. message: µs between two ranks, at least. room: bytes of each rank,
-    at most, or None. looked: splits whose cuts prove it (see `partition.splits`). apart: splits that these do not exclude,
-    with a bound of each, µs, and its relaxation. full: ranks whose memory counts.
+    at most, or None. roles: µs of each pass that the first, a middle and the last stage take beside their layers, a row
+    each; none: nothing. looked: splits whose cuts prove it (see `partition.splits`). apart: splits that these do not
+    exclude, with a bound of each, µs, and its relaxation. full: ranks whose memory counts.
     """
 
     bound: int
@@ -117,6 +118,7 @@ class EverySplit:
     looked: tuple[Split, ...] = ()
     apart: tuple[tuple[Split, int, str], ...] = ()
     full: tuple[int, ...] = ()
+    roles: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

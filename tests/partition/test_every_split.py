@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from ortools.sat.python.cp_model import OPTIMAL
 
-from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step, pipeline, solve
+from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step, preset, verify
 from zbsolve.cli import main
-from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
-from zbsolve.partition.splits import Splits
+from zbsolve.partition.splits import Splits, Wave
 from zbsolve.partition.stage_costs import least_step
+from zbsolve.search.layer_annealing import moved_layers
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import Infeasible
 
@@ -146,23 +146,36 @@ def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, cap
             Splits.told(replace(every, **{field: wrong}), schedule.problem)
 
 
-def test_the_fixture_with_costs_by_role_is_proven_over_every_split() -> None:
+def test_the_fixture_with_costs_by_role_is_proven_over_every_split(tmp_path: Path, capsys: Any) -> None:
     """SlackPipe's other one: layers of unlike costs, and more for the first stage, those in the middle, and the last. Of
-    its 35 splits 1, 2, 4, 1 takes 306 µs, and closed forms say as much, or more, of all others."""
-    totals, beside = (0, 1, 10, 12, 15, 19, 24, 30, 37), [(2, 5), (3, 6), (3, 6), (4, 7)]
-    least = {}
-    for ends in combinations(range(1, 8), 3):
-        stages = list(pairwise((0, *ends, 8)))
-        times = [
-            (totals[b] - totals[a] + f, 2 * (totals[b] - totals[a]) + g)
-            for (a, b), (f, g) in zip(stages, beside, strict=True)
-        ]
-        F, BW = (list(one) for one in zip(*times, strict=True))
-        problem = pipeline(F, BW=BW, placement=(0, 1, 0, 1), microbatches=4)
-        least[tuple(b - a for a, b in stages)] = closed_form(problem).value, problem
-    assert len(least) == 35
-    bound, problem = least[1, 2, 4, 1]
-    assert bound == min(value for value, _ in least.values()) == solve(problem, effort=0.2).certificate.value == 306
+    its 35 splits 1, 2, 4, 1 takes 306 µs, and no other less. The file says so, and other costs by role are refused."""
+    totals, roles = (0, 1, 10, 12, 15, 19, 24, 30, 37), ((2, 5), (3, 6), (4, 7))
+    layers = [{"F": f"{b - a}us", "BW": f"{2 * (b - a)}us"} for a, b in pairwise(totals)]
+    body = {"zbsolve": "profile", "version": 1, "layers": layers, "roles": [{"F": F, "BW": BW} for F, BW in roles]}
+    (tmp_path / "p.json").write_text(json.dumps(body))
+    given = [str(tmp_path / "p.json"), "--ranks", "2", "--microbatches", "4", "--placement", "loop"]
+    assert Step(2, 4, "loop", (1, 2, 4, 1)).problem(Profile.load(tmp_path / "p.json")).passes.duration[:8].tolist() == [
+        *[3] * 4,
+        *[14] * 4,
+    ]
+    assert main(["solve", *given, "--partition", "auto", "--effort", "4", "-o", str(tmp_path / "s.json")]) == 0
+    assert "at least 306 µs on loop; the schedule's file proves that" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "s.json"), "--bound"]) == 0
+    assert "every split of its layers takes 306 µs or more" in capsys.readouterr().out
+    schedule = Schedule.load(tmp_path / "s.json")
+    assert schedule.every_split is not None
+    assert (schedule.certificate.value, schedule.problem.layers) == (306, (1, 2, 4, 1))
+    for wrong in (((2.0, 5.0),) * 2, ((2.0,),) * 3, ((-1.0, 5.0),) * 3):
+        with pytest.raises(BadInput, match="field 'roles' is not about the layers"):
+            Splits.told(replace(schedule.every_split, roles=wrong), schedule.problem)
+    with pytest.raises(BadInput, match="its layers do not make this problem's stages"):
+        Splits.told(replace(schedule.every_split, roles=((2.0, 5.0), (4.0, 6.0), (4.0, 7.0))), schedule.problem)
+    again = Profile.load(tmp_path / "p.json")
+    again.save(tmp_path / "q.json")
+    assert Profile.load(tmp_path / "q.json") == again
+    (tmp_path / "p.json").write_text(json.dumps(body | {"roles": body["roles"][:2]}))
+    assert main(["solve", *given]) == 2
+    assert "field 'roles' has 2 rows" in capsys.readouterr().err
 
 
 def test_bounds_count_what_layers_hold() -> None:
@@ -177,6 +190,43 @@ def test_bounds_count_what_layers_hold() -> None:
         search = SplitSearch(splits, MANY)
         search.go_on(Clock(2.0), MANY)
         assert search.bound == bound == shortest(profile, step, 2)
+
+
+def test_where_memory_is_full_microbatches_wait_for_each_other() -> None:
+    """Three microbatches of F = BW = 1 on two ranks, messages of 2: a way of 8 µs there and back. Rank 0 has room for two:
+    the third begins when the first is back, and takes 8 µs more. Bytes times µs say 12: three for 8 µs each in room for two.
+    With room for three it is 12: the way, and twice the work of a stage."""
+    profile = replace(equal_layers(2), link=Link(2.0, 1e12))
+    for room, fit, bound in ((2, [Wave(0, 2)], 16), (3, [], 12)):
+        step = Step(2, 3, "single", memory=f"{room}B,4B", fused=True)
+        splits = Splits.of(step.costs(profile))
+        assert splits is not None
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(2.0), MANY)
+        assert search.lanes.full((1, 1)) == fit
+        assert max(value for value, _ in search.lanes.cuts((1, 1))) == search.bound == bound == shortest(profile, step, 2)
+
+
+def test_memory_counts_in_the_splits_where_it_is_full() -> None:
+    """A row of SlackPipe's grid: four ranks of two stages, four microbatches, messages of 8, room for 16 layers of all of
+    them. Splits with 17 layers on a rank hold three microbatches there, and take no less than 364 µs, an order of 10, 10,
+    10, 10, 6, 6, 6, 6. Where memory has no limit one of these takes less."""
+    layers = (replace(equal_layers(1).layers[0], BW=2.0),) * 64
+    profile = replace(equal_layers(1), layers=layers, link=Link(8.0, 1e12))
+    step = Step(4, 4, "loop", (8,) * 8, memory=",".join(["64B"] * 4), fused=True)
+    bounds = []
+    for one in (step, replace(step, memory=None)):
+        splits = Splits.of(one.costs(profile))
+        assert splits is not None
+        search = SplitSearch(splits, 364)
+        search.go_on(Clock(8.0, 8.0), 364)
+        bounds.append(search.bound)
+    assert bounds[0] == 364 > bounds[1]
+    found = moved_layers(preset("breadth-first", step.problem(profile)), step.costs(profile), 364, Clock(8.0, 8.0), 0)
+    assert found is not None
+    schedule = Schedule(replace(step, partition=found[0]).problem(profile), found[1].order)
+    assert verify(schedule.problem, schedule) == ()
+    assert schedule.timeline().value == 364
 
 
 def test_a_stage_keeps_what_its_layers_are_said_to() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule, verify
+from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Schedule, solve, verify
 from zbsolve.cli import main
 from zbsolve.ilp.every_split import proven_again
 from zbsolve.partition.by_name import NAMES
@@ -111,6 +111,18 @@ def test_a_split_by_the_bound_beats_every_named_partition() -> None:
     assert proven_again(Splits.told(every, schedule.problem), every, 10.0) == ""
     higher = replace(every, bound=every.bound + 1)
     assert proven_again(Splits.told(higher, schedule.problem), higher, 10.0)
+
+
+@pytest.mark.parametrize("memory", [None, "7200B,7200B"])
+def test_no_partition_is_longer_than_orders_of_peoples_own(memory: str | None) -> None:
+    """Than the named ones, nor than what a search of the equal split alone finds in the same time."""
+    step = Step(2, 6, "loop", (4,) * 4, memory=memory, fused=True)
+    profile = replace(equal_layers(16), link=Link(2.0, 1e12))
+    uniform = step.problem(profile)
+    schedule, _ = solve_auto(profile, replace(step, partition="auto"), effort=1.0)
+    own = solve(uniform, effort=1.0).certificate.value
+    named = [preset(name, uniform).timeline().value for name in ("breadth-first", "interleaved")]
+    assert schedule.certificate.value < min(own, *named)
 
 
 def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:

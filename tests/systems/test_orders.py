@@ -83,7 +83,7 @@ def test_zero_bubble_peaks():
 
 
 V_SHAPED = ("zb-v", "v-zb", "v-half", "v-min")
-LOOPED = ("interleaved", "interleaved-zb", "gis", "gis-h")
+LOOPED = ("breadth-first", "interleaved", "interleaved-zb", "gis", "gis-h")
 
 
 @pytest.mark.parametrize("name", PRESETS)

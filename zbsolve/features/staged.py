@@ -137,7 +137,7 @@ def plain_step(staged: Staged) -> Problem:
         return [round(link.message(part)) for part in parts] * turns or round(link.message(layer))
 
     def total(kind: str) -> Any:
-        return [row(stage, kind) for stage in stages]
+        return [row([*stage, *costs.beside(s)], kind) for s, stage in enumerate(stages)]
 
     return pipeline(
         total("F"),

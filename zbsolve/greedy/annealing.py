@@ -102,21 +102,80 @@ def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
                 target[g.rank_lanes[h], a:z] += step
 
 
+class Layers(NamedTuple):
+    """The layers behind a graph's lanes: of each lane its stage, and its row of `time`, F, B (or BW), W. counts: layers of
+    each stage; none: they do not move. time: µs of the layers before a, shape (rows, layers + 1); held: bytes that they
+    keep after F, after B, and all the time, shape (3, layers + 1); room: bytes of each rank for all that; beside: µs
+    of each lane that no layer takes. alone: only layers move, and each trial begins with the first targets.
+    """
+
+    counts: Ints
+    stage: Ints
+    row: Ints
+    time: Ints
+    held: Ints
+    room: Ints
+    beside: Ints
+    alone: bool
+
+
+_NONE, _NO_TABLE = np.empty(0, np.int64), np.empty((0, 0), np.int64)
+NO_LAYERS = Layers(_NONE, _NONE, _NONE, _NO_TABLE, _NO_TABLE, _NONE, _NONE, alone=False)
+LAYER_SHARE = 0.4  # of trials move layers
+
+
 @kernel
-def _anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) -> tuple[int, Ints, Ints, DecodeRule]:
-    """`anneal_targets`, compiled: value, start, order and rule of the best schedule found. The value is −1 where what it
-    begins with does not fit the memory."""
+def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
+    """What lanes take and hold with so many layers a stage, written into the graph."""
+    ends = np.zeros(len(layers.counts) + 1, np.int64)
+    ends[1:] = np.cumsum(layers.counts)
+    g.capacity[:] = layers.room
+    for lane in range(len(layers.row)):
+        a, b, row = ends[layers.stage[lane]], ends[layers.stage[lane] + 1], layers.row[lane]
+        g.duration[lane] = layers.time[row, b] - layers.time[row, a] + layers.beside[lane]
+        before, after = layers.held[0, b] - layers.held[0, a], layers.held[1, b] - layers.held[1, a]
+        g.taken[lane] = before if row == 0 else max(0, after - before) if row == 1 else 0
+        g.freed[lane] = 0 if row == 0 else max(0, before - after) if row == 1 else after
+        if row == 0:
+            g.capacity[g.rank[lane]] -= layers.held[2, b] - layers.held[2, a]
+
+
+@kernel
+def _move_layers(counts: Ints, ranks: int) -> None:
+    """Move up to three layers once or twice, in place: to a stage beside, to one of the same rank in a loop, to any."""
+    for _ in range(1 + np.random.randint(2)):
+        giver, step = np.random.randint(len(counts)), 1 if np.random.randint(2) == 0 else -1
+        how, many = np.random.randint(3), 1 if np.random.randint(3) > 0 else 1 + np.random.randint(3)
+        taker = (giver + step * (1 if how == 0 else ranks)) % len(counts)
+        if how == 2:
+            taker = np.random.randint(len(counts))
+        if giver != taker and counts[giver] > many:
+            counts[giver] -= many
+            counts[taker] += many
+
+
+@kernel
+def _anneal_targets(
+    g: MicrobatchGraph, begin: Decoded, annealing: Annealing, layers: Layers
+) -> tuple[int, Ints, Ints, DecodeRule]:
+    """`anneal_targets`, compiled: value, start, order and rule of the best schedule found, whose layers are then in
+    `layers.counts`. The value is −1 where what it begins with does not fit the memory."""
     np.random.seed(annealing.seed)
     rounds, cool = annealing.rounds, max(annealing.heat / 50, 1e-3)
     heat = max(annealing.heat, cool)
     share = 8.0 * len(g.capacity)
-    rule = begin.rule
+    rule, movable = begin.rule, len(layers.counts) > 1
+    counts, split = layers.counts.copy(), layers.counts.copy()
+    if movable:
+        _weigh(g, layers)
     value, now, order = decode_fast(g, begin.start, rule)
     top = (value, now, order, rule)
     if value < 0:
         return top
     cost = value + total_length(g, now) / share
     best = cost
+    if layers.alone:
+        now = begin.start.copy()
     target = now.copy()
     for turn in range(rounds):
         if top[0] <= annealing.target:
@@ -125,24 +184,36 @@ def _anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) ->
         trial = rule
         if np.random.randint(40) == 0:
             trial = DecodeRule(np.random.randint(3), np.random.randint(0, 17), 1 + np.random.randint(2))
-        for _ in range(1 + np.random.randint(2)):
-            _shift(g, target, annealing.shifts)
+        moved = movable and (layers.alone or np.random.random() < LAYER_SHARE)
+        if moved:
+            _move_layers(layers.counts, len(g.capacity))
+            _weigh(g, layers)
+        if not moved or (not layers.alone and np.random.randint(3) == 0):
+            for _ in range(1 + np.random.randint(2)):
+                _shift(g, target, annealing.shifts)
         value, found, order = decode_fast(g, target, trial)
-        if value < 0:
-            continue
         new = value + total_length(g, found) / share
         warm = heat * (cool / heat) ** (turn / rounds)
-        if new <= cost or np.random.random() < np.exp((cost - new) / warm):
-            cost, now, rule = new, found, trial
+        if value >= 0 and (new <= cost or np.random.random() < np.exp((cost - new) / warm)):
+            cost, rule = new, trial
+            counts[:] = layers.counts
+            if not layers.alone:
+                now = found
             if new < best:
                 best, top = new, (value, found, order, trial)
+                split[:] = counts
+        elif moved:
+            layers.counts[:] = counts
+            _weigh(g, layers)
+    layers.counts[:] = split
     return top
 
 
-def anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing) -> Decoded:
+def anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing, layers: Layers = NO_LAYERS) -> Decoded:
     """The best schedule that annealing over target starts finds from those of `begin`; `begin` itself where none is
-    better."""
-    value, start, order, rule = _anneal_targets(g, begin, annealing)
+    better. With layers, over these too: both the graph and `layers.counts` change with them, and the schedule is of the
+    latter."""
+    value, start, order, rule = _anneal_targets(g, begin, annealing, layers)
     return begin if value < 0 or value > begin.value else Decoded(int(value), start, order, DecodeRule(*rule))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from ..layer import layer_cuts
-from ..partition.splits import NO_JUMP, Cut, Jump, Lanes, Splits
+from ..partition.splits import NO_JUMP, Cut, Jump, Lanes, Splits, Wave
 from ..schedule import EverySplit, Split
 from ..util.clock import Clock
 from ..util.errors import Infeasible
@@ -38,6 +38,7 @@ class SplitModel:
 
     def __init__(self, splits: Splits, below: int) -> None:
         self.splits, self.lanes = splits, Lanes(splits)
+        self._known: dict[Wave, Any] = {}
         self.model = model = cp_model.CpModel()
         stages, layers = splits.stages, splits.layers
         inner = [model.new_int_var(s, layers - stages + s, f"end{s}") for s in range(1, stages)]
@@ -46,10 +47,10 @@ class SplitModel:
             model.add(a + 1 <= b)
         self.time = model.new_int_var(0, below, "time")
         totals = [[self._table(row, end) for end in self.ends] for row in splits.totals.tolist()]
-        off = splits.rounded
         lanes = self.lanes
         self.length: list[Any] = [
-            totals[k][s + 1] - totals[k][s] - off for k, s in zip(lanes.kind, lanes.stage, strict=True)
+            totals[k][s + 1] - totals[k][s] - less
+            for k, s, less in zip(lanes.kind, lanes.stage, lanes.less.tolist(), strict=True)
         ]
         self.start: list[Any] = [sum(self.length[:q]) + int(lanes.waits[q]) for q in range(lanes.path)]
         self.end = [start + length for start, length in zip(self.start, self.length, strict=False)]
@@ -74,12 +75,33 @@ class SplitModel:
     def _at_least(self, units: Any) -> None:
         self.model.add(self.splits.unit * self.time >= units)
 
-    def _with_jump(self, way: Any, jump: Jump, microbatches: int) -> Any:
-        """A way along the path with a jump in it over so many microbatches."""
+    def _with_jump(self, way: Any, jump: Jump | Wave, microbatches: int) -> Any:
+        """A way along the path with a jump in it over so many microbatches, or with waves."""
+        if isinstance(jump, Wave):
+            return way + self._waves(jump, (microbatches - 1) // jump.fit)
         if jump == NO_JUMP:
             return way
         inside = sum(self.length[q] for q in self.lanes.inside(jump))
         return way - (self.end[jump.last] - self.start[jump.first]) + microbatches * inside
+
+    def _waves(self, wave: Wave, times: int) -> Any:
+        """What so many waves take, where one more microbatch than the wave's does not fit; else nothing."""
+        F, B = self.lanes.turn(wave.rank)
+        found = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add(found >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
+        return found
+
+    def _full(self, wave: Wave) -> Any:
+        """Whether a wave's microbatches and one more do not fit its rank."""
+        splits = self.splits
+        if wave not in self._known:
+            assert splits.room is not None
+            held, ends = [0, *np.cumsum(splits.held).tolist()], self.ends
+            mine = [s for s, rank in enumerate(splits.ranks) if rank == wave.rank]
+            size = sum(self._table(held, ends[s + 1]) - self._table(held, ends[s]) for s in mine)
+            self._known[wave] = full = self.model.new_bool_var("")
+            self.model.add((wave.fit + 1) * size <= splits.room[wave.rank]).only_enforce_if(~full)
+        return self._known[wave]
 
     def add(self, cut: Cut) -> None:
         """T is at least this cut."""
@@ -249,7 +271,7 @@ class SplitSearch:
     def found(self) -> EverySplit:
         """The bound, and what proves it again."""
         splits = self.splits
-        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full))
+        proof = (tuple(self.looked), tuple(self.apart), tuple(self.full), splits.roles)
         return EverySplit(self.bound, splits.rows, splits.message, splits.room, *proof)
 
 

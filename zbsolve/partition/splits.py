@@ -8,6 +8,16 @@ them comes behind the one and before the other. So heads (and tails alike) are a
 
     start of pass m of l ≥ path to i, (m + 1) times the lanes of the jump, path from behind j to l.
 
+A **wave**: of a rank with stages s ≤ … ≤ t, each microbatch keeps H bytes there, the sum of its stages', from its F to its
+backward. Where c + 1 microbatches do not fit, so (c + 1) H is more than its room, pass j of F_t starts no sooner than pass
+j − c of B_t has ended. For when it starts, the rank has begun passes 0 … j of all its F lanes: those of F_t in their order,
+and each of the others before that of its microbatch in F_t. Had pass j − c of B_t not ended, no later one of B_t would have,
+and no backward of these microbatches on this rank would have begun, as each comes behind that in B_t. So at most j − c
+microbatches would have given bytes back, and c + 1 would lie there. From a start in F_t to the end in B_t a microbatch takes
+D, the path between, so each c microbatches cost D:
+
+    start of pass m of l ≥ path to l, ⌊m/c⌋ times D, for l from F_t on; and tails alike, for l up to B_t.
+
 A **cut** is a set of passes of one rank, microbatches x … y of some lanes: a step takes at least the least head in it, all
 its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). It holds in every split.
 """
@@ -28,6 +38,7 @@ from ..problem import Problem
 from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
 from ..util.errors import BadInput
+from .cut_table import Floats
 from .stage_costs import StageCosts
 from .stage_memory import StageMemory
 
@@ -40,13 +51,14 @@ ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half 
 @dataclass(frozen=True)
 class Splits:
     """All splits of these layers into stages. ranks: of each stage; rows: the layers, times F, B, W or F, BW; message: µs
-    between two ranks, at least; room: bytes of each rank, at most, or None."""
+    between two ranks, at least; room: bytes of each rank, at most, or None; roles: as in an `EverySplit`."""
 
     ranks: tuple[int, ...]
     microbatches: int
     rows: tuple[LayerRow, ...]
     message: int
     room: tuple[int, ...] | None
+    roles: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, costs: StageCosts) -> Splits | None:
@@ -59,7 +71,8 @@ class Splits:
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
         message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
-        return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit)
+        roles = tuple(tuple(float(getattr(role, k)) for k in kinds) for role in costs.roles)
+        return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit, roles)
 
     @classmethod
     def told(cls, every: EverySplit, problem: Problem) -> Splits:
@@ -72,6 +85,8 @@ class Splits:
             or sum(row.number for row in rows) != layers
             or {len(row.times) for row in rows} not in ({2}, {3})
             or min(min(row.number - 1, row.held, *row.times) for row in rows) < 0,
+            "roles": (bool(every.roles) and [len(row) for row in every.roles] != [len(rows[0].times)] * 3)
+            or min((time for row in every.roles for time in row), default=0) < 0,
             "message": every.message < 0,
             "room": every.room is not None and (len(every.room) != ranks or min(every.room) < 0),
             "looked": any(len(one) != problem.stages or sum(one) != layers or min(one) < 1 for one in splits),
@@ -80,7 +95,7 @@ class Splits:
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             raise BadInput(f"every_split: field '{name}' is not about the layers of this problem")
         homes = tuple(home[0] for home in problem.stage_ranks)
-        found = cls(homes, problem.microbatches, rows, every.message, every.room)
+        found = cls(homes, problem.microbatches, rows, every.message, every.room, every.roles)
         if not found.covers(problem):
             raise BadInput("every_split: its layers do not make this problem's stages")
         return found
@@ -108,12 +123,19 @@ class Splits:
     @cached_property
     def unit(self) -> int:
         """Units of a µs."""
-        return 1 if all(float(one).is_integer() for row in self.rows for one in row.times) else SCALE
+        times = (*(row.times for row in self.rows), *self.roles)
+        return 1 if all(float(one).is_integer() for row in times for one in row) else SCALE
 
     @property
     def rounded(self) -> int:
         """Units that a stage's pass may be shorter than its layers."""
         return 0 if self.unit == 1 else ROUNDED
+
+    @cached_property
+    def beside(self) -> Floats:
+        """[kind, stage]: µs of a stage's pass beside its layers."""
+        roles = np.array(self.roles or [[0.0] * len(self.rows[0].times)] * 3)
+        return roles[[0, *[1] * (self.stages - 2), 2][: self.stages]].T
 
     @cached_property
     def totals(self) -> Ints:
@@ -125,7 +147,8 @@ class Splits:
         """The step of one split. Of another that takes longer, or keeps more, its bounds hold too."""
         stages = list(pairwise(layer_cuts(counts)))
         held = [sum(self.held[a:b]) for a, b in stages]
-        rows = [[round(sum(row[a:b])) for a, b in stages] for row in self.times]
+        both = zip(self.times, self.beside.tolist(), strict=True)
+        rows = [[round(sum(row[a:b]) + more) for (a, b), more in zip(stages, own, strict=True)] for row, own in both]
         passes: dict[str, Any] = dict(zip(("F", "BW") if len(rows) == 2 else ("F", "B", "W"), rows, strict=True))
         how: dict[str, Any] = {"placement": self.ranks, "microbatches": self.microbatches, "comm": self.message}
         return pipeline(**passes, **how, held_until_B=held, capacity=self.room, layers=tuple(counts))
@@ -162,14 +185,21 @@ class Jump(NamedTuple):
 NO_JUMP = Jump(-1, -1)
 
 
+class Wave(NamedTuple):
+    """On a rank where no more than `fit` microbatches do."""
+
+    rank: int
+    fit: int
+
+
 class Part(NamedTuple):
-    """Microbatches `begin` … `end` of a lane in a cut, with the jumps of its head and of its tail."""
+    """Microbatches `begin` … `end` of a lane in a cut, with the jumps, or waves, of its head and of its tail."""
 
     lane: int
     begin: int
     end: int
-    head: Jump
-    tail: Jump
+    head: Jump | Wave
+    tail: Jump | Wave
 
 
 Cut = tuple[Part, ...]
@@ -177,7 +207,8 @@ Cut = tuple[Part, ...]
 
 class Lanes:
     """The lanes of a placement: first the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`): of each;
-    waits: units of messages before each of the path."""
+    waits: units of messages before each of the path; less: units that a lane's passes may take less than its layers do,
+    below 0 those of its stage's role that they take more."""
 
     def __init__(self, splits: Splits) -> None:
         N, kinds = splits.stages, len(splits.rows[0].times)
@@ -185,6 +216,7 @@ class Lanes:
         self.stage = np.array([*range(N), *reversed(range(N)), *(range(N) if kinds == 3 else ())])
         self.kind = np.repeat(np.arange(kinds), N)
         self.rank = np.array(splits.ranks)[self.stage]
+        self.less = splits.rounded - np.floor(splits.unit * splits.beside[self.kind, self.stage]).astype(np.int64)
         hops = self.rank[1 : self.path] != self.rank[: self.path - 1]
         self.waits = splits.unit * splits.message * np.concatenate([[0], np.cumsum(hops)])
         on_rank = [np.flatnonzero(self.rank[: self.path] == r).tolist() for r in range(max(splits.ranks) + 1)]
@@ -193,6 +225,18 @@ class Lanes:
     def inside(self, jump: Jump) -> list[int]:
         """The lanes of a jump: those of its rank on the path between its ends."""
         return [q for q in range(jump.first, jump.last + 1) if self.rank[q] == self.rank[jump.first]]
+
+    def turn(self, rank: int) -> tuple[int, int]:
+        """F and the backward of the last stage of a rank, on the path."""
+        last = int(np.flatnonzero(self.rank[: self.splits.stages] == rank)[-1])
+        return last, self.path - 1 - last
+
+    def full(self, counts: Sequence[int]) -> list[Wave]:
+        """The waves of a split."""
+        ends, held, room = layer_cuts(counts), np.cumsum([0, *self.splits.held]), self.splits.room
+        sizes = np.bincount(self.splits.ranks, np.diff(held[ends])).astype(np.int64)
+        fit = [] if room is None else (np.array(room) // np.maximum(sizes, 1)).tolist()
+        return [Wave(rank, max(1, few)) for rank, few in enumerate(fit) if few < self.microbatches and sizes[rank] > 0]
 
     def place(self, lane: int) -> int:
         """Where a lane is on the path; W where its B is."""
@@ -203,7 +247,7 @@ class Lanes:
         ends = np.array(layer_cuts(counts))
         totals = self.splits.totals
         stages = totals[self.kind, ends[self.stage + 1]] - totals[self.kind, ends[self.stage]]
-        return np.asarray(np.maximum(stages - self.splits.rounded, 0))
+        return np.asarray(np.maximum(stages - self.less, 0))
 
     def least(self, splits: Sequence[Sequence[int]]) -> Ints:
         """µs that each of these splits takes at least: its path with one jump over all microbatches, and what is behind a
@@ -247,8 +291,13 @@ class Lanes:
         each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
         way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
         more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the way
-        up, by_up = _best(more, np.array([jump.last for jump in self.jumps]), self.path)
-        first = np.array([self.path - 1 - jump.first for jump in self.jumps])
+        waves = self.full(counts)
+        turns: list[tuple[int, int]] = [self.turn(wave.rank) for wave in waves]
+        ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # the last where none is: −1
+        wait = [np.arange(B) // one.fit * (end[b] - start[f]) for one, (f, b) in zip(waves, turns, strict=True)]
+        more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
+        up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
+        first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
         down, by_down = (one[::-1, ::-1] for one in _best(more, first, self.path))
         head, tail = start[:, None] + up, (whole - end)[:, None] + down
         found = []
@@ -263,8 +312,8 @@ class Lanes:
             for row, (q, p) in enumerate(zip(lanes, at, strict=True)):
                 inside = np.flatnonzero((heads[row] >= h) & (tails[row] >= t)).tolist()
                 if inside:
-                    ends = by_up[p, inside[0]], -1 if q >= self.path else by_down[p, inside[-1]]
-                    cut.append(Part(q, inside[0], inside[-1], *(self.jumps[n] if n >= 0 else NO_JUMP for n in ends)))
+                    by_tail = -1 if q >= self.path else by_down[p, inside[-1]]
+                    cut.append(Part(q, inside[0], inside[-1], ways[by_up[p, inside[0]]], ways[by_tail]))
             found.append((value, tuple(cut)))
         return found
 

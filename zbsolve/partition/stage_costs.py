@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..layer import Layer, Link, Tied, layer_cuts, split_known, untrained_layers
+from ..tables import Ints
 from ..util.errors import BadInput
 from .cut_table import Floats, cut_dp
 from .cuts import none_where_empty, spans
@@ -25,7 +26,7 @@ class StageCosts:
     layers, link, states, tied, rank_factors, microbatch_factors, gradients: as in a `Profile`. routes: stage → rank, as
     `placement.check_routes` gives them; microbatches of a step; limit: bytes of each rank, or None; fused: one backward BW
     in place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary:
-    what each rank has of a sharded one beside its stages.
+    what each rank has of a sharded one beside its stages. roles: as in a `Profile`.
     """
 
     layers: tuple[Layer, ...]
@@ -41,6 +42,7 @@ class StageCosts:
     shards: int = 1
     vocabulary: Shard = NO_SHARD
     gradients: float = 1.0
+    roles: tuple[Layer, ...] = ()
 
     @classmethod
     def of(
@@ -67,7 +69,7 @@ class StageCosts:
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         limit = (limit,) * ranks if isinstance(limit, int) else limit
         fused = fused or not split_known(model.layers)
-        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients)
+        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients, model.roles)
 
     @property
     def stages(self) -> int:
@@ -83,6 +85,22 @@ class StageCosts:
     def single(self) -> bool:
         """Whether every stage has a rank of its own."""
         return len(self.routes) == 1 and len(set(self.routes[0])) == self.stages
+
+    def beside(self, stage: int) -> tuple[Layer, ...]:
+        """What a stage takes beside its layers."""
+        role = 0 if stage == 0 else -1 if stage == self.stages - 1 else 1
+        return (self.roles[role],) if self.roles else ()
+
+    @cached_property
+    def layer_totals(self) -> tuple[Ints, Ints]:
+        """[row, a]: whole µs of the layers before a, a row each for F, B (or BW), W; and bytes that they keep after F, after
+        B, and all the time, as if each tensor were kept by one layer."""
+        kinds = ("F", "BW") if self.fused else ("F", "B", "W")
+        times, ends = [[getattr(one, kind) for one in self.layers] for kind in kinds], np.arange(1, len(self.layers) + 1)
+        after_b = np.zeros(len(ends)) if self.fused else self.memory.after_b(0, ends)
+        held = np.array([self.memory.after_f(0, ends), after_b, self.memory.fixed((0, ends))])
+        time, held = (np.pad(np.rint(one), ((0, 0), (1, 0))) for one in (np.cumsum(times, axis=1), held))
+        return time.astype(np.int64), held.astype(np.int64)
 
     def check(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`counts`, layers of each stage, as a tuple. Raises BadInput where they do not split the layers into the stages."""

@@ -208,9 +208,9 @@ def point_of(profile: Profile, where: str) -> Point:
     tensor_ranks, sequences, _ = microbatch_of(profile, where)
     if len(profile.layers) < 3:
         raise BadInput(f"{where}: layers: {len(profile.layers)}: a first layer, blocks and a last layer are needed")
-    for name in ("rank_factors", "microbatch_factors"):
+    for name in ("rank_factors", "microbatch_factors", "roles"):
         if getattr(profile, name):
-            raise BadInput(f"{where}: field '{name}' is of one step: a plan takes ranks and microbatches that are alike")
+            raise BadInput(f"{where}: field '{name}' is of one step: in a plan ranks, microbatches and stages are alike")
     for layer in profile.layers:
         buffers = layer.buffer_bytes > UNCOUNTED * layer.parameter_bytes
         for name, there, why in (

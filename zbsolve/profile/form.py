@@ -120,6 +120,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
     gradients: AMOUNT = 1.0
     slowdowns: list[Slowdown] = []
+    roles: list[LayerForm] = []  # type: ignore[valid-type]
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:

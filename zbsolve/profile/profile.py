@@ -64,6 +64,7 @@ def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
     return checked({FACT: profile.facts[FACT]}, _Rows, f"{where}: facts").collectives
 
 
+ROLES = 3  # of stages: the first, those in the middle, the last
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
 # Fields of layers that files leave out where there is nothing, as before there were such fields.
 OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
@@ -98,6 +99,7 @@ class Profile:
         where 16 bits are summed in 32.
     slowdowns: kinds of passes that slow each other where they run beside each other on a rank; layers' times are of passes
         alone.
+    roles: what the first stage, each in the middle and the last take beside their layers, in times; () where nothing.
     """
 
     source: str
@@ -117,6 +119,7 @@ class Profile:
     gradients: float = 1.0
     site_link: Link | None = None
     slowdowns: tuple[Slowdown, ...] = ()
+    roles: tuple[Layer, ...] = ()
 
     def __post_init__(self) -> None:
         check_slowdowns(self.slowdowns)
@@ -125,6 +128,8 @@ class Profile:
         for name in ("link", "shard_link"):
             if (link := getattr(self, name)) is not None and link.shared[:1].isdigit():
                 raise BadInput(f"field '{name}': sites are of 'site_link'")
+        if len(self.roles) not in (0, ROLES):
+            raise BadInput(f"field 'roles' has {len(self.roles)} rows, not 3: for the first stage, middle ones and the last")
 
     @property
     def fused_only(self) -> bool:
@@ -166,7 +171,7 @@ class Profile:
         body = asdict(self)
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
-        for layer in (*body["layers"], *(one for one in rests if one is not None)):
+        for layer in (*body["layers"], *body["roles"], *(one for one in rests if one is not None)):
             for name in NEWER:
                 if not layer[name]:
                     del layer[name]
@@ -177,7 +182,7 @@ class Profile:
         for shard in costs.get("shards", ()):
             if not shard["frozen_bytes"]:
                 del shard["frozen_bytes"]
-        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary", "slowdowns"):
+        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary", "slowdowns", "roles"):
             if not body[name]:
                 del body[name]
         if self.gradients == 1:
@@ -214,6 +219,7 @@ class Profile:
             form.gradients,
             None if form.site_link is None else link_from(form.site_link, where, "site_link"),
             tuple(form.slowdowns),
+            tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
         )
         try:
             return cls(*values)

@@ -7,7 +7,8 @@ from the best, single layers moved, single stages changed, for as long as the sc
 
 Where the partition is open and the step plain, a bound over every split (`ilp.every_split`) is looked for first and last, in
 a tenth of the time each. Splits of which it knows nothing against are tried too, and so are some that let ranks begin soon.
-The race is over when nothing can be shorter.
+Then layers move together with the order, from the best split and from people's own, for a third of the time. People's own
+goes on having its share, as long as it may be the best. The race is over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time. Up to three tenths go to moved layers and changed stages.
 The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next,
@@ -39,6 +40,7 @@ from ..step import OPEN, Step
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
 from .climb import Way, built, by_number, move, try_more
+from .layer_annealing import moved_layers
 from .least_peak import PREFER_TIME, second_clock, value_clock
 from .race import Job, Race, Run
 from .solver import check_options, preferred, ready
@@ -55,7 +57,10 @@ MOVED = ", single layers moved"  # behind the name of the partition that they we
 BOUND_SHARE = 0.1  # the share for a bound over every split, at the begin and at the end
 PROMISING = 3  # splits of the bound that are tried
 RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
-LARGE = 1500  # passes: of more, a look at each move costs what the best splits need to be solved
+USUAL = "equal"  # the name of people's own split
+ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
+ANNEAL_SHARE, POLISH_SHARE = 0.35, 0.15  # the share for these; and of that, for a search from each of their orders
+USUAL_SHARE = 1 / 3  # of what is left, for people's own split where it may still be the best
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -121,6 +126,7 @@ def solve_auto(
     _look(race, runs, LOOK_SHARE * amount)
     if every and KEEPING.choices in choices:
         _other_partitions(race, profile, LOOK_SHARE * amount)
+    bounds.move_layers(race, ANNEAL_SHARE * amount)
     ladders = [one.ladder for one in choices if one.ladder is not None]
     for ladder in ladders:
         try_more(race, profile, step, ladder, MOVE_SHARE * amount)
@@ -141,7 +147,7 @@ def solve_auto(
 
 def _improve(race: Race, profile: Profile, ways: list[Way], bounds: _Bounds, amount: float) -> None:
     """Moves one by one, longer searches of what can still win, and moves again; bounds over every split keep their time."""
-    for moves in ways if bounds.small(race) else ():
+    for moves in ways if race.order or not bounds.searches else ():
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
     for i, moves in enumerate(ways):
@@ -172,9 +178,36 @@ class _Bounds:
             self.go_on(race, amount)
             race.runs += self.runs(race)
 
-    def small(self, race: Race) -> bool:
-        """Whether moves come first."""
-        return not self.searches or max(len(run.problem.passes) for run in race.runs if run.problem is not None) <= LARGE
+    def move_layers(self, race: Race, amount: float) -> None:
+        """Layers moved together with the order, from the best split of each placement and from people's own."""
+        ranked, until = race.ranked() if not race.order else [], race.left - amount
+        starts = [run for name in self.searches for run in _first_and_usual([run for run in ranked if run.name == name])]
+        for i, start in enumerate(starts):
+            race.settle()
+            part = (race.left - until) / (len(starts) - i)
+            if race.stop() or part <= 0:
+                return
+            if (found := self._moved(race, start, (1 - POLISH_SHARE) * part, seed=i)) is not None:
+                for _ in race.solve_each([Job(found[0], POLISH_SHARE * part, found[1])]):
+                    pass
+
+    def _moved(self, race: Race, start: Run, amount: float, seed: int) -> tuple[Run, Schedule] | None:
+        clock = Clock(max(LEAST_SECONDS, amount), amount if race.runner.counted else None)
+        assert start.schedule is not None
+        bound = self.searches[start.name].bound
+        found = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
+        race.left = max(0.0, race.left - clock.used)
+        if found is None:
+            return None
+        for run in race.runs:
+            if (run.name, run.layers) == (start.name, found[0]):
+                return None if run.problem is None else (run, found[1])
+        step, name = replace(start.step, partition=found[0]), start.partition.removesuffix(ANNEALED) + ANNEALED
+        run = built(self.profile, Run(step, start.name, name, place=start.place))
+        if run.problem is None:
+            return None
+        race.runs.append(run)
+        return run, found[1]
 
     def met(self, race: Race, stop: Callable[[], bool]) -> bool:
         """Whether no split of any placement has a shorter schedule than the best, or somebody else ends the race. What was
@@ -228,6 +261,11 @@ class _Bounds:
         """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
         own = [one.found for name, one in self.searches.items() if name == best.name and one.splits.covers(schedule.problem)]
         return replace(schedule, every_split=own[0]) if own else schedule
+
+
+def _first_and_usual(ranked: Sequence[Run]) -> list[Run]:
+    """The best of these runs, and that of people's own split."""
+    return [*ranked[:1], *(run for run in ranked[1:] if USUAL in run.partition.split("="))]
 
 
 def _open(step: Step) -> list[Choices]:
@@ -359,6 +397,8 @@ def _spend(race: Race, keep: float) -> None:
     able = [run for run in order if (best := race.best()) is not None and run.bound < best.value]
 
     def jobs() -> Iterator[Job]:
+        for run in _first_and_usual(able)[1:]:
+            yield Job(run, USUAL_SHARE * (race.left - keep))
         for i, run in enumerate(order):
             best, left = race.best(), race.left - keep
             if best is None or race.stop() or left <= 0:

@@ -142,7 +142,7 @@ class Run:
 
 @dataclass
 class Job:
-    """What is to be spent on a run: wall seconds, or effort; from `hint` where it has no schedule yet, with further options
+    """What is to be spent on a run: wall seconds, or effort; from `hint`, else from its own schedule, with further options
     of `search.solve`."""
 
     run: Run
@@ -224,7 +224,7 @@ class Race:
         options = {**self.options, **limit_of(amount, counted), **job.options}
         known = self.hint  # the user's earlier schedule, for the placement that it was made for
         known = known if known is not None and known.problem.stage_ranks == run.problem.stage_ranks else None
-        hint = None if self.order else run.schedule or job.hint or known
+        hint = None if self.order else job.hint or run.schedule or known
         if hint is not None:  # of other splits too: a stage that trains nothing there has no backward
             options["hint"] = hint_on(run.problem, hint) if self.choosing or hint is job.hint else hint
         return Task(job, run.problem, options, 0.0, self.label(run))

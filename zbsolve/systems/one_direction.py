@@ -66,6 +66,12 @@ def interleaved(step: PlainStep) -> Rows:
     return grouped(step, groups, lambda rank, chunks: 2 * (ranks - rank - 1) + (chunks - 1) * first + 1)
 
 
+@rows_of("breadth-first")
+def breadth_first(step: PlainStep) -> Rows:
+    """Breadth-first (arXiv 2211.05953, section 4): all forwards of a chunk before the next one's, then all backwards."""
+    return grouped(step, [step.microbatches], lambda rank, chunks: chunks * step.microbatches)
+
+
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
     they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput for groups that
