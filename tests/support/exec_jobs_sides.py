@@ -20,7 +20,7 @@ from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import reference
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
-from zbsolve.layer import Given, Layer
+from zbsolve.layer import Given, Layer, begun_stages
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import names_of
@@ -42,12 +42,13 @@ def step_of(model: Model, placement: Sequence[int], counts: Sequence[int], fused
     """A step with the side inputs of the model; whole numbers have no gradient."""
     layers = []
     for i, layer in enumerate(model.build()):
-        gives, takes = names_of(layer, i)
+        gives, takes, begins = names_of(layer, i)
         given = tuple(Given(name, 8, gradient=name != "words") for name in gives)
-        layers.append(Layer(str(i), 1, 1, 1, 1, 0, 0, 0, 0, gives=given, takes=takes))
+        layers.append(Layer(str(i), 1, 1, 1, 1, 0, 0, 0, 0, gives=given, takes=takes, begins=begins))
     times = {"BW": [20] * len(counts)} if fused else {"B": [10] * len(counts), "W": [10] * len(counts)}
     where = {"placement": tuple(placement), "microbatches": MICROBATCHES, "comm": 3, "layers": tuple(counts), "X": 10}
-    return with_side_inputs(pipeline([10] * len(counts), **times, **where | how), *side_inputs(layers, counts))
+    plain = pipeline([10] * len(counts), **times, **where | how)
+    return with_side_inputs(plain, *side_inputs(layers, counts), begins=begun_stages(layers, counts))
 
 
 def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
