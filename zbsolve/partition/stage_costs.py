@@ -308,17 +308,29 @@ def _most(each: Floats) -> Floats:
 
 
 def _ends(costs: StageCosts) -> Floats:
-    """µs that each rank waits, at least: before the first F of its first stage, and behind that stage's last backward.
-    Where the backward is split a W may be last there, and T of a sharded vocabulary: then nothing is sure to come.
+    """µs that each rank waits, at least: before the first F of any of its stages, and behind the last backward of any. In a
+    row that is its first stage. Where the backward is split a W may be last there, and T of a sharded vocabulary: then
+    nothing is sure to come.
 
     Each stage has a layer, so before one are as many layers as stages, or more, and behind it too."""
-    factor, each, found = min(costs.rank_factors, default=1.0), _message(costs), []
-    both = [("F", costs.ways.to_f, each), ("B", costs.ways.behind_b, 0.0 if costs.untrained else each)]
-    for s in (costs.routes[0].index(rank) for rank in range(costs.ranks)):
-        least = [(kind, way[s : len(costs.layers) - costs.stages + s + 1].min(), each) for kind, way, each in both]
-        ends = [_at_least(costs, way, kind, factor, s) + _hops(costs, s + 1) * each for kind, way, each in least]
-        found.append(float(ends[0] + (ends[1] if costs.fused and not costs.vocabulary.barriers else 0.0)))
-    return np.array(found)
+    route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
+    both = [("F", costs.ways.to_f, 1), *([("B", costs.ways.behind_b, not costs.untrained)] if _sure(costs) else [])]
+    found = np.zeros(costs.ranks)
+    for kind, way, sent in both:
+        least = np.array([_end(costs, s, float(way[s : s + more + 1].min()), kind, sent) for s in range(costs.stages)])
+        found += [least[route == rank].min() for rank in range(costs.ranks)]
+    return found
+
+
+def _sure(costs: StageCosts) -> bool:
+    """Whether a backward is the last pass of each rank."""
+    return costs.fused and not costs.vocabulary.barriers
+
+
+def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: int) -> float:
+    """µs of a way of passes of a kind to a stage, or from it, with messages (sent: 0: none), at least."""
+    factor = min(costs.rank_factors, default=1.0)
+    return float(_at_least(costs, np.array(way), kind, factor, stage)) + sent * _hops(costs, stage + 1) * _message(costs)
 
 
 def _rounding(costs: StageCosts, kind: str) -> float:
