@@ -16,6 +16,7 @@ from torch import nn
 from zbsolve import Problem, pipeline
 from zbsolve.build import with_side_inputs
 from zbsolve.exec import Pipeline
+from zbsolve.exec.backward.layer_split import run_layers
 from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import reference
 from zbsolve.exec.transport.format import Format
@@ -23,7 +24,7 @@ from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.layer import Given, Layer, begun_stages
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
-from zbsolve.models.sides import names_of
+from zbsolve.models.sides import batch_with, names_of, row_of
 from zbsolve.partition.stage_memory import side_inputs
 
 from .exec_tools import random_schedule, worst
@@ -81,7 +82,11 @@ def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def evaluation(runner: Pipeline, model: Model, inputs: Any, targets: Any) -> float:
-    """How far an evaluation is from that of the unsplit model."""
+    """How far an evaluation, and outputs without targets, are from those of the unsplit model."""
     whole = [layer.eval() for layer in model.build()]
     right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss, backward=False)
-    return abs(runner.evaluate(list(inputs), list(targets)) - right)
+    with torch.no_grad():
+        outputs = [row_of(run_layers(whole, batch_with(whole, x, None), 0, 0)) for x in inputs]
+    found = runner.forward(list(inputs), everywhere=True)
+    apart = max(float((a - b).abs().max()) for a, b in zip(found, outputs, strict=True))
+    return max(apart, abs(runner.evaluate(list(inputs), list(targets)) - right))
