@@ -208,11 +208,10 @@ class HostLink:
 
 def untrained_layers(layers: Sequence[Layer]) -> int:
     """How many layers in front train nothing: no gradient is needed there, so they have no backward. Their backwards take
-    no time, and no byte of their parameters is trained. Where none of them says that it has frozen parameters, and a layer
-    behind them is trained, it is not known that they are: a layer may have no parameters and a backward of no time."""
+    no time, and no byte of their parameters is trained. One that has neither F nor parameters says nothing of what it is."""
     for i, one in enumerate(layers):
         if one.B or one.W or one.BW or one.all_to_all or one.trained_bytes:
-            return i if any(front.frozen_bytes or front.buffer_bytes for front in layers[:i]) else 0
+            return i if any(front.F or front.frozen_bytes or front.buffer_bytes for front in layers[:i]) else 0
     return len(layers)
 
 

@@ -58,7 +58,7 @@ def random_profile(
         "given",
         "random",
         (
-            Layer("embedding", int(rng.integers(0, 6)), 0, 0, 0, 0, 0, table, sizes[7]),
+            Layer("embedding", int(rng.integers(0, 6)) * bool(table), 0, 0, 0, 0, 0, table, sizes[7]),
             *[block] * blocks,
             Layer("head", hf, hb, hw, hb + hw, sizes[6], sizes[2], table, 0),
         ),
@@ -441,9 +441,9 @@ def test_what_stays_is_held_while_what_stays_behind_it_runs() -> None:
 def test_idle_time_of_three_ranks(block: Layer, head: Layer, memory: int, least: int, bound: int) -> None:
     """Two microbatches of two blocks whose messages take 2 µs, W apart. With a message too many behind the last F, the
     bounds were 96 and 53."""
-    first = Layer("embedding", 1, 0, 0, 0, 0, 0, 0, block.output_bytes)
+    first = Layer("embedding", 1, 0, 0, 0, 0, 0, 1, block.output_bytes)
     link = Link(2, 1e12, blocking=True)
-    profile = Profile("given", "idle", (first, block, block, head), link, 2.0, None, {}, {})
+    profile = Profile("given", "idle", (first, block, block, head), link, 0.0, None, {}, {})
     layout = Layout(1, 1, 3, 1, SINGLE, 1, 2)
     costs, table = costs_of_profile(profile, layout), table_of([layout])
     assert least_value(profile, layout, memory, fused=False, search=exact_streams.optimum) == least

@@ -116,6 +116,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     quantised = tuple(replace(one, frozen_bytes=0, buffer_bytes=11) for one in FROZEN)
     with pytest.raises(BadInput, match="'buffer_bytes': a plan does not count weights that are no parameters"):
         point_of(replace(PROFILE, facts=facts, layers=quantised), "p.json")
+    layers = (Layer("tower", 1, 0, 0, 0, 0, 0, 0, 0), *(replace(one, frozen_bytes=0) for one in FROZEN))
+    with pytest.raises(BadInput, match="layer 0 has no backward, no parameters: a plan takes"):
+        point_of(replace(PROFILE, facts=facts, layers=layers), "p.json")
 
 
 def test_numbers_say_it(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zbsolve import Profile, Step, solve_auto
+from zbsolve import Profile, Step, solve, solve_auto
 from zbsolve.build.untrained import untrained_stages
 from zbsolve.layer import Layer, Link
 
@@ -19,3 +19,13 @@ def test_splits_of_unlike_fronts_are_searched_together() -> None:
     assert all(one.value is not None or one.why for one in tried)
     assert best.certificate is not None
     assert best.certificate.value == min(one.value for one in tried if one.value is not None)
+
+
+def test_given_times_alone_say_that_a_front_trains_nothing() -> None:
+    """Megatron #5833, by hand: 4 ms of F, a message of 5 ms, then 8 microbatches of 12 ms on rank 1; no message back."""
+    tower = [Layer(f"tower{i}", 1000, 0, 0, 0, 0, 0, 0, 0, message=5000.0) for i in range(4)]
+    rest = [Layer(f"lm{i}", 1000, 1000, 1000, 2000, 0, 0, 0, 0) for i in range(4)]
+    profile = Profile("given", "tower", (*tower, *rest), Link(0.0, 1e12), 0.0, None, {}, {})
+    certificate = solve(Step(2, 8, "single", (4, 4), fused=True).problem(profile)).certificate
+    assert certificate is not None
+    assert certificate.value == certificate.bound == 105_000

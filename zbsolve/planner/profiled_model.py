@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
-from ..layer import Layer
+from ..layer import Layer, untrained_layers
 from ..profile.profile import Profile
 from ..util.errors import BadInput
 from .layout import FULL, NONE
@@ -221,6 +221,8 @@ def point_of(profile: Profile, where: str) -> Point:
         ):
             if there:
                 raise BadInput(f"{where}: field '{name}': {why}")
+    if untrained_layers(profile.layers):
+        raise BadInput(f"{where}: layers: layer 0 has no backward, no parameters: a plan takes layers that all train")
     ends = {0, len(profile.layers) - 1}
     if any(set(group) != ends for _, group in profile.tied):
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")
