@@ -176,8 +176,9 @@ class StageCosts:
 
     @cached_property
     def messages(self) -> Floats:
-        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back."""
-        ways = [1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
+        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back; none where a row begins."""
+        rows = {*begun(self.layers)}
+        ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
         return np.rint([0.0, *(1e3 * n * self.link.message(one) for n, one in zip(ways, self.layers, strict=True))])
 
     @cached_property
