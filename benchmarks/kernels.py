@@ -211,7 +211,7 @@ def _patterns(graph: Any, block: Any) -> tuple[Any, ...]:
 def annealed_blocks() -> Call:
     """Annealing over building blocks: first fit and the memory of what it gives."""
     graph, _ = graph_of("vee", 8, 64, 5)
-    settle, work = named("greedy.blocks.building_block:anneal_block"), int(np.bincount(graph.rank, graph.duration).max())
+    settle, work = named("greedy.blocks.period_search:anneal_block"), int(np.bincount(graph.rank, graph.duration).max())
     return lambda: settle(graph, np.zeros(len(graph.duration), np.int64), work, 6000, 1)
 
 

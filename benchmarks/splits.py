@@ -149,8 +149,7 @@ def graph_split(
 @table()
 def split(seconds: float = 4.0, blocks: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> Results:
     """The split of the layers beside eager mode's fused backward, of 1 to 32 transformer blocks at once, of two sizes: one
-    where Python's own time counts, one where products do. `norms`: W has the gradients of norms too."""
-    WAYS["norms"] = lambda layer, x: _ours(layer, LayerSplit([layer], 1, norms=True))
+    where Python's own time counts, one where products do."""
     sizes = {"width 192, 256 tokens": (192, 6, 2, 128), "width 64, 64 tokens": (64, 4, 2, 32)}  # width, heads, batch, length
 
     def rows() -> Iterator[tuple[str, Results]]:
@@ -158,7 +157,7 @@ def split(seconds: float = 4.0, blocks: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) 
             for count in blocks:
                 layers = nn.Sequential(*(seeded(0, i, partial(Block, width, heads))() for i in range(count)))
                 x = torch.randn(batch, length, width, requires_grad=True)
-                yield f"{size}, {count} blocks", _compared(layers, x, ["eager", "layers", "norms"], seconds, 40)
+                yield f"{size}, {count} blocks", _compared(layers, x, ["eager", "layers"], seconds, 40)
 
     return rows_of(rows())
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from tests.support.exec_ranks import on_ranks
-from tests.support.recorded import SAMPLES, with_halved_backward
+from tests.support.recorded import SAMPLES, a_schedule, primus_run, with_halved_backward, with_lengths
 from zbsolve import Aim, Noise, Problem, Schedule, Timeline, Trace, pipeline, solve, under_noise
 from zbsolve.bench.runs import timed_solve
 from zbsolve.build.restage import restaged, with_units_in_flight
@@ -43,6 +43,7 @@ from .harness import Results, listed, table
 
 NAMES = {"primus-pp8": "primus-pp8", "bytedance-ST": "bytedance-ST.parquet"}  # sample → its file or folder
 MESSAGES = ("beside compute", "hold their sender up")
+OWN, OTHER, HALF = "replayed", "of the other steps", "measured, every other step"  # how steps were come to
 
 
 @table()
@@ -163,11 +164,11 @@ DRAWS, SEARCHES = (1, 2), (1, 2)  # seeds of further draws, and of further searc
 @table()
 def noise(effort: float = 6.0) -> Results:
     """Whether the best order for medians stays the best where times vary as they did. For each sample: the mean, p50 and p95
-    of measured steps; and those of 10,000 drawn steps in today's order (1F1B), in named orders, in the best order of the
+    of measured steps; and those of the same steps in today's order (1F1B), in named orders, in the best order of the
     same passes, of a loop (also in interleaved's memory) and of a vee (each stage cut in two alike ones) in today's memory,
     and in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: by which share
-    p95 is less than that of the best order for medians, in draws and of searches of other seeds. µs, shares, microbatches in
-    flight."""
+    p95 is less than that of the best order for medians, in draws (microbatches in another order) and of searches of other
+    seeds. µs, shares, microbatches in flight."""
     compiled()
     found = {}
     for name, file in NAMES.items():
@@ -206,7 +207,8 @@ def _orders(problem: Problem, room: tuple[int, ...], aim: Aim, effort: float) ->
 
 
 def _less(order: Schedule, other: Schedule, aim: Aim, seed: int) -> tuple[float, float, float]:
-    spreads = under_noise({"order": order, "other": other}, aim.noise, seed=seed).spreads
+    noise = replace(aim.noise, shuffled=True)
+    spreads = under_noise({"order": order, "other": other}, noise, seed=seed).spreads
     return spreads["order"].less(spreads["other"], aim)
 
 
@@ -229,6 +231,57 @@ def less_table(sample: Results) -> list[str]:
     for what, found in sample["less"].items():
         each = (f"{least:.2%} ({low:.2%} to {high:.2%})" for least, low, high in (*found["draws"], *found["searches"]))
         rows.append((what, *each))
+    return aligned(rows)
+
+
+@table()
+def truth() -> Results:
+    """How near drawn steps come to measured ones, of the order that ran. For each sample, and for a made run whose
+    microbatches differ in length (none of the samples has such): mean, p50 and p95 of measured steps; of the same steps
+    replayed with their own times, as `--noise` takes them; of 10,000 with microbatches in another order, as `--prefer` takes
+    them; of as many with factors of the measured deviations, as in words; and of one half of the steps by the other half.
+    µs."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+        runs = {name: read_trace(SAMPLES / file) for name, file in NAMES.items()}
+        for name, trace in (runs | {"made": _made(Path(folder) / "run")}).items():
+            found[name] = sample = _truth(trace)
+            print(f"{name}\n" + "\n".join(truth_table(sample)), flush=True)
+    return found
+
+
+def _made(folder: Path) -> Trace:
+    """64 steps of eight microbatches, whose lengths are log-normal (30 %), and passes vary by 2 % beside."""
+    schedule = a_schedule("single", split=False, times=100, comm=700)
+    lengths = np.exp(0.3 * np.random.default_rng(0).standard_normal((64, schedule.problem.microbatches)))
+    return read_trace(primus_run(folder, with_lengths(schedule, lengths.tolist(), 0.02)))
+
+
+def _truth(trace: Trace) -> Results:
+    noise, own = Noise.of(trace), trace.planned()
+    halves = [replace(trace, steps=trace.steps[i::2], sent=trace.sent[i::2]) for i in (0, 1)]
+    ways = {OWN: noise, "in another order": replace(noise, shuffled=True), "as deviations": replace(noise, measured=None)}
+    spreads = {how: under_noise({"": own}, one).spreads[""] for how, one in ways.items()}
+    other = under_noise({"": own}, replace(Noise.of(halves[1]), shuffled=True)).spreads[""]
+    rows = {"measured": trace.steps, HALF: halves[0].steps}
+    found = {how: _quantiles(np.array([step.value for step in steps])) for how, steps in rows.items()}
+    found |= {how: _quantiles(one.values) for how, one in spreads.items()} | {OTHER: _quantiles(other.values)}
+    return {"noise": str(noise), "steps": len(trace.steps), "rows": found, "p95": spreads[OWN].at(0.95)[1:]}
+
+
+def _quantiles(values: Any) -> list[float]:
+    return [float(values.mean()), *np.quantile(values, (0.5, 0.95)).tolist()]
+
+
+def truth_table(sample: Results) -> list[str]:
+    """Measured steps, ms, and how far drawn ones are from them."""
+    rows, found = [(f"{sample['steps']} steps", "mean", "p50", "p95")], sample["rows"]
+    for how, row in found.items():
+        if how.startswith("measured"):
+            rows.append((how, *(f"{us / 1e3:,.1f}" for us in row)))
+        else:
+            real = found[HALF if how == OTHER else "measured"]
+            rows.append((how, *(f"{us / was - 1:+.2%}" for us, was in zip(row, real, strict=True))))
     return aligned(rows)
 
 

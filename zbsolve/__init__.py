@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # for type checkers
     from .problem import Edge as Edge
     from .problem import Pass as Pass
     from .problem import Problem as Problem
+    from .problem import Slowdown as Slowdown
     from .profile.profile import Profile as Profile
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule

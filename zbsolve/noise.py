@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from .kinds import TABLE
 from .problem import Problem
-from .profile.lengths import lengths_of
+from .profile.lengths import STALLED, lengths_of
 from .schedule import Schedule
 from .tables import Bools, Ints
 from .timeline import Floats, Precedence, longest_path
@@ -28,13 +29,83 @@ from .util.text import parse_share
 DRAWS, CHUNK = 10_000, 256  # steps that are drawn; so many share a generator of random numbers
 BLOCK = 2**22  # times of passes that are drawn at once, so that memory stays small
 MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # of all draws of a schedule together, some ten seconds; but so many draws
-SURE = 1.96  # deviations of a normal number that leave 5 % outside
+SURE, BELOW = 1.96, 0.025  # deviations of a normal number that leave 5 % outside; half of that
 SHARES = (0.5, 0.95, 0.99)
 AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  # what an order may be best at → its share
 RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
-MEASURED = 20_000  # factors of single passes that are kept of a trace
+MOST, LEAST = 2.0, 1e-3  # a deviation that is one; of its usual time, what a pass without any counts as
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What passes took in the steps of a run, as multiples of their usual times. kinds: their labels; factors: shape (steps,
+    kinds, ranks, chunks, microbatches, slices). off: how much longer (below 0: shorter) than measured the run's own order
+    takes with each step's own times, the mean as a share."""
+
+    kinds: tuple[str, ...]
+    factors: Floats
+    off: float
+
+    @classmethod
+    def of(cls, trace: Trace, usual: Floats, rows: Ints) -> Measured:
+        """rows: of the passes that count. A place that no pass has (another route's) takes the step's median."""
+        p, took, slices = trace.problem.passes, trace.computed(), trace.problem.slices
+        kinds, kind = np.unique(p.kind[rows], return_inverse=True)
+        chunk = _chunks(trace.problem)[rows]
+        sizes = len(kinds), trace.problem.ranks, int(chunk.max()) + 1, trace.problem.microbatches, slices
+        factors = np.full((len(took), *sizes), np.nan)
+        factors[:, kind, p.rank[rows], chunk, p.microbatch[rows], p.slice[rows]] = took[:, rows] / usual[rows]
+        whole = np.nanmedian(factors, axis=(1, 2, 3, 4, 5), keepdims=True)
+        names = tuple(p.kind_names[rows[kind == i][0]] for i in range(len(kinds)))
+        return cls(names, np.where(np.isnan(factors), whole, factors), trace.replay_error())
+
+    def places(self, problem: Problem) -> tuple[Ints, ...]:
+        """Of each pass the kind whose factors it takes (its own, else one of the same half of a step; −1: none, so it takes
+        its rank's median), and the chunk and the slice that lie as far along as its own."""
+        number = {kind: i for i, kind in enumerate(self.kinds)}
+        halves = {TABLE[kind].half: i for kind, i in reversed(number.items()) if TABLE[kind].half}
+        of = {kind: number.get(kind, halves.get(TABLE[kind].half, -1)) for kind in problem.passes.kinds}
+        kind = np.array([of[name] for name in problem.passes.kind_names], np.int64)
+        chunk, (chunks, _, slices) = _chunks(problem), self.factors.shape[3:]
+        there = chunk * chunks // (int(chunk.max()) + 1), problem.passes.slice * slices // problem.slices
+        return np.where(problem.in_microbatch, kind, -1), *there
+
+    def drawn(self, problem: Problem, step: Ints, random: np.random.Generator, shuffled: bool) -> Callable[[Ints], Floats]:
+        """step: numbers of measured steps, shape (CHUNK,). Their ranks and microbatches lend factors to the problem's.
+        The function gives the factors of some of these steps, shape (some, passes)."""
+        _, _, ranks, _, microbatches, _ = self.factors.shape
+        microbatch = _taken(random, problem.microbatches, microbatches, shuffled)
+        rank, (kind, chunk, piece), p = _taken(random, problem.ranks, ranks, False), self.places(problem), problem.passes
+        of, level = np.where(problem.in_microbatch, p.microbatch, 0), np.median(self.factors, axis=(1, 3, 4, 5))
+
+        def some(block: Ints) -> Floats:
+            own, at = step[block, None], rank[block][:, p.rank]
+            found = self.factors[own, kind, at, chunk, microbatch[block][:, of], piece]
+            return np.asarray(np.where(kind >= 0, found, level[own, at]))
+
+        return some
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether it has as many ranks and microbatches as the run."""
+        return bool(self.factors.shape[2] == problem.ranks and self.factors.shape[4] == problem.microbatches)
+
+
+def _chunks(problem: Problem) -> Ints:
+    """Which of its rank's stages each pass is of, shape (passes,)."""
+    there = np.zeros((problem.stages, problem.ranks), np.int64)
+    there[problem.passes.stage, problem.passes.rank] = 1
+    return np.asarray((there.cumsum(axis=0) - 1)[problem.passes.stage, problem.passes.rank])
+
+
+def _taken(random: np.random.Generator, wanted: int, count: int, shuffled: bool) -> Ints:
+    """Which of `count` measured ones each of `wanted` takes, shape (CHUNK, wanted): its own where there are as many, or all
+    in another order; else any."""
+    if wanted != count:
+        return random.integers(count, size=(CHUNK, wanted))
+    own = np.tile(np.arange(count), (CHUNK, 1))
+    return random.permuted(own, axis=1) if shuffled else own
 
 
 @dataclass(frozen=True)
@@ -44,11 +115,13 @@ class Noise:
     step, rank, microbatch, single: standard deviation of the logarithm of a factor that all passes of a step have, those of
         one rank in it, those of one microbatch on all stages, or a pass alone.
     stall, times: the chance of a pass to stall, and how many times as long it is then.
-    measured: logarithms of factors of single passes, drawn in place of `single` and stalls; (): none.
-    measured_steps: the same of whole steps, in place of `step`.
+    measured: steps of a run, one of which each drawn step is, in place of all that; None: none.
+    shuffled: of measured steps, microbatches in another order in each draw.
+    lengths: how long microbatches are in problems of the run (see `lengths.factors_of`). Steps have others, so these do not
+        count in them; (): alike.
 
-    Factors are above 0, so no time gets negative. Raises BadInput for deviations below 0 or above 2, chances above 1, and
-    stalls that are shorter.
+    Factors are not below 0, so no time gets negative. Raises BadInput for deviations below 0 or above 2, chances above 1,
+    and stalls that are shorter.
     """
 
     step: float = 0.0
@@ -57,8 +130,9 @@ class Noise:
     single: float = 0.0
     stall: float = 0.0
     times: float = 1.0
-    measured: tuple[float, ...] = ()
-    measured_steps: tuple[float, ...] = ()
+    measured: Measured | None = None
+    shuffled: bool = False
+    lengths: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> Noise:
@@ -79,64 +153,77 @@ class Noise:
 
     def __post_init__(self) -> None:
         shares = (self.step, self.rank, self.microbatch, self.single, self.stall)
-        if not 0 <= min(shares) <= max(shares) <= 2 or self.stall > 1 or not 1 <= self.times <= 1e6:
+        if not 0 <= min(shares) <= max(shares) <= MOST or self.stall > 1 or not 1 <= self.times <= 1e6:
             raise BadInput("noise: deviations are 0 to 200%, a chance is 0 to 100%, a stall 1 to 1,000,000 times as long")
 
     @classmethod
     def of(cls, trace: Trace, where: str = "trace") -> Noise:
-        """As it was in a run: of each pass's time beside the median of its lane, what a step's passes have in common, then a
-        microbatch's, then a rank's, and the rest as it is. Raises BadInput for fewer than three steps."""
+        """As it was in a run: its steps, whole. Deviations and stalls are what a step's passes have in common, then a
+        microbatch's, then a rank's, then the rest: they count without `measured`. Raises BadInput for fewer than three
+        steps."""
         if len(trace.steps) < 3:
             count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
             raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
-        problem, took, lengths = trace.problem, trace.computed(), lengths_of(trace)
-        p, usual = problem.passes, lengths.usual
-        rows = np.flatnonzero(problem.computing & problem.in_microbatch & (usual > 0) & (took > 0).all(axis=0))
+        problem, p, lengths = trace.problem, trace.problem.passes, lengths_of(trace)
+        given = tuple(trace.facts.get("microbatch_factors", ()))
+        base, counted = _usual(problem, given), problem.computing & problem.in_microbatch
+        rows = np.flatnonzero(counted & (base > 0) & (lengths.usual > 0))
         if not len(rows):
-            raise BadInput(f"{where}: no pass takes time in every step")
+            raise BadInput(f"{where}: no pass takes time")
         each = np.log(lengths.each)
-        whole = np.median(each, axis=1, keepdims=True)
-        rest = np.log(took[:, rows] / usual[rows]) - each[:, p.microbatch[rows]]
+        whole, apart = np.median(each, axis=1, keepdims=True), _apart(each - np.median(each, axis=1, keepdims=True))
+        rest = np.log(np.maximum(trace.computed()[:, rows] / lengths.usual[rows], LEAST)) - each[:, p.microbatch[rows]]
         present = np.unique(p.rank[rows])
         ranks = np.stack([np.median(rest[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
         rest = rest - ranks[:, np.searchsorted(present, p.rank[rows])]
-        several = np.sort(rest.ravel())
-        kept = several[np.linspace(0, len(several) - 1, min(MEASURED, len(several))).astype(np.int64)]
-        found = cls(0.0, _apart(ranks), _apart(each - whole), measured=tuple(kept.tolist()))
-        seen = whole - np.median(whole)
-        chance = MEDIAN * found.microbatch**2 / each.shape[1]  # of the median of so few microbatches
-        seen = seen * np.sqrt(max(0.0, 1 - chance / max(seen.var(), 1e-30)))
-        return replace(found, measured_steps=tuple(np.sort(seen.ravel()).tolist()))
+        stalls, chance = rest > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
+        shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, rest[~stalls].std()
+        times = float(np.exp(np.median(rest[stalls]))) if stalls.any() else 1.0
+        step, rank, microbatch, single = np.minimum(shares, MOST).tolist()
+        seen = Measured.of(trace, base, rows)
+        return cls(step, rank, microbatch, single, float(stalls.mean()), times, measured=seen, lengths=given)
 
     def __str__(self) -> str:
-        whole = float(np.std(self.measured_steps)) if self.measured_steps else self.step
-        parts = [f"steps {whole:.1%}", f"ranks {self.rank:.1%}", f"microbatches {self.microbatch:.1%}"]
-        single = f"passes as measured ({np.std(self.measured):.1%})" if self.measured else f"passes {self.single:.1%}"
-        stalls = [f"{self.stall:.2%} of passes are {self.times:g} times as long"] if self.stall else []
-        return ", ".join([*parts, single, *stalls])
+        parts = [f"steps {self.step:.1%}", f"ranks {self.rank:.1%}", f"microbatches {self.microbatch:.1%}"]
+        parts += [f"passes {self.single:.1%}"]
+        parts += [f"{self.stall:.2%} of passes are {self.times:.3g} times as long"] if self.stall else []
+        if self.measured is None:
+            return ", ".join(parts)
+        count, off = len(self.measured.factors), self.measured.off
+        return f"{count} measured steps ({', '.join(parts)}; with their own times the order that ran takes {off:+.1%})"
+
+    @property
+    def independent(self) -> int | None:
+        """How many steps the draws can say no more than; None: as many as are drawn."""
+        return None if self.measured is None else len(self.measured.factors)
 
     def steps(self, problem: Problem, draws: int, seed: int = 0) -> Iterator[Floats]:
-        """µs of each pass in `draws` steps, shape (some steps, passes). Factors of ranks and of microbatches are the same
-        for all problems with as many."""
-        p, own, sent, computing = problem.passes, problem.in_microbatch, problem.sending, problem.computing
-        of = np.where(own, p.microbatch, 0)
-        for number, begin in enumerate(range(0, draws, CHUNK)):
-            shared, single = (np.random.default_rng([seed, number, turn]) for turn in (0, 1))
-            ranks, steps = self.rank * shared.standard_normal((CHUNK, problem.ranks)), np.array(self.measured_steps)
-            ranks += shared.choice(steps, (CHUNK, 1)) if len(steps) else self.step * shared.standard_normal((CHUNK, 1))
-            microbatches = self.microbatch * shared.standard_normal((CHUNK, problem.microbatches))
-            count = min(CHUNK, draws - begin)
-            for block in np.array_split(np.arange(count), -(-count * len(p) // BLOCK)):
-                factor = ranks[block][:, p.rank] + np.where(own, microbatches[block][:, of], 0.0)
-                factor += self._alone(single, factor.shape)
-                yield np.asarray((p.duration - sent) * np.exp(np.where(computing, factor, 0.0)) + sent, np.float64)
+        """µs of each pass in `draws` steps, shape (some steps, passes). Measured steps come in turn. They, and factors of
+        ranks and of microbatches, are the same for all problems with as many."""
+        sent, computing, base = problem.sending, problem.computing, _usual(problem, self.lengths)
+        for begin in range(0, draws, CHUNK):
+            factors, count = self._factors(problem, begin, seed), min(CHUNK, draws - begin)
+            for block in np.array_split(np.arange(count), -(-count * len(base) // BLOCK)):
+                yield np.asarray(base * np.where(computing, factors(block), 1.0) + sent, np.float64)
 
-    def _alone(self, draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Logarithms of the factors that passes have alone."""
-        if self.measured:
-            return draw.choice(np.array(self.measured), shape)
-        alone = self.single * draw.standard_normal(shape)
-        return alone + np.log(self.times) * (draw.random(shape) < self.stall) if self.stall else alone
+    def _factors(self, problem: Problem, begin: int, seed: int) -> Callable[[Ints], Floats]:
+        """The factors of all passes in some of the CHUNK steps from `begin` on, shape (some, passes)."""
+        p, own = problem.passes, problem.in_microbatch
+        shared, single = (np.random.default_rng([seed, begin // CHUNK, turn]) for turn in (0, 1))
+        if self.measured is not None:
+            step = np.arange(begin, begin + CHUNK) % len(self.measured.factors)
+            return self.measured.drawn(problem, step, shared, self.shuffled)
+        ranks = self.rank * shared.standard_normal((CHUNK, problem.ranks))
+        ranks += self.step * shared.standard_normal((CHUNK, 1))
+        microbatches = self.microbatch * shared.standard_normal((CHUNK, problem.microbatches))
+        of = np.where(own, p.microbatch, 0)
+
+        def some(block: Ints) -> Floats:
+            alone = self.single * single.standard_normal((len(block), len(of)))
+            alone += np.log(self.times) * (single.random(alone.shape) < self.stall) if self.stall else 0.0
+            return np.exp(ranks[block][:, p.rank] + np.where(own, microbatches[block][:, of], 0.0) + alone)
+
+        return some
 
 
 @dataclass(frozen=True)
@@ -164,7 +251,8 @@ class Aim:
 class Spread:
     """What a schedule's steps take under noise. given: µs by the problem's own times. values: µs of each drawn step, shape
     (draws,). bounds: µs that no order of the problem's passes takes less than in that step, shape (draws,). often: in which
-    share of steps each pass is on the critical path; took: its share of the time of critical paths; shape (passes,)."""
+    share of steps each pass is on the critical path; took: its share of the time of critical paths; shape (passes,).
+    independent: steps that intervals count with, where draws are of fewer measured ones."""
 
     problem: Problem
     given: float
@@ -172,6 +260,7 @@ class Spread:
     bounds: Floats
     often: Floats
     took: Floats
+    independent: int
 
     @property
     def critical(self) -> Floats:
@@ -189,20 +278,19 @@ class Spread:
     @property
     def mean(self) -> tuple[float, float]:
         """µs, and how far the true mean may be from it (95 %)."""
-        return _mean(self.values)
+        return self._mean(self.values)
 
     @property
     def bound(self) -> tuple[float, float]:
         """The same of `bounds`: on average no order takes less, even one that is made for each step's own times."""
-        return _mean(self.bounds)
+        return self._mean(self.bounds)
 
     def at(self, share: float) -> tuple[float, float, float]:
         """µs that such a share of steps does not exceed, and between what the true number is (95 %, by order statistics)."""
         ranked, n = np.sort(self.values), len(self.values)
-        off = SURE * np.sqrt(n * share * (1 - share))
-        places = np.clip([n * share, n * share - off, n * share + off], 0, n - 1).astype(np.int64)
-        one, low, high = ranked[places].tolist()
-        return one, low, high
+        off = SURE * n * np.sqrt(share * (1 - share) / self.independent)
+        low, high = ranked[np.clip([n * share - off, n * share + off], 0, n - 1).astype(np.int64)].tolist()
+        return float(np.quantile(ranked, share)), low, high
 
     def shorter(self, other: Spread) -> float:
         """In which share of the draws it is shorter than the other."""
@@ -210,11 +298,14 @@ class Spread:
 
     def less(self, other: Spread, aim: Aim) -> tuple[float, float, float]:
         """By which share it is below the other, of the same draws, and between what that truly is (95 %: both are drawn
-        again from their draws, a step of one with that of the other)."""
-        again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, len(self.values)))
+        again from their draws, a step of one with that of the other, as many as are independent)."""
+        again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, self.independent))
         found = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
         low, high = np.quantile(found, (0.025, 0.975)).tolist()
         return 1 - aim.of(self.values) / aim.of(other.values), low, high
+
+    def _mean(self, values: Floats) -> tuple[float, float]:
+        return float(values.mean()), float(SURE * values.std(ddof=1) / np.sqrt(self.independent))
 
     def to_json(self) -> dict[str, Any]:
         """Numbers for programs, µs and shares."""
@@ -237,10 +328,17 @@ class UnderNoise:
     draws: int
     spreads: dict[str, Spread]
 
+    @property
+    def unbounded(self) -> tuple[str, ...]:
+        """Quantiles that so few independent steps set no upper end to: their longest may well be below (p95 takes 72)."""
+        steps = min(one.independent for one in self.spreads.values())
+        return tuple(name for name, share in AIMS.items() if share**steps > BELOW)
+
     def to_json(self) -> dict[str, Any]:
         """The noise and each schedule's numbers."""
-        noise = asdict(self.noise) | {"measured": len(self.noise.measured), "measured_steps": len(self.noise.measured_steps)}
-        return {"noise": noise, "draws": self.draws, "schedules": {n: s.to_json() for n, s in self.spreads.items()}}
+        noise = asdict(replace(self.noise, measured=None)) | {"measured": self.noise.independent}
+        head = {"noise": noise, "draws": self.draws, "unbounded": self.unbounded}
+        return head | {"schedules": {n: s.to_json() for n, s in self.spreads.items()}}
 
 
 def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int | None = None, seed: int = 0) -> UnderNoise:
@@ -248,7 +346,8 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
 
     schedules: by name; each order is held fixed. The first is what others are held against.
     noise: how times vary.
-    draws: steps that are drawn; None: 10,000, or fewer (200 at least) where they have 100 million passes together.
+    draws: steps that are drawn; None: measured ones once each, where schedules have as many ranks and microbatches; else
+        10,000, or fewer (200 at least) where they have 100 million passes together.
     seed: of the draws.
 
     Raises BadInput for no schedule, fewer than two draws, or another objective than the makespan; Deadlock.
@@ -256,12 +355,23 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, one in schedules.items() if one.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
+    for one in schedules.values():
+        check_noise(one.problem)
+    ran = noise.measured
+    if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
+        draws = len(ran.factors)
     if draws is None:
         most = max(len(one.problem.passes) for one in schedules.values())
         draws = int(np.clip(MOST_PASSES // most, LEAST_DRAWS, DRAWS))
     if draws < 2:
         raise BadInput(f"draws: {draws}: at least 2 are needed")
     return UnderNoise(noise, draws, {name: _spread(one, noise, draws, seed) for name, one in schedules.items()})
+
+
+def check_noise(problem: Problem) -> None:
+    """Raise BadInput for a problem whose times cannot vary."""
+    if problem.slowdowns:
+        raise BadInput("noise: how times vary where passes slow each other is not known")
 
 
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
@@ -274,7 +384,19 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
         values.append(_walked(ordered, took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     shares = often / draws, critical / max(critical.sum(), 1.0)
-    return Spread(problem, float(schedule.timeline().value), np.concatenate(values), np.concatenate(bounds), *shares)
+    independent = min(draws, noise.independent or draws)
+    return Spread(
+        problem, float(schedule.timeline().value), np.concatenate(values), np.concatenate(bounds), *shares, independent
+    )
+
+
+def _usual(problem: Problem, lengths: tuple[float, ...]) -> Floats:
+    """µs that passes compute, of a microbatch whose length is 1 where the problem's have these."""
+    own = (problem.passes.duration - problem.sending).astype(np.float64)
+    if len(lengths) != problem.microbatches or problem.alike:
+        return own
+    inside = problem.in_microbatch
+    return np.where(inside, own / np.array(lengths)[np.where(inside, problem.passes.microbatch, 0)], own)
 
 
 def _apart(factors: Floats) -> float:
@@ -290,10 +412,6 @@ def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
     order = np.argsort(arcs.after, kind="stable")
     first = np.searchsorted(arcs.after[order], np.arange(len(turn) + 1))
     return np.argsort(turn), first, arcs.before[order], arcs.lag[order]
-
-
-def _mean(values: Floats) -> tuple[float, float]:
-    return float(values.mean()), float(SURE * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 @kernel

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
@@ -15,13 +15,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .kinds import KINDS, LINKS
-from .problem_check import check_capacity, check_notes, check_tables
+from .problem_check import check_capacity, check_notes, check_slowdowns, check_tables
 from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
-from .tables import CARGO, Bools, Edge, Edges, Ints, Pass, Passes, Pool, coded, pass_name, usual_cargo, whole_column
+from .tables import (
+    CARGO,
+    WHOLE,
+    Bools,
+    Edge,
+    Edges,
+    Ints,
+    Pass,
+    Passes,
+    Pool,
+    Slowdown,
+    coded,
+    pass_name,
+    usual_cargo,
+    whole_column,
+)
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
-__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "pass_name"]
+__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
@@ -55,6 +70,8 @@ class Problem:
     capacity: bytes of each rank's device; None: unlimited.
     objective: "makespan" or "span".
     pools: further memory, which an edge may name for its bytes. Pools 0 … ranks − 1 are the devices, then come these.
+    slowdowns: kinds of passes that slow each other where they run beside each other on a rank. Durations are those of passes
+        alone; of several slowdowns the largest counts. A pass ends with the µs in which its work is done.
 
     Notes for readers and the executor, which no solver looks at:
 
@@ -80,6 +97,7 @@ class Problem:
     messages: MessageRoom | None = None
     slice_lengths: tuple[float, ...] = ()
     recomputed: tuple[int, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @classmethod
     def of(
@@ -117,6 +135,7 @@ class Problem:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
         check_notes(self.slice_lengths, self.slices, self.recomputed, self.layers)
         check_capacity(self.capacity, self.ranks)
+        check_slowdowns(self.slowdowns, float(self.passes.duration.sum(dtype=np.float64)))
 
     @cached_property
     def ranks(self) -> int:
@@ -304,6 +323,11 @@ class Problem:
         return np.flatnonzero(~self.computing).astype(np.int64)
 
     @cached_property
+    def paces(self) -> dict[tuple[int, int], int]:
+        """Of kinds that are slowed beside another: how much of its work a pass does in a µs, of `WHOLE` parts."""
+        return {(KINDS.index(o.kind), KINDS.index(o.beside)): round(WHOLE / o.factor) for o in self.slowdowns}
+
+    @cached_property
     def collective(self) -> Ints:
         """The collective that each pass is a part of, numbered from 0; −1 for passes that are none. The parts are passes of
         one kind, microbatch and slice, one a rank. Ranks come to collectives in one order, and none ends before all ranks
@@ -406,6 +430,8 @@ class Problem:
             head.append(self.slice_lengths)
         if self.recomputed:
             head.append({"recomputed": self.recomputed})
+        if self.slowdowns:
+            head.append({"slowdowns": sorted((one.kind, one.beside, one.factor) for one in self.slowdowns)})
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -430,6 +456,7 @@ class Problem:
             **({"messages": self.messages.as_json()} if self.messages else {}),
             **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
+            **({"slowdowns": [asdict(one) for one in self.slowdowns]} if self.slowdowns else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -457,8 +484,8 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
         notes = tuple(form.layers), form.source, pools
-        lengths, again = tuple(form.slice_lengths), tuple(form.recomputed)
-        found = cls(passes, edges, capacity, form.objective, *notes, slice_lengths=lengths, recomputed=again)
+        lengths, again, slower = tuple(form.slice_lengths), tuple(form.recomputed), tuple(form.slowdowns)
+        found = cls(passes, edges, capacity, form.objective, *notes, None, lengths, again, slower)
         return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
 
 

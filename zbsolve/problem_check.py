@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .kinds import KINDS
-from .tables import Edges, Ints, Passes, Pool
+from .tables import WHOLE, Edges, Ints, Passes, Pool, Slowdown
 from .util.errors import BadInput
 
+MAX_FACTOR = 1000.0
 MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits
 
 
@@ -76,6 +77,22 @@ def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
     bad = np.flatnonzero((edges.bytes > 0) & (edges.pool == 0) & apart)
     if len(bad):
         raise BadInput(f"{name(int(bad[0]))}: bytes on an edge between two ranks")
+
+
+def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
+    """Raises BadInput for unknown kinds, two factors of one pair, and factors that are not 1 to 1000. times: all passes'."""
+    seen = set[tuple[str, str]]()
+    for one in slowdowns:
+        said, pair = f"slowdown of {one.kind[:20]} beside {one.beside[:20]}", (one.kind, one.beside)
+        if unknown := [kind for kind in pair if kind not in KINDS]:
+            raise BadInput(f"{said}: there is no kind '{unknown[0][:20]}'")
+        if pair in seen:
+            raise BadInput(f"{said}: said twice")
+        if not 1 <= one.factor <= MAX_FACTOR:
+            raise BadInput(f"{said}: {one.factor:g} is not from 1 to {MAX_FACTOR:g}")
+        seen.add(pair)
+    if slowdowns and times * WHOLE > MAX_SUM:
+        raise BadInput("problem: its times add up to more than zbsolve can count where passes slow each other")
 
 
 def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:

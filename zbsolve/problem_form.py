@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from .kinds import KINDS, OURS, TABLE, Kind, register
-from .tables import CARGO, COUNTS, Edges, Ints, Passes, coded, usual_cargo, whole_column
+from .tables import CARGO, COUNTS, Edges, Ints, Passes, Slowdown, coded, usual_cargo, whole_column
 from .util.columns import packed, packed_words, unpacked, unpacked_words
 from .util.errors import BadInput
 
@@ -72,6 +72,7 @@ class ProblemForm(msgspec.Struct):
     messages: MessagesForm | None = None
     slice_lengths: list[float] = []
     recomputed: list[int] = []
+    slowdowns: list[Slowdown] = []
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

@@ -250,7 +250,9 @@ class PlainStep:
                 "be scheduled"
             )
         messages = staged.costs.memory.message_room(staged.counts, self.routes)
-        return replace(problem, messages=messages if any((*messages.sizes, *messages.sides)) else None)
+        kinds = problem.passes.kinds
+        slower = tuple(one for one in profile.slowdowns if {one.kind, one.beside} <= {*kinds})
+        return replace(problem, messages=messages if any((*messages.sizes, *messages.sides)) else None, slowdowns=slower)
 
     def staged(self, profile: Any) -> Staged:
         """The model's layers on this step's stages. Raises BadInput, Infeasible."""

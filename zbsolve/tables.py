@@ -20,6 +20,7 @@ from .util.errors import BadInput
 # What an edge hands from pass to pass; "": nothing, one only waits for the other. Side inputs go beside the row of stages.
 CARGO = ("", "activation", "gradient", "side input", "side gradient")
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
+WHOLE = 1_000_000  # parts of its work that a pass alone on its rank does in a µs of it
 MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
 COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # columns of whole numbers beside kind and streams
 
@@ -54,6 +55,15 @@ class Pass:
     def name(self) -> str:
         """`<stage><kind><microbatch>[.<slice>]`, for example `3B12` or `0F4.1` (slice 0 is not written)."""
         return pass_name(self.kind, self.stage, self.microbatch, self.slice)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """While a pass of kind `beside` runs on a rank, those of `kind` there take `factor` times as long for their work."""
+
+    kind: str
+    beside: str
+    factor: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .problem import Ints, Problem
+from .tables import WHOLE
 from .util.columns import looped
 from .util.errors import BadInput, Deadlock
 
@@ -209,8 +211,49 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
     `sequences`: one integer array a stream; `syncs`: shape (n, 2), further pairs (before, after).
     """
+    if problem.slowdowns:
+        return _beside(problem, Precedence.of(problem, sequences, syncs))
     start, turn = longest_path(problem, Precedence.of(problem, sequences, syncs))
     return Timeline(problem, start, start + problem.passes.duration, turn)
+
+
+def _beside(problem: Problem, arcs: Precedence) -> Timeline:
+    """The same where passes slow each other: event by event, since how long a pass takes depends on what runs beside it."""
+    count, paces, rank, kind = len(problem.passes), problem.paces, problem.passes.rank.tolist(), problem.passes.kind.tolist()
+    behind: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
+        behind[i].append((j, lag))
+    waiting, ready = np.bincount(arcs.after, minlength=count).tolist(), [0] * count
+    left, pace = (problem.passes.duration * WHOLE).tolist(), [0] * count  # parts of work; 0: not begun
+    start, end, since, turn, begun = [0] * count, [0] * count, [0] * count, [0] * count, 0
+    running: list[list[int]] = [[] for _ in range(problem.ranks)]
+    # Time, whether a pass begins (ends come first), the pass, and the pace that its end counts on.
+    events = [(0, True, i, 0) for i in range(count) if waiting[i] == 0]
+    while events:
+        now, begins, i, hoped = heappop(events)
+        mine = running[rank[i]]
+        if begins:
+            start[i], since[i], turn[i] = now, now, begun
+            begun += 1
+            mine.append(i)
+        elif pace[i] != hoped or now - since[i] != -(-left[i] // hoped):
+            continue
+        if not begins or not left[i]:
+            mine.remove(i)
+            end[i], pace[i] = now, -1
+            for j, lag in behind[i]:
+                ready[j], waiting[j] = max(ready[j], now + lag), waiting[j] - 1
+                if waiting[j] == 0:
+                    heappush(events, (ready[j], True, j, 0))
+        for a in mine:
+            found = min((paces.get((kind[a], kind[b]), WHOLE) for b in mine if b != a), default=WHOLE)
+            if found != pace[a]:
+                left[a] = max(0, left[a] - pace[a] * (now - since[a]))
+                since[a], pace[a] = now, found
+                heappush(events, (now - (-left[a] // found), False, a, found))
+    if begun < count:
+        raise Deadlock(_cycle(problem, arcs, {i for i in range(count) if waiting[i]}))
+    return Timeline(problem, *(np.array(column, np.int64) for column in (start, end, turn)))
 
 
 def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:

@@ -95,7 +95,8 @@ class Trace:
         took = np.rint(self.steps[step].end - self.steps[step].start).astype(np.int64)
         part = np.minimum(1.0, took / np.maximum(problem.sending, 1))
         sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
-        own = replace(problem, passes=replace(problem.passes, duration=took), edges=replace(edges, sent=sent))
+        passes, edges = replace(problem.passes, duration=took), replace(edges, sent=sent)
+        own = replace(problem, passes=passes, edges=edges, slowdowns=())  # what ran was slowed already
         return Schedule(own, self.schedule, self.syncs).timeline()
 
     def replay_error(self) -> float:

@@ -35,6 +35,7 @@ class Violation:
 
 
 Times = Mapping[str, tuple[float, float]]
+PARTS = 1_000_000  # of a µs of work; a pass that is slowed does a whole number of them in a µs
 ANY_AMOUNT = 2**62  # bytes: more than all passes of a problem take
 Numbers = NDArray[Any]  # µs: whole where they were found here, else as a timeline has them
 
@@ -73,6 +74,8 @@ def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) 
             chain = " → ".join((*cycle, cycle[0]))
             return (Violation("deadlock", cycle, f"these passes wait for each other: {chain}"),)
         end = start + problem.passes.duration
+        if problem.slowdowns:
+            start, end, turn = _beside(problem, arcs)
         return (*_apart(problem, arcs), *_memory(problem, start, end, turn), *_certificate(problem, schedule, start, end))
     start = np.array([timeline[name][0] for name in problem.names])
     end = np.array([timeline[name][1] for name in problem.names])
@@ -202,6 +205,42 @@ def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore
                 ready[known] = b
                 known += 1
     return known, start, ready, waiting
+
+
+def _beside(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Numbers, Ints]:
+    """Starts, ends and turns where passes slow each other: from moment to moment, whatever runs gets on by its pace."""
+    p, slower, now = problem.passes, {(one.kind, one.beside): one.factor for one in problem.slowdowns}, 0
+    waits, soonest = np.bincount(arcs.after, minlength=len(p)), np.zeros(len(p), np.int64)
+    start, end, turn = np.full(len(p), -1), np.full(len(p), -1), np.zeros(len(p), np.int64)
+    left, by_source = dict[int, int](), np.argsort(arcs.before, kind="stable")
+    first = np.searchsorted(arcs.before[by_source], np.arange(len(p) + 1))
+    open_passes = set(np.flatnonzero(waits == 0).tolist())
+    while open_passes or left:
+        due = [i for i, work in left.items() if work <= 0] or sorted(i for i in open_passes if soonest[i] <= now)[:1]
+        for i in due:
+            if i in open_passes:
+                open_passes.remove(i)
+                start[i], turn[i], left[i] = now, (start >= 0).sum(), int(p.duration[i]) * PARTS
+                continue
+            del left[i]
+            end[i] = now
+            for arc in by_source[first[i] : first[i + 1]].tolist():
+                j = int(arcs.after[arc])
+                soonest[j], waits[j] = max(soonest[j], now + arcs.lag[arc]), waits[j] - 1
+                open_passes |= {j} if waits[j] == 0 else set()
+        if due:
+            continue
+        factor = {
+            i: max(
+                [1.0]
+                + [slower.get((p.kind_names[i], p.kind_names[j]), 1.0) for j in left if j != i and p.rank[j] == p.rank[i]]
+            )
+            for i in left
+        }
+        pace = {i: round(PARTS / factor[i]) for i in left}
+        step = min([-(-work // pace[i]) for i, work in left.items()] + [int(soonest[i]) - now for i in open_passes])
+        left, now = {i: work - step * pace[i] for i, work in left.items()}, now + step
+    return start, end, turn
 
 
 def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Iterator[Violation]:

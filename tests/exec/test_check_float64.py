@@ -13,6 +13,7 @@ from torch import nn
 from zbsolve.cli.run import _verdict
 from zbsolve.exec.check import LIMITS, shake, values
 from zbsolve.exec.run.job import Options, run_on_one_device
+from zbsolve.exec.transport.wires import ALONE
 from zbsolve.exec.verdict import Others, compare
 
 from ..support.exec_tools import a_problem, random_schedule
@@ -31,7 +32,7 @@ def verdict(
     run: float, unsplit: float, exact: Callable[[], Any], dtype: torch.dtype = SINGLE, shaken: Callable[[], Any] = tuple
 ) -> dict[str, Any]:
     mine, whole = values(dict(enumerate(held(run, dtype)))), held(unsplit, dtype)
-    found = compare(None, [(0,)], mine, whole, (1.0, 1.0), others=Others(exact, shaken))
+    found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), others=Others(exact, shaken))
     assert found is not None
     return found
 
@@ -150,7 +151,7 @@ def test_a_gradient_that_cancels_is_measured_by_its_layer(share: float, passed: 
     noise = share * max(sizes) + 1e-7 * max(sizes)
     run = values(dict(enumerate(gradients(SINGLE, noise))))
     for again, right in ((lambda: exact, passed), (lambda: None, False)):
-        found = compare(None, [(0,)], run, unsplit, (1.0, 1.0), others=Others(again))
+        found = compare(ALONE, [(0,)], run, unsplit, (1.0, 1.0), others=Others(again))
         assert found is not None
         assert found["passed"] == right
 

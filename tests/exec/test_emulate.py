@@ -136,9 +136,14 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     return found
 
 
+def alone(passes: int) -> Board:
+    """A board for ranks in one process."""
+    return Board(np.zeros((Board.FIELDS, passes), np.int64))
+
+
 def test_a_device_makes_up_for_one_pass_and_waits_for_more(wall: Wall) -> None:
     problem = pipeline([100, 100], [100, 0], microbatches=3, layers=[1, 1])
-    board, names = Board.alone(len(problem.names)), problem.names
+    board, names = alone(len(problem.names)), problem.names
     device = EmulatedDevice(Times.of(random_schedule(problem), "schedule"), problem.index, board)
     device.begin()
     wall.now = 7_000  # the first pass of a step starts when it really does
@@ -166,7 +171,7 @@ def test_a_device_makes_up_for_one_pass_and_waits_for_more(wall: Wall) -> None:
 def test_a_message_takes_its_links_time(wall: Wall) -> None:
     problem = pipeline([10, 10], BW=[10, 10], microbatches=1, comm=5, layers=[1, 1])
     schedule = random_schedule(problem)
-    board = Board.alone(len(problem.names))
+    board = alone(len(problem.names))
     sender, receiver = (EmulatedDevice(Times.of(schedule, "schedule"), problem.index, board) for _ in range(2))
     message = next(action.takes for action in lower(schedule)[1].actions if action.name == "1F0")
     assert isinstance(message, Message)
@@ -188,7 +193,7 @@ def test_the_devices_clocks_are_the_prediction(
     around = {kind: value[: len(placement)] if isinstance(value, list) else value for kind, value in around.items()}
     schedule, model = random_schedule(a_problem(placement, 4, **around), 2), mlp(0)
     names, ranks, rng = schedule.problem.names, schedule.problem.ranks, random.Random(0)
-    board, times = Board.alone(len(names)), Times.of(schedule, "schedule")
+    board, times = alone(len(names)), Times.of(schedule, "schedule")
     hooks = [Hooks(emulated=EmulatedDevice(times, schedule.problem.index, board)) for _ in range(ranks)]
     one = OneDevice(model, schedule, hooks=hooks)
     batches = {m: model.batch(m, 0) for m in one.microbatches}
@@ -233,7 +238,7 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_pass_does_its_work_in_the_time_of_its_parts_too(wall: Wall) -> None:
     times = Times("", {"0FQ0.1": 10, "0FA0.1": 20, "0F0.1": 5, "0F0.2": 40}, {}, parts=("0FQ0.1", "0FA0.1"))
-    device = EmulatedDevice(times, {name: i for i, name in enumerate(times.passes)}, board := Board.alone(4))
+    device = EmulatedDevice(times, {name: i for i, name in enumerate(times.passes)}, board := alone(4))
     for late, waited in ((0, 0), (90_000, 1)):
         device.begin()
         start = wall.now

@@ -179,6 +179,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_a_wrong_gradient_fails_the_check() -> None:
     from zbsolve.exec.check import values
+    from zbsolve.exec.transport.wires import ALONE
     from zbsolve.exec.verdict import compare
 
     layers = dict(enumerate(load("mlp-tiny").build()))
@@ -187,7 +188,7 @@ def test_a_wrong_gradient_fails_the_check() -> None:
         for parameter in layer.parameters():
             parameter.grad = parameter.detach().clone()
     layers[5][1].weight.grad[0, 0] += 1e-3
-    verdict = compare(None, [(0,)] * 8, values(layers), whole, (1.0, 1.0))
+    verdict = compare(ALONE, [(0,)] * 8, values(layers), whole, (1.0, 1.0))
     assert verdict is not None
     assert not verdict["passed"]
     assert verdict["where"] == "layer 5 1.weight"

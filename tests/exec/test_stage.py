@@ -61,28 +61,27 @@ def frozen(layer: nn.Module) -> nn.Module:
     return layer.requires_grad_(False)
 
 
-# name: (layers, norms deferred?, units of (32, 64) held after F, after B)
-HELD: dict[str, tuple[Callable[[], nn.Module], bool, tuple[float, float]]] = {
+# name: (layers, units of (32, 64) held after F, after B)
+HELD: dict[str, tuple[Callable[[], nn.Module], tuple[float, float]]] = {
     # x, h, gelu(h); then x, dh, gelu(h), dy
-    "linear": (lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), False, (3, 4)),
-    "norm in B": (lambda: nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)), False, (2 + 1 / 32, 2)),
-    "norm in W": (lambda: nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)), True, (2 + 1 / 32, 4 + 1 / 32)),
+    "linear": (lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), (3, 4)),
+    "norm": (lambda: nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)), (2 + 1 / 32, 2)),
     # W needs neither input nor output gradient of what is frozen
-    "frozen": (lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), frozen(nn.Linear(64, 64))), False, (2, 2)),
-    "only the bias": (lambda: nn.Sequential(frozen(nn.Linear(64, 64)), nn.Tanh(), nn.Linear(64, 64)), False, (2, 2)),
+    "frozen": (lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), frozen(nn.Linear(64, 64))), (2, 2)),
+    "only the bias": (lambda: nn.Sequential(frozen(nn.Linear(64, 64)), nn.Tanh(), nn.Linear(64, 64)), (2, 2)),
 }
 
 
 @pytest.mark.parametrize("name", HELD)
 def test_only_what_W_needs_is_held_after_B(name: str) -> None:
-    make, norms, (after_f, after_b) = HELD[name]
-    stage = Stage([make()], first=1, norms=norms)
+    make, (after_f, after_b) = HELD[name]
+    stage = Stage([make()], first=1)
     found = held(stage, torch.randn(32, 64), torch.randn(32, 64))
     assert [size / UNIT for size in found] == [after_f, after_b, 0]
 
 
 def test_parameters_get_no_gradient_in_B() -> None:
-    stage = Stage([nn.Linear(8, 8), nn.Conv1d(2, 2, 1), nn.LayerNorm(8)], first=1, norms=True)
+    stage = Stage([nn.Linear(8, 8), nn.Conv1d(2, 2, 1)], first=1)
     stage.forward(0, torch.randn(2, 2, 8), None, split=True)
     stage.backward(0, [torch.randn(2, 2, 8)])
     assert all(p.grad is None for p in stage.parameters())
@@ -228,7 +227,7 @@ def test_the_last_stage_recomputes_its_loss() -> None:
 
 
 def test_only_the_input_is_held_until_X() -> None:
-    make, _, (after_f, after_b) = HELD["linear"]
+    make, (after_f, after_b) = HELD["linear"]
     found = held(Stage([make()], first=1), torch.randn(32, 64), torch.randn(32, 64), recompute=True)
     assert [size / UNIT for size in found] == [1, after_f, after_b, 0]
 

@@ -14,6 +14,7 @@ from zbsolve import Trace, pipeline, updates
 from zbsolve.cli import main
 from zbsolve.exec import check
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.transport.wires import ALONE
 from zbsolve.exec.verdict import compare
 from zbsolve.placement import mirror
 from zbsolve.profile.profile import Layer, Link, Profile
@@ -167,7 +168,7 @@ def test_the_checks_own_rule_is_the_papers_and_no_other() -> None:
         loss = check.updated(problem, [[one] for one in whole], data, nn.functional.mse_loss, sgd)
         right, losses = simulated(name, 3, every, inputs, targets, sgd, 1)
         mine = check.values(dict(enumerate(whole)), check.weight)
-        found = compare(None, [(0,)] * 3, mine, right, (loss, losses[0]), check.weight)
+        found = compare(ALONE, [(0,)] * 3, mine, right, (loss, losses[0]), check.weight)
         assert found is not None
         assert found["passed"] == (found["worst"] <= 1e-6)
         return float(found["worst"])

@@ -68,10 +68,10 @@ def test_settling_keeps_a_block_legal_and_uses_less(seed: int) -> None:
     _, g, pools = drawn(seed)
     period, offset = 2 * least_period(g, pools), np.zeros(len(g.duration), np.int64)
     assert first_fit(g, offset.copy(), period, offset) == 0
-    _, before = excess_and_use(g, pools, period, offset)
+    _, before = excess_and_use(g, pools.edges, pools.room, period, offset)
     settle(g, pools, period, offset)
     assert legal(g, offset, period)
-    assert excess_and_use(g, pools, period, offset)[1] < before
+    assert excess_and_use(g, pools.edges, pools.room, period, offset)[1] < before
 
 
 def test_what_is_fetched_comes_right_before_its_first_user() -> None:

@@ -12,13 +12,13 @@ from zbsolve.greedy.arrays.problem_arrays import arrays_of
 from zbsolve.greedy.blocks.block_search import block_schedules
 from zbsolve.greedy.blocks.building_block import (
     BuildingBlock,
-    anneal_block,
     block_peaks,
     earliest_offsets,
     period_lower_bound,
     serial_block,
     shift_lengths,
 )
+from zbsolve.greedy.blocks.period_search import anneal_block
 from zbsolve.greedy.blocks.steady_state import microbatches_in_flight, sample_sizes, shrunk_targets, stretched_targets
 from zbsolve.greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from zbsolve.systems import preset

@@ -198,8 +198,8 @@ def test_the_allocator_says_what_storages_do() -> None:
 def test_predicted_activations_are_what_the_allocator_counts(spec: str, layer: int) -> None:
     """What storages live, as the executor counts them, beside what torch's allocator gave out, after F and after B."""
     model, device = load(spec), torch.device("cuda", 0)
-    given = flow(model).inputs[layer]
-    stage, feed = rotated(model, [layer], [given] * (layer + 1), device, 0)[0][0], alone(model, layer, given, device)
+    through = flow(model)
+    stage, feed = rotated(model, [layer], through.inputs, device, 0)[0][0], alone(model, layer, through, device)
     next(rounds([[stage]], feed, PassTimer(device)))  # libraries take their own memory with their first call
     x, target = feed(0, 0)
     allocated = held_by(stage, x, target)

@@ -16,10 +16,10 @@ from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
 from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
-from zbsolve.show.frontier_report import frontier_as_page, frontier_as_svg, frontier_as_text, save_frontier
-from zbsolve.show.pictures.drawing import Area, Line, Words
+from zbsolve.show.frontier_report import frontier_as_page, frontier_as_text, report_of, save_frontier
+from zbsolve.show.pictures.drawing import Area, Line, Words, to_svg
 from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
-from zbsolve.show.pictures.style import Style, text_width
+from zbsolve.show.pictures.style import USUAL, Style, text_width
 from zbsolve.step import Step
 
 from ..support.profiles import equal_layers
@@ -88,7 +88,7 @@ def test_the_sentence_says_what_is_needed_and_not_the_limit(found):
 
 
 def test_pictures_and_table(found):
-    root = ElementTree.fromstring(frontier_as_svg(found))
+    root = ElementTree.fromstring(to_svg(report_of(found).drawing(USUAL)))
     assert root.tag.endswith("svg")
     texts = [node.text for node in root.iter() if node.tag.endswith("text")]
     assert any(text and text.startswith("1f1b") for text in texts)
@@ -135,13 +135,13 @@ def test_hostile_model_names_stay_text():
     hostile = Profile(profile.source, "<script>\x1b[2J", profile.layers, profile.link, 4.0, None, {}, {})
     drawn = frontier(hostile, Step(2, 2), points=2, seconds=0.3)
     assert frontier_as_page(drawn).count("<script") == 1  # ours
-    ElementTree.fromstring(frontier_as_svg(drawn))
+    ElementTree.fromstring(to_svg(report_of(drawn).drawing(USUAL)))
 
 
 def test_one_point_where_memory_changes_nothing():
     only = frontier(equal_layers(2), Step(2, 1), points=12, seconds=0.5)
     assert {point.value for point in only.points} == {only.points[-1].value}
-    ElementTree.fromstring(frontier_as_svg(only))
+    ElementTree.fromstring(to_svg(report_of(only).drawing(USUAL)))
 
 
 def test_on_the_command_line(tmp_path, capsys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,19 +19,6 @@ from .handlers import HANDLERS
 from .interpreter import Interpreter
 from .memory import LiveBytes
 from .transport.mailbox import Mailbox
-
-
-class Validating(Protocol):
-    """An optimizer whose step is validated in the pipeline's next one."""
-
-    def begin(self) -> bool:
-        """A step of the pipeline begins. Is a step of the optimizer to be validated in it?"""
-
-    def stands(self) -> bool:
-        """Wait for the validation: did the first forwards run with the right parameters, on every rank?"""
-
-    def finish(self) -> None:
-        """Wait for the validation of the last step, and make that right."""
 
 
 def lengths(programs: Sequence[Program]) -> tuple[int, ...]:
@@ -80,10 +67,10 @@ class Cut:
 
 
 class Ahead:
-    """Runs a rank's passes before the cut, and runs them again where the parameters did not stand. module: what holds the
-    buffers that these passes change."""
+    """Runs a rank's passes before the cut, and runs them again where the parameters did not stand. optimizer: whose step is
+    validated in the pipeline's next one (`PostValidated`). module: what holds the buffers that these passes change."""
 
-    def __init__(self, cut: Cut, optimizer: Validating, module: nn.Module) -> None:
+    def __init__(self, cut: Cut, optimizer: Any, module: nn.Module) -> None:
         self.cut = cut
         self.optimizer = optimizer
         self._module = module

@@ -190,8 +190,7 @@ def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _check_help(graph: Graph, rows: Ints) -> None:
     """It has the parts that it helps."""
-    for row in rows.tolist():
-        one = graph.one(row)
+    for _, one in graph.each(rows):
         for kind in ("Q", "A"):
             graph.need(one.kind[0] + kind, one)
 

@@ -21,7 +21,7 @@ from ..tables import Bools
 from ..util.errors import BadInput
 from .attention import helped_passes
 from .base.program import Await
-from .handlers import HANDLERS, passes_where
+from .handlers import passes_where
 
 Times = NDArray[Any]
 
@@ -97,8 +97,7 @@ def crossings(schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def _settled(problem: Problem) -> set[int]:
-    kinds = [kind for kind in problem.passes.kinds if HANDLERS[kind].settle is not None]
-    return set(problem.rows(*kinds).tolist()) if kinds else set()
+    return set(np.flatnonzero(passes_where(problem, "settle")).tolist())
 
 
 def _needs(schedule: Schedule, settled: set[int]) -> dict[int, set[int]]:

@@ -19,8 +19,7 @@ from ..problem import Problem
 from ..util.errors import BadInput
 from .backward.layer_split import run_layers
 from .base.part import Data
-from .base.torch_private import tree_map
-from .base.values import full, joined, tensors_of
+from .base.values import each_tensor, full, joined, tensors_of
 from .connecting import Update
 from .transport.format import Format
 from .updates import NamedParameters, groups_of, versions_of
@@ -113,7 +112,7 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
 
 def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
     """The gradients of some rows of the output, where the loss is of those rows alone."""
-    output, target = tree_map(lambda leaf: leaf[part].detach() if isinstance(leaf, Tensor) else leaf, both)
+    output, target = each_tensor(both, lambda leaf: leaf[part].detach())
     leaves = [leaf.requires_grad_() for leaf in tensors_of(output) if leaf.is_floating_point()]
     with torch.enable_grad():
         value = without_metrics(loss(output, target))

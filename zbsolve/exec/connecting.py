@@ -15,7 +15,7 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .base.part import Hooks, Part
 from .base.program import Program
-from .layers import Layers, layer_numbers
+from .layers import Layers
 from .mesh.place import Parallelize, PipelineMesh
 from .step_view import StepView
 from .transport.peers import Peers
@@ -61,10 +61,6 @@ class Own:
     names: Sequence[str] = ()
     made: Mapping[type, Any] = field(default_factory=dict)
 
-    def layers_of(self, stage: int) -> dict[int, nn.Module]:
-        """The layers of one of this rank's stages, by number."""
-        return {i: self.layers[i] for i in layer_numbers(self.counts, [stage])}
-
 
 @dataclass(frozen=True, eq=False)
 class Connecting:
@@ -100,7 +96,3 @@ class Connecting:
     def made(self, kind: type[Made]) -> Made | None:
         """What a feature made of the model; None where it has nothing to do."""
         return self.own.made.get(kind)
-
-    def part(self, kind: type[Made]) -> Made | None:
-        """The part of a type that is made already."""
-        return next((part for part in self.parts if isinstance(part, kind)), None)

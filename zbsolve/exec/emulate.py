@@ -168,11 +168,6 @@ class Board:
         self.end, self.step, self.runs, self.longer, self.late, self.worst, self.waited = cells
 
     @classmethod
-    def alone(cls, passes: int) -> Board:
-        """A board for ranks in one process."""
-        return cls(np.zeros((cls.FIELDS, passes), np.int64))
-
-    @classmethod
     def shared(cls, wires: Wires, passes: int) -> Board:
         """A board that all ranks share; all of them call this. Raises BadInput where a rank is on another machine."""
         return cls(shared_cells(wires, (cls.FIELDS, passes), "emulate"))

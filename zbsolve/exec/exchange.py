@@ -32,13 +32,12 @@ from ..util.errors import BadInput
 from .base.handler import Graph, Handler
 from .base.part import Part, RankState, asked
 from .base.program import Action
-from .base.torch_private import backend_of, own_backend
+from .base.torch_private import own_backend
 from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from .connecting import Connecting
 from .layers import tie
 from .mesh.place import PipelineMesh, group_along, ranks_along
-from .transport.failure import LostRank
-from .transport.wires import Wires, abort, joined, passed, reason, receive_tensor, send_tensor
+from .transport.wires import Wires, abort, break_off_groups, connect, joined, receive_tensor, send_tensor, stamped, waiting
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
@@ -47,7 +46,7 @@ Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 class Bucket:
     """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
     starting values. backend: of their process group. kept: gradients from before the step. work: the sum on its way. ended:
-    when it was there, monotonic ns."""
+    gets when it was there, monotonic ns, where that is no GPU."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -56,7 +55,7 @@ class Bucket:
     backend: Any = None
     kept: list[Tensor | None] = field(default_factory=list)
     work: Any = None
-    ended: int = 0
+    ended: list[int] = field(default_factory=list)
 
 
 def buckets(
@@ -88,7 +87,7 @@ def buckets(
 
 
 class Shared(Part):
-    """This rank's part of all that ranks share; every rank of the pipeline makes one. found: its buckets. exchanged: stages
+    """This rank's part of all that ranks share; every rank of the pipeline makes one. common: its buckets. exchanged: stages
     with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
     LostRank."""
 
@@ -97,17 +96,17 @@ class Shared(Part):
     def __init__(
         self,
         wires: Wires,
-        found: Sequence[Bucket],
+        common: Sequence[Bucket],
         exchanged: Collection[int],
         device: torch.device,
         timeout: timedelta,
         behind: Iterable[Callable[[], None]] = (),
     ) -> None:
-        self._buckets = [bucket for bucket in found if any(p.requires_grad for p in bucket.parameters)]
+        self._buckets = [bucket for bucket in common if any(p.requires_grad for p in bucket.parameters)]
         self.exchanged = frozenset(exchanged)
         self._done: set[int] = set()
         self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
-        for bucket in found:
+        for bucket in common:
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
                 if giver != wires.rank:
@@ -179,17 +178,11 @@ class Shared(Part):
                 _start(bucket)
         ended: dict[int, Any] = {}
         for bucket in self._buckets:
-            try:
-                if self.marks is None:
-                    self._wires.wait(bucket.work, timeout=self._timeout)
-                else:
-                    joined(bucket.work, self._timeout, self._device)
-            except LostRank as error:
-                where = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
-                raise LostRank(f"{where}: {error}") from None
+            with waiting(f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"):
+                joined(bucket.work, self._timeout, self._device)
             for stage in bucket.stages:
                 if self.marks is None:
-                    ended[stage] = max(ended.get(stage, 0), bucket.ended or time.monotonic_ns())
+                    ended[stage] = max(ended.get(stage, 0), *(bucket.ended or [time.monotonic_ns()]))
                 else:
                     ended[stage] = self.marks.mark()
             _restore(bucket)
@@ -204,14 +197,9 @@ def _start(bucket: Bucket) -> None:
     pieces = torch.split(flat, [part.numel() for part in parts])
     for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
         parameter.grad = as_local_of(piece.view(part.shape), parameter)
-    bucket.ended, bucket.work = 0, bucket.backend.allreduce([flat])
-    if flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
-        return
-
-    def stamp(_: Any) -> None:
-        bucket.ended = time.monotonic_ns()
-
-    bucket.work.get_future().add_done_callback(stamp)
+    bucket.ended, bucket.work = [], bucket.backend.allreduce([flat])
+    if not flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
+        stamped(bucket.work, bucket.ended)
 
 
 def _restore(bucket: Bucket) -> None:
@@ -259,9 +247,12 @@ class Replicas(Part):
         exchanged: Collection[int] = (),
     ) -> None:
         self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
-        _connect(group, stages, groups, timeout)
         self.group, self.timeout, self._exchanged = group, timeout, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
+        everyone = (local(p.detach()).device for parameters in stages.values() for p in parameters)
+        self._device = next(everyone, torch.device("cpu"))
+        self._distinct = list({id(one): one for one in (group, *self._groups.values()) if one is not None}.values())
+        connect(self._distinct, self._device, timeout)
         self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
@@ -274,8 +265,8 @@ class Replicas(Part):
         done."""
         if c.replicas is None:
             return None
-        stages, shared = {s: stage.parameters() for s, stage in c.stages.items()}, c.part(Shared)
-        assert shared is not None
+        stages = {s: stage.parameters() for s, stage in c.stages.items()}
+        shared = next(part for part in c.parts if isinstance(part, Shared))
         later = shared.parameters()
         for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
             stages[number] = [p for _, p in named]
@@ -315,10 +306,8 @@ class Replicas(Part):
 
     def break_off(self) -> None:
         """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
-        device = next((local(p.detach()).device for mine in self._stages.values() for p in mine), torch.device("cpu"))
-        if device.type == "cuda":
-            groups = {id(group): group for group in (self.group, *self._groups.values()) if group is not None}
-            abort(backend_of(group, device) for group in groups.values())
+        if self._device.type == "cuda":
+            break_off_groups(self._distinct, self._device)
 
     def forget(self) -> None:
         self._parts, self._open = [], dict(self._missing)
@@ -349,7 +338,7 @@ class Replicas(Part):
         works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
         part = _OnWay(group, parameters, small, flat, large, works)
         for work in works if self._exchanged and not flat.is_cuda else ():
-            work.get_future().add_done_callback(lambda _: part.ended.append(time.monotonic_ns()))
+            stamped(work, part.ended)
         return part
 
     @torch.no_grad()
@@ -372,27 +361,11 @@ class Replicas(Part):
                 mine.copy_(total)
 
 
-def _connect(
-    group: Any, stages: Mapping[int, Sequence[nn.Parameter]], groups: Callable[[nn.Parameter], Any], timeout: timedelta
-) -> None:
-    """On GPUs make the communicators here: at the first sum that would hold the host. All ranks of a group call this.
-    Raises TimeoutError where one does not."""
-    parameters = [p for row in stages.values() for p in row]
-    device = next((local(p.detach()).device for p in parameters), torch.device("cpu"))
-    if device.type == "cuda":
-        wanted = {id(group): group} | {id(g): g for p in parameters for g in [groups(p)] if g is not None}
-        for each in wanted.values():
-            dist.all_reduce(torch.zeros(1, device=device), group=each)
-        passed(device, timeout)
-
-
 def _ended(part: _OnWay, timeout: timedelta) -> int:
     """Wait for a part's sums. When the last one was there, monotonic ns. Raises LostRank."""
-    try:
+    with waiting("gradients of the other pipelines"):
         for work in part.works:
             joined(work, timeout, part.flat.device)
-    except RuntimeError as error:
-        raise LostRank(f"waiting for the gradients of the other pipelines: {reason(error)}") from None
     return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
 
 
@@ -469,14 +442,12 @@ def _exchange(state: RankState, action: Action, given: Any) -> Any:
 
 def _check(graph: Graph, rows: Ints) -> None:
     """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
-    problem, found = graph.problem, dict[int, list[int]]()
-    for row in rows.tolist():
-        one = graph.one(row)
-        found.setdefault(one.stage, []).append(one.rank)
-        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=one.stage, rank=one.rank).tolist():
-            if not graph.ordered(gradient, row):
-                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
-    for stage, ranks in found.items():
+    problem, ranks_of_stage = graph.problem, dict[int, list[int]]()
+    for row, summing in graph.each(rows):
+        ranks_of_stage.setdefault(summing.stage, []).append(summing.rank)
+        for gradient in problem.rows(*kinds_that(adds_gradients=True), stage=summing.stage, rank=summing.rank).tolist():
+            graph.check_order(summing, gradient, row)
+    for stage, ranks in ranks_of_stage.items():
         homes = problem.stage_ranks[stage]
         if sorted(ranks) != list(homes):
             raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")

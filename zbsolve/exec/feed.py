@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .base.torch_private import tree_flatten, tree_map, tree_unflatten
-from .base.values import PLAIN_TYPES, leaves_of, tensors_of
+from .base.values import PLAIN_TYPES, each_tensor, in_parts, leaves_of, tensors_of
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -54,9 +53,7 @@ def split_batch(
 
 def moved(value: Any, device: torch.device) -> Any:
     """A pytree with its tensors on `device`."""
-    if isinstance(value, Tensor):
-        return value if value.device == device else value.to(device)
-    return tree_map(lambda leaf: moved(leaf, device) if isinstance(leaf, Tensor) else leaf, value)
+    return each_tensor(value, lambda one: one if one.device == device else one.to(device))
 
 
 def in_microbatches(batch: Batch, count: int | None = None) -> bool:
@@ -72,9 +69,7 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
 def cut(batch: Any, what: str, count: int, uneven: bool) -> list[Any]:
     """The batch in `count` parts along dimension 0 of its tensors; all else is in every part. A part without rows is the
     first row once more (see `shares_of`). Raises BadInput naming `what`."""
-    leaves, spec = tree_flatten(batch)
-    parts = [_cut_leaf(leaf, what, count, uneven) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
-    return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
+    return in_parts(batch, count, lambda leaf: _cut_leaf(leaf, what, count, uneven))
 
 
 def _cut_leaf(leaf: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:
@@ -106,9 +101,7 @@ def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict
     """The same on all ranks, of which those that know nothing give {}: layers of any rank may add to the loss. All ranks
     call this. Raises LostRank."""
     mine = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
-    everything = torch.empty((peers.wires.size, count), dtype=torch.float64)
-    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "shares of microbatches")
-    found: list[float] = everything.amax(0).tolist()
+    found: list[float] = peers.gathered(mine, "shares of microbatches").amax(0).tolist()
     return dict(enumerate(found)) if any(found) else {}
 
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from ..tables import Bools, Ints
 from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, received, shares
 from .base.handler import Graph
-from .base.program import Action, Message, Program, VersionUse
+from .base.program import Action, Message, Program
 from .handlers import HANDLERS, passes_where
 from .step_view import StepView
 from .updates import uses_of
@@ -210,8 +210,11 @@ class _Lowering:
         latest = {int(p.stage[row]): row for row in rows if self.adding[row]}
         done, releases, awaits = set(latest.values()), self._releases(rows), awaits_of(self.schedule, rows)
         actions = [
-            replace(
-                self._action(row, posts.get(name, ()), row in done, uses.get(name)),
+            self._action(
+                row,
+                posts=tuple(posts.get(name, ())),
+                done=row in done,
+                use=uses.get(name),
                 releases=releases.get(row, ()),
                 awaits=awaits.get(row, ()),
                 receives=tuple(receives.get(name, ())),
@@ -252,7 +255,8 @@ class _Lowering:
             released[row] = (*released.get(row, ()), (gather.kind, gather.stage))
         return released
 
-    def _action(self, row: int, posts: Sequence[Message], done: bool, use: VersionUse | None) -> Action:
+    def _action(self, row: int, **by_order: Any) -> Action:
+        """A pass. by_order: the fields that follow from the order of its rank."""
         one = self.problem.passes[row]
         given, takes = self.gives.get(one.name, ()), self.takes.get(one.name)
         local = takes is not None and takes.source == one.rank
@@ -262,19 +266,17 @@ class _Lowering:
             stage=one.stage,
             part=int(self.problem.parts[row]),
             companions=self.companions.get((one.stage, int(self.problem.parts[row])), frozenset()),
-            posts=tuple(posts),
             takes=takes.before if takes is not None and local else takes,
             reads=takes is None and bool(self.taking[row]),
             sends=tuple(m for m in given if m.destination != one.rank),
             hands=next((m for m in given if m.destination == one.rank), None),
-            done=done,
-            use=use,
             hears=tuple(self.hears.get(row, ())),
             tells=row in self.tells,
             stream=one.streams[0],
             share=float(self.shares[row]),
             goes_on=bool(self.going_on[row]),
             sides=tuple(self.sides.get(one.name, ())),
+            **by_order,
         )
 
     def _placed(self, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
@@ -328,8 +330,7 @@ def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
 
 
 def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
-    e, found = problem.edges, defaultdict[int, list[int]](list)
-    released = problem.passes.are(*(kind for kind in problem.passes.kinds if HANDLERS[kind].release is not None))
+    e, found, released = problem.edges, defaultdict[int, list[int]](list), passes_where(problem, "release")
     for row in np.flatnonzero(released[e.before]).tolist():
         found[int(e.after[row])].append(int(e.before[row]))
     return found, set(problem.passes.stage[released].tolist())

@@ -31,23 +31,21 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .memory import LiveBytes, Memory, predicted
 from .own import stages_of
+from .reports import MeasuredStep
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
 from .splits import Row
 from .step_view import StepView
-from .transport.wires import CPU
+from .transport.wires import ALONE, CPU
+from .vocabulary.parts import WholeVocabulary
 from .work import WorkBeside
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One step. columns: start, end and ready of every pass, µs since the step began, and zeros (nothing is launched); shape
-    (passes,) each, in the problem's table order. memory: each rank's, where it was asked for. records: of each rank."""
+class Ran(MeasuredStep):
+    """One step; no host time is known. memory: each rank's, where it was asked for. records: of each rank."""
 
-    timeline: Timeline
-    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
-    loss: float
     memory: tuple[Memory, ...]
     records: tuple[Record, ...] = field(repr=False)
 
@@ -84,7 +82,8 @@ class OneDevice:
     order: the passes of all ranks in the order in which they run. The gradient of the mean loss is added to `.grad` of the
     parameters. Raises BadInput where something does not fit."""
 
-    rank, place, wires, mesh, vocabulary = 0, 0, None, None, None  # a job and its check see a pipeline of one rank
+    rank, place, wires, mesh = 0, 0, ALONE, None  # a job and its check see a pipeline of one rank
+    vocabulary = WholeVocabulary(None, (), None, CPU)
 
     def __init__(
         self,

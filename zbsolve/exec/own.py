@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..build.vocabulary import model_stages
-from ..models.model import Place, ties
-from ..problem import Problem
+from ..models.model import ties
 from ..util.errors import BadInput
 from .backward.layer_split import Loss
 from .backward.stage import Stage
@@ -53,41 +52,27 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     else:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
-        layers = materialise(_kept_apart(parts, numbers, beside), given.device, given.init, given.seed, tied)
+        # Copies of those that are not the rank's own, or have no memory yet: a model that somebody holds stays as it is.
+        copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
+        kept = {i: parts[i] for i in numbers} | deepcopy(copied)
+        layers = materialise(kept, given.device, given.init, given.seed, tied)
     check_untrained(problem, counts, program.stages, layers)
     if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
-    shard = None if how is None else _shard(problem, wires.rank, layers, tied, given, names)
+    if how is not None and given.mesh is not None and given.mesh.others:
+        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
+    if how is not None and NAME in names:
+        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
+    shard = None
+    if how is not None:
+        shard = cut_shard(problem, wires.rank, layers, len(names), given.loss, tied, given.device)
     mine, made = {i: layers[i] for i in numbers}, dict[type, Any]()
     module = nn.ModuleDict({names[i]: layer for i, layer in mine.items()})
     if shard is not None:
         module[NAME], made[Shard] = shard.module, shard
         tied = tuple(group for group in tied if not shard.has(group))
     return Own(view, programs, program, counts, mine, module, tied, names=names, made=made)
-
-
-def _kept_apart(parts: Sequence[nn.Module], numbers: Sequence[int], beside: Sequence[int]) -> dict[int, nn.Module]:
-    """The layers of `numbers`, and copies of those `beside` that are not the rank's own, or have no memory yet: a model that
-    somebody holds stays as it is."""
-    copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
-    return {i: parts[i] for i in numbers} | deepcopy(copied)
-
-
-def _shard(
-    problem: Problem,
-    rank: int,
-    layers: dict[int, nn.Module],
-    tied: Sequence[Sequence[Place]],
-    given: Given,
-    names: Sequence[str],
-) -> Shard:
-    """This rank's shard of the vocabulary, cut out of `layers`. Raises BadInput."""
-    if given.mesh is not None and given.mesh.others:
-        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
-    if NAME in names:
-        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
-    return cut_shard(problem, rank, layers, len(names), given.loss, tied, given.device)
 
 
 def parallel_part(own: Own, given: Given) -> Own:

@@ -37,7 +37,7 @@ from .memory import Memory
 from .mesh.place import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
-from .reports import MeasuredStep, gathered, put_together, trace_of
+from .reports import gathered, put_together, trace_of
 from .sharding.rank import Sharding, with_sharded
 from .slices.cutting import Counting, Cutting
 from .splits import merged
@@ -326,12 +326,10 @@ class Pipeline:
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
-        steps: Sequence[MeasuredStep] = [one.seen for one in results]
         if self.view.part is not None:
-            emulated = self.hooks.emulated is not None
-            steps = put_together([one.seen for one in results], self.wires, whole, emulated, self.device.type == "cuda")
+            steps = put_together([one.seen for one in results], self.wires, whole)
         else:
-            whole = self.schedule
+            whole, steps = self.schedule, [one.seen.measured for one in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]

@@ -177,12 +177,25 @@ class RankRunner:
                 wait()
 
     def _end(self, record: Record) -> None:
-        """The passes have run: wait for what they began, and put everything in order for the next step."""
+        """The passes have run: wait for what they began, and put everything in order for the next step. Passes that only
+        began work, or sums of gradients, end when those are done, on an emulated device after its time."""
         if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
             self.mailbox.flush()
             self._hear_last()
-        self._end_begun(record)
-        self._end_sums(record, self._sums())
+        emulated = self.interpreter.hooks.emulated
+        for i, action, done in self.interpreter.ended():
+            if emulated is None:
+                record.end[i] = max(record.end[i], done)
+            elif TABLE[action.kind].together:
+                record.start[i], record.end[i] = emulated.span_of(action.name)
+        if emulated is not None:
+            emulated.drain()
+        sums = self._sums()
+        for i, action in enumerate(self.interpreter.program.actions):
+            if HANDLERS[action.kind].ends_with_step:
+                record.end[i] = max(record.end[i], sums.get(action.stage, 0))
+                if emulated is not None and action.name in emulated.times.joined:
+                    record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
 
     def _end_launching(self, record: Record) -> None:
         """On a device: what comes next there is behind all that the passes began."""
@@ -196,17 +209,6 @@ class RankRunner:
         record.later |= {
             i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
         }
-
-    def _end_begun(self, record: Record) -> None:
-        """Passes that only began work end when that is done, on an emulated device after its time."""
-        emulated = self.interpreter.hooks.emulated
-        for i, action, done in self.interpreter.ended():
-            if emulated is None:
-                record.end[i] = max(record.end[i], done)
-            elif TABLE[action.kind].together:
-                record.start[i], record.end[i] = emulated.span_of(action.name)
-        if emulated is not None:
-            emulated.drain()
 
     def _sums(self) -> Mapping[int, Any]:
         """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
@@ -232,16 +234,6 @@ class RankRunner:
         """Wait until all ranks have ended the step before, so that only one step's reports are on their way."""
         if self.last is not None:
             self.last.wait()
-
-    def _end_sums(self, record: Record, ended: Mapping[int, int]) -> None:
-        """A pass that sums gradients ends when its sums are there, and on an emulated device after its time. ended: stage →
-        when they were there, monotonic ns."""
-        emulated = self.interpreter.hooks.emulated
-        for i, action in enumerate(self.interpreter.program.actions):
-            if HANDLERS[action.kind].ends_with_step:
-                record.end[i] = max(record.end[i], ended.get(action.stage, 0))
-                if emulated is not None and action.name in emulated.times.joined:
-                    record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
 
     def _metered(self, data: Data, begin: Callable[[Record], None] | None = None) -> tuple[Record, Memory]:
         program, limit = self.interpreter.program, self.interpreter.hooks.limit if self.gpu is None else None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,16 @@ from .transport.wires import Wires, receive_bytes, send_bytes
 
 # Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
 HEAD_WORDS = 4
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step. columns: start, end, ready and host time of every pass, µs since the first rank began, in the problem's table
+    order; shape (passes,) each. loss: the mean of the microbatches' losses."""
+
+    timeline: Timeline
+    columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
+    loss: float
 
 
 class Reports:
@@ -60,9 +70,7 @@ class Reports:
         words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
         mine = torch.from_numpy(words)
-        everything = torch.empty((self.peers.wires.size, self._width), dtype=torch.int64)
-        work = self.peers.wires.control.allgather([list(everything.unbind())], [mine[: self._width]])
-        return StepReport(self, work, everything, mine)
+        return StepReport(self, *self.peers.wires.gather(mine[: self._width]), mine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +132,7 @@ class StepReport:
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
+        self.table = reports.table
 
     def wait(self) -> None:
         """Wait until every rank's part is here. Raises RunFailed where a rank failed."""
@@ -152,13 +161,18 @@ class StepReport:
         self.wait()
         if self._reports.view.part is not None:
             raise BadInput("step: of a file of rounds each rank knows its own passes' times alone")
-        return self._reports.table.columns(self._everything.numpy())
+        return self.table.columns(self._everything.numpy())
 
     @cached_property
     def timeline(self) -> Timeline:
         """When each pass of every rank ran."""
         start, end, *_ = self.columns
         return Timeline(self._reports.view.schedule.problem, start, end)
+
+    @property
+    def measured(self) -> MeasuredStep:
+        """All of it."""
+        return MeasuredStep(self.timeline, self.columns, self.loss)
 
 
 def gathered(wires: Wires, body: bytes) -> list[bytes]:
@@ -169,17 +183,7 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
     return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
 
 
-class WholeStep(NamedTuple):
-    """A step put together of what ranks know of it: see `MeasuredStep`."""
-
-    timeline: Timeline
-    columns: tuple[Floats, Floats, Floats, Floats]
-    loss: float
-
-
-def put_together(
-    steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None, emulated: bool, gpu: bool = False
-) -> list[WholeStep]:
+def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
     said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
@@ -187,30 +191,15 @@ def put_together(
     if not said or schedule is None:
         return []
     rows = list(schedule.sequences.values())
-    table = Table(schedule, rows, [np.zeros(len(own), bool) for own in rows], emulated, gpu)
+    whole = [np.zeros(len(own), bool) for own in rows]
+    table = replace(steps[0].table, schedule=schedule, rows=rows, goes_on=whole)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
     for rank, one in enumerate(said):
         columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
         words[:, rank, : columns.shape[1]] = columns
     found = [table.columns(one) for one in words]
     problem = schedule.problem
-    return [WholeStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
-
-
-class MeasuredStep(Protocol):
-    """What a trace needs of a step."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """When each pass ran."""
-
-    @property
-    def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Start, end, ready and host time of every pass, µs, shape (passes,) each."""
-
-    @property
-    def loss(self) -> float:
-        """The mean of the microbatches' losses."""
+    return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
 
 def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:

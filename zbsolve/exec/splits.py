@@ -9,6 +9,8 @@ from typing import Any
 from ..util.text import format_bytes
 
 SPLITS = ("layers", "graph", "graph:least", "inductor", "inductor:least", "auto", "auto:inductor")
+# What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B.
+COSTS = ("F", "B", "W", "after_F", "after_B")
 Row = dict[str, Any]
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -88,14 +87,6 @@ class _Passes:
         self._forward, self._backward = stage.forward_one_chunk, stage.backward_one_chunk
         defer(stage.submod, self.deferral)
 
-    @contextmanager
-    def _splitting(self, queue: Queue | None) -> Iterator[None]:
-        self.deferral.splitting, self.deferral.queue = True, queue
-        try:
-            yield
-        finally:
-            self.deferral.splitting, self.deferral.queue = False, None
-
     @cached_property
     def _sharded(self) -> list[Parameter]:
         """What FSDP shards; first asked for when all wrappers are there. Raises BadInput."""
@@ -106,7 +97,7 @@ class _Passes:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """F. Raises BadInput where a layer adds to the loss."""
         _ = self._sharded
-        with self._splitting(None), auxiliary_losses() as extra:
+        with self.deferral.during(True), auxiliary_losses() as extra:
             result = self._forward(*args, **kwargs)
         if extra.total is not None:
             raise BadInput("auxiliary_loss: torch's runtime knows the loss of the last stage's output alone")
@@ -116,7 +107,7 @@ class _Passes:
         """I, or a whole B, of which autograd does all at once. Forwards that checkpointing runs again inside prepare a split
         as those of F did: they must save the same."""
         self.pending = None if full_backward else deque()
-        with self._splitting(self.pending):
+        with self.deferral.during(True, self.pending):
             return self._backward(chunk, loss=loss, full_backward=full_backward, **more)
 
     def weights(self) -> Callable[[], None]:

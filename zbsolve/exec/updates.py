@@ -299,8 +299,7 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
 def _check(graph: Graph, rows: Ints) -> None:
     """Groups of microbatches are alike on all stages, and a stage that updates is on one rank."""
     check_groups(graph.problem)
-    for row in rows.tolist():
-        one = graph.one(row)
+    for _, one in graph.each(rows):
         homes = graph.problem.stage_ranks[one.stage]
         if len(homes) > 1:
             raise BadInput(f"pass {one.name}: its stage is on ranks {homes}; updates need it on one")

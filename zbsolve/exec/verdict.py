@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def compare(
-    wires: Wires | None,
+    wires: Wires,
     owners: Sequence[Sequence[int]],
     mine: Mapping[Place, Value],
     whole: Sequence[nn.Module] | None,
@@ -52,14 +52,14 @@ def compare(
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
     others: Others = Others(),  # noqa: B008 (immutable)
 ) -> dict[str, Any] | None:
-    """The verdict, on rank 0; None on the others. All ranks of `wires` call this (None: there is one rank).
+    """The verdict, on rank 0; None on the others. All ranks of `wires` call this.
 
     Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `mine`.
     losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
     difference over all tensors and the loss (see `difference`). others: asked for by rank 0 alone. Raises BadInput on rank 0
     where the two have other parameters.
     """
-    if wires is not None and wires.rank:
+    if wires.rank:
         _send(wires, mine, [layer for layer, ranks in enumerate(owners) if wires.rank in ranks])
         receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
         return None
@@ -71,8 +71,7 @@ def compare(
         return None if model is None else values(dict(enumerate(model)), what)
 
     found = _moving(_judged(wires, owners, mine, right, exact), right, others.shaken, what)
-    for other in range(1, 1 if wires is None else wires.size):
-        assert wires is not None
+    for other in range(1, wires.size):
         send_bytes(wires, b"", other)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
@@ -121,7 +120,7 @@ def _moving(
 
 
 def _judged(
-    wires: Wires | None,
+    wires: Wires,
     owners: Sequence[Sequence[int]],
     mine: Mapping[Place, Value],
     right: Mapping[Place, Value],
@@ -130,7 +129,7 @@ def _judged(
     """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
-        here = _of_layer(mine, layer) if wires is None or not owner else _receive(wires, owner)
+        here = _of_layer(mine, layer) if not owner else _receive(wires, owner)
         for place in here.keys() ^ _of_layer(right, layer).keys():
             which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
             wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"

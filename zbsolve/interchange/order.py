@@ -4,10 +4,10 @@ engine cannot express is refused by name. Pure: nothing here imports torch."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ from ..planner.engines import ANY, Target
 from ..problem import Problem, pass_name
 from ..schedule import Schedule
 from ..tables import Ints
-from ..util.errors import BadInput, Deadlock
+from ..timeline import Precedence, longest_path
+from ..util.errors import BadInput
 from ..verifier import verify
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
@@ -116,7 +117,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     _check_edges(schedule, target)
     rows = _rows(schedule)
     order = _complete(rows, placement, target)
-    check_progress(rows, placement)
+    check_progress(schedule, rows, len(placement) - 1)
     number = {ours: i for i, ours in enumerate(order)}
     _check_rows(rows, number, target)
     if any(ours != place for ours, place in number.items()):
@@ -274,51 +275,14 @@ def backwards(rows: Sequence[Sequence[Cell]]) -> dict[tuple[int, int], str]:
     return {(s, m): kind for row in rows for s, kind, m in row if kind[0] == "B"}
 
 
-def check_progress(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...]) -> None:
-    """Walk the rows as the engine's ranks would. Raises Deadlock naming passes that wait for each other."""
-    last = len(placement) - 1
+def check_progress(schedule: Schedule, rows: Sequence[Sequence[Cell]], last: int) -> None:
+    """Raise Deadlock, naming passes, where ranks that run these rows would wait for each other. last: the last stage."""
+    orders = [schedule.sequences[f"compute:{rank}"] for rank in range(len(rows))]
+    place = dict(zip(chain.from_iterable(rows), np.concatenate(orders).tolist(), strict=True))
     backward = backwards(rows)
-    done: set[Cell] = set()
-    at = [0] * len(rows)
-    waiting: dict[Cell, int] = {}
-    awake = deque(range(len(rows)))
-    while awake:
-        rank = awake.popleft()
-        while at[rank] < len(rows[rank]):
-            cell = rows[rank][at[rank]]
-            missing = next((need for need in needs(cell, backward, last) if need not in done), None)
-            if missing is not None:
-                waiting[missing] = rank  # one rank at most: every pass has one consumer on another rank
-                break
-            done.add(cell)
-            at[rank] += 1
-            if cell in waiting:
-                awake.append(waiting.pop(cell))
-    stuck = [rank for rank in range(len(rows)) if at[rank] < len(rows[rank])]
-    if stuck:
-        raise Deadlock(tuple(_cycle(rows, at, placement, backward, stuck[0])))
-
-
-def _cycle(
-    rows: Sequence[Sequence[Cell]],
-    at: list[int],
-    placement: tuple[int, ...],
-    backward: dict[tuple[int, int], str],
-    rank: int,
-) -> list[str]:
-    """From the pass that `rank` waits at: what it waits for stands behind the pass that its own rank waits at, and so on
-    until a rank comes again. Names, each before the one that waits for it."""
-    done = {cell for row, end in zip(rows, at, strict=True) for cell in row[:end]}
-    seen: dict[int, list[Cell]] = {}
-    while rank not in seen:
-        cell = rows[rank][at[rank]]
-        need = next(n for n in needs(cell, backward, len(placement) - 1) if n not in done)
-        rank_of_need = placement[need.stage]
-        behind = need != rows[rank_of_need][at[rank_of_need]]
-        seen[rank] = [cell, need] if behind else [cell]
-        rank = rank_of_need
-    loop = list(seen.values())[list(seen).index(rank) :]
-    return [cell.name for pair in loop for cell in pair][::-1]
+    waits = [(place[need], at) for cell, at in place.items() for need in reversed(needs(cell, backward, last))]
+    arcs = Precedence.of(schedule.problem, orders, np.array(waits, np.int64).reshape(-1, 2))
+    longest_path(schedule.problem, arcs)
 
 
 def with_front(schedule: Schedule) -> Schedule:

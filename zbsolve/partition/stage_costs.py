@@ -315,7 +315,9 @@ def _ends(costs: StageCosts) -> Floats:
 
     Each stage has a layer, so before one are as many layers as stages, or more, and behind it too."""
     route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
-    both = [("F", costs.ways.to_f, 1), *([("B", costs.ways.behind_b, not costs.untrained)] if _sure(costs) else [])]
+    both = [("F", costs.ways.to_f, True)]
+    if costs.fused and not costs.vocabulary.barriers:
+        both.append(("B", costs.ways.behind_b, not costs.untrained))
     found = np.zeros(costs.ranks)
     for kind, way, sent in both:
         least = np.array([_end(costs, s, float(way[s : s + more + 1].min()), kind, sent) for s in range(costs.stages)])
@@ -323,13 +325,8 @@ def _ends(costs: StageCosts) -> Floats:
     return found
 
 
-def _sure(costs: StageCosts) -> bool:
-    """Whether a backward is the last pass of each rank."""
-    return costs.fused and not costs.vocabulary.barriers
-
-
-def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: int) -> float:
-    """µs of a way of passes of a kind to a stage, or from it, with messages (sent: 0: none), at least."""
+def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: bool) -> float:
+    """µs of a way of passes of a kind to a stage, or from it, with messages where some are sent, at least."""
     factor = min(costs.rank_factors, default=1.0)
     return float(_at_least(costs, np.array(way), kind, factor, stage)) + sent * _hops(costs, stage + 1) * _message(costs)
 

@@ -12,6 +12,7 @@ from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied, side_values
+from ..tables import Slowdown
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
@@ -117,6 +118,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     microbatch_factors: list[Factor] = []
     vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
     gradients: AMOUNT = 1.0
+    slowdowns: list[Slowdown] = []
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:

@@ -107,6 +107,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         samples={f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
         rank_factors=tuple(factors) if any(one != 1.0 for one in factors) else (),
         microbatch_factors=lasting,
+        slowdowns=(),  # what ran was slowed already
     )
 
 

@@ -13,7 +13,9 @@ from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
 from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..problem import Problem
+from ..problem_check import check_slowdowns
 from ..step import Step
+from ..tables import Slowdown
 from ..util.errors import BadInput
 from ..util.files import checked, read_part_of, write_document
 from .form import (
@@ -93,6 +95,8 @@ class Profile:
     site_link: between sites, which are as its `shared` says; None: all ranks are at one, or as far apart.
     gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
         where 16 bits are summed in 32.
+    slowdowns: kinds of passes that slow each other where they run beside each other on a rank; layers' times are of passes
+        alone.
     """
 
     source: str
@@ -111,8 +115,10 @@ class Profile:
     vocabulary: VocabularyCosts | None = None
     gradients: float = 1.0
     site_link: Link | None = None
+    slowdowns: tuple[Slowdown, ...] = ()
 
     def __post_init__(self) -> None:
+        check_slowdowns(self.slowdowns)
         if self.site_link is not None and not self.site_link.shared[:1].isdigit():
             raise BadInput("field 'site_link': its 'shared' says of how many ranks sites are, such as 4+4")
         for name in ("link", "shard_link"):
@@ -170,7 +176,7 @@ class Profile:
         for shard in costs.get("shards", ()):
             if not shard["frozen_bytes"]:
                 del shard["frozen_bytes"]
-        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary"):
+        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary", "slowdowns"):
             if not body[name]:
                 del body[name]
         if self.gradients == 1:
@@ -206,6 +212,7 @@ class Profile:
             vocabulary_from(form.vocabulary, len(layers), where),
             form.gradients,
             None if form.site_link is None else link_from(form.site_link, where, "site_link"),
+            tuple(form.slowdowns),
         )
         try:
             return cls(*values)

@@ -19,8 +19,9 @@ from ..build.mixing import with_microbatches
 from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
-from ..greedy.blocks.building_block import BuildingBlock, anneal_block, earliest_offsets, shorter_blocks
+from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, shorter_blocks
 from ..greedy.blocks.packing import least_packed
+from ..greedy.blocks.period_search import anneal_block
 from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
 from ..handover import lacking

@@ -266,6 +266,7 @@ def best_under_noise(
     KeyboardInterrupt ends it early.
     """
     assert shortest.certificate is not None
+    aim = replace(aim, noise=replace(aim.noise, shuffled=True))  # few measured steps are no sample: not as they happened
     seed, starts = shortest.certificate.seed, _near(shortest, others)
     known = {one.problem.digest: one.certificate for one in reversed(starts) if one.certificate is not None}
     ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .comparison import compare as compare
     from .comparison import comparison_as_text as comparison_as_text
     from .frontier_report import frontier_as_page as frontier_as_page
-    from .frontier_report import frontier_as_svg as frontier_as_svg
     from .frontier_report import frontier_as_text as frontier_as_text
     from .frontier_report import save_frontier as save_frontier
     from .gallery import exhibits as exhibits

@@ -66,11 +66,6 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
         raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
 
 
-def frontier_as_svg(found: Frontier | Curves, width: int = 1200) -> str:
-    """A well-formed SVG document `width` pixels wide: memory to the right, time lost to bubbles upwards."""
-    return to_svg(report_of(found).drawing(Style(width)))
-
-
 def frontier_as_page(found: Frontier | Curves) -> str:
     """The picture and its table as one HTML page that loads nothing."""
     headline, sentence, rows, drawing = report_of(found)

@@ -6,10 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..build.vocabulary import model_routes
-from ..placement import describe
 from ..schedule import relative_gap
-from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, counted, format_bytes, format_gap, in_one_unit, printable, time_unit, times_note
 from .pages import picture, render
@@ -19,7 +16,7 @@ from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .pictures.style import Style
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
-from .sentences import certificate_lines, headline, without_notes
+from .sentences import certificate_lines, headline, placed, without_notes
 
 if TYPE_CHECKING:
     from ..noise import UnderNoise
@@ -84,12 +81,8 @@ def _values(c: ScheduleComparison, unit: str, show: Show) -> Rows:
 
 def _placement(row: ComparedSchedule, most: int) -> str:
     """The placement as one writes it; one of more than `most` letters by its number of stages."""
-    problem = row.schedule.problem
-    try:
-        said = "/".join(map(describe, model_routes(problem)))
-    except BadInput:  # passes of no route
-        said = ""
-    return said if 0 < len(said) <= most else f"{problem.stages} stages"
+    said = placed(row.schedule.problem)["placement"] or ""
+    return said if 0 < len(said) <= most else f"{row.schedule.problem.stages} stages"
 
 
 def _shares(c: ScheduleComparison, show: Show) -> Rows:
@@ -154,7 +147,8 @@ def _noise(found: UnderNoise) -> tuple[str, Rows]:
         parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
         critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
         rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
-    return f"{found.draws:,} steps where times vary: {found.noise}", rows
+    few = f"; too few for an upper end of {' and '.join(found.unbounded)}" if found.unbounded else ""
+    return f"{found.draws:,} steps where times vary: {found.noise}{few}", rows
 
 
 def _difference(found: OrderDifference) -> str:

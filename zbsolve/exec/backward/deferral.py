@@ -1,11 +1,14 @@
-"""What a split backward needs of a layer, and the one autograd function that defers its weight gradients;
-and the split of several linear layers of one size that are one product (`BatchedLinear`, as of experts).
+"""What a split backward needs of a layer, the one autograd function that defers its weight gradients, and how to add them.
 
 Some calls are left to autograd, and so to B: those inside torch.compile; those whose weights are no leaves
 (parametrizations) or have hooks; DTensors in other layers than Linear and Embedding; a backward that is itself
 differentiated; `autograd.grad` outside a B pass.
 
 Under autocast layers cast as autocast would: gradients have low precision, and are added to `.grad` in its own.
+
+The weight gradient of a linear layer of DTensors is made of each rank's own parts, where no other rank's are needed. A
+tensor-parallel layer (torch's `ColwiseParallel`, `RowwiseParallel`, `SequenceParallel`) has such placements: then W neither
+communicates nor pays for DTensor's dispatch. `.grad` gets the placements that eager mode gives it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.blocks import BatchedLinear
 from ..base.torch_private import FakeTensor, applied, functorch_active, hooked
-from ..base.values import is_dtensor
-from .distributed import add, add_product
+from ..base.values import Layout, is_dtensor, local
 
 Task = Callable[[], None]
 Queue = deque[Task]
@@ -38,18 +39,28 @@ class Deferral:
     splitting: bool = False
     queue: Queue | None = None
 
+    def during(self, splitting: bool, queue: Queue | None = None) -> Deferral:
+        """What they do inside this; afterwards nothing."""
+        self.splitting, self.queue = splitting, queue
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.splitting, self.queue = False, None
+
 
 @dataclass(frozen=True)
 class Op:
     """A layer's function of (x, weight, bias) and some arguments.
 
-    plain: the function itself. forward: its value, and tensors to keep for the backward. x_gradient(dy, x, weight, kept,
-    *args): the gradient of x. gradients(dy, x, weight, bias, kept, *args): those of weight and bias. add: of the same
-    arguments; adds them to `.grad`, where that is faster than making them first. low: autocast runs it in low precision.
+    plain: the function itself. x_gradient(dy, x, weight, *args): the gradient of x. gradients(dy, x, weight, bias, *args):
+    those of weight and bias. add: of the same arguments; adds them to `.grad`, where that is faster than making them first.
+    low: autocast runs it in low precision.
     """
 
     plain: Callable[..., Tensor]
-    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     x_gradient: Callable[..., Tensor]
     gradients: Callable[..., Gradients]
     add: Callable[..., None] | None = None
@@ -110,9 +121,8 @@ class _Split(torch.autograd.Function):
         if op.low and torch.is_autocast_enabled(x.device.type):
             kind = torch.get_autocast_dtype(x.device.type)
             weight, bias = _lowered(weight, kind), None if bias is None else _lowered(bias, kind)
-        y, kept = op.forward(x, weight, bias, *args)
-        ctx.save_for_backward(x, weight, *kept)
-        return y
+        ctx.save_for_backward(x, weight)
+        return op.plain(x, weight, bias, *args)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -120,10 +130,10 @@ class _Split(torch.autograd.Function):
         weight, bias, op, args, deferral = ctx.rest
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, dy), None, None, None)
-        x, low, *kept = ctx.saved_tensors
-        dx = op.x_gradient(dy, x, low, kept, *args) if ctx.needs_input_grad[0] else None
+        x, low = ctx.saved_tensors
+        dx = op.x_gradient(dy, x, low, *args) if ctx.needs_input_grad[0] else None
         # The saved input may be part of autograd's graph, which must not live on in the queue.
-        given = dy, x.detach(), weight, bias, kept, *args
+        given = dy, x.detach(), weight, bias, *args
         if deferral.queue is None or hooked(weight) or (bias is not None and hooked(bias)):
             return (dx, *op.gradients(*given), None, None, None)
         deferral.queue.append(partial(op.add or partial(_add, op.gradients), *given))
@@ -153,7 +163,7 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """Add to `.grad` as autograd does: of the parameter's type and, where its memory is dense, its strides. A DTensor
     keeps its placements."""
     if is_dtensor(gradient):
-        add(parameter, gradient)
+        _add_dtensor(parameter, gradient)
     elif parameter.grad is not None:
         parameter.grad.add_(gradient)
     elif gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
@@ -170,22 +180,100 @@ def accumulate_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
         accumulate(parameter, left.mm(right) if left.dim() == 2 else left.bmm(right))
 
 
-def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
-    return torch.bmm(x, weight.transpose(1, 2))
+def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
+    """Add the gradients of weight and bias to their `.grad`, from each rank's parts alone. False, and nothing is done, where
+    placements do not allow that.
+
+    dy: (…, out), x: (…, in), all DTensors on one mesh.
+    """
+    if not all(is_dtensor(one) and one.device_mesh == weight.device_mesh for one in (dy, x, weight)):
+        return False
+    over = [_placement(of_dy, of_x, dy.dim() - 1) for of_dy, of_x in zip(dy.placements, x.placements, strict=True)]
+    if None in over:
+        return False
+    sums = [_row_sum(of_dy, dy.dim() - 1) for of_dy in dy.placements]
+    trained = bias is not None and bias.requires_grad
+    if trained and None in sums:
+        return False
+    rows, columns = (rows_of(local(one)) for one in (dy, x))
+    grad = weight.grad
+    if grad is not None and grad.placements == tuple(over) and grad.dtype == dy.dtype:
+        add_product(local(grad), rows.t(), columns)
+    else:
+        _add_dtensor(weight, Layout(weight.device_mesh, tuple(over), weight.shape).whole(rows.t().mm(columns)))
+    if trained:
+        _add_dtensor(bias, Layout(bias.device_mesh, tuple(sums), bias.shape).whole(rows.sum(0)))
+    return True
 
 
-BATCHED = Op(
-    plain=_product,
-    forward=lambda *args: (_product(*args), ()),
-    x_gradient=lambda dy, x, weight, kept: dy.bmm(weight),
-    gradients=lambda dy, x, weight, bias, kept: (dy.transpose(1, 2).bmm(x), None),
-    add=lambda dy, x, weight, bias, kept: accumulate_product(weight, dy.transpose(1, 2), x),
-    low=True,
-)
+def _add_dtensor(parameter: Any, gradient: Any) -> None:
+    """Add a DTensor to `.grad`, which gets its placements where there is none yet. Equal placements need no other rank."""
+    grad = parameter.grad
+    if grad is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    elif grad.placements == gradient.placements and grad.device_mesh == gradient.device_mesh:
+        local(grad).add_(local(gradient))
+    else:
+        parameter.grad = grad + gradient.to(grad.dtype)
 
 
-def batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tensor:
-    """Its forward, split where the call is to be."""
-    if splits(deferral, x, layer.weight, None):
-        return call(BATCHED, deferral, x, layer.weight, None)
-    return BatchedLinear.forward(layer, x)
+def rows_of(tensor: Tensor) -> Tensor:
+    """All rows of a tensor as one matrix."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (of no numbers -1 says nothing)
+
+
+def _placement(of_dy: Any, of_x: Any, last: int) -> Any:
+    """The placement of dyᵀ·x along one dimension of the mesh; None: a product of the parts is no part of it."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    dy, x = _cut(of_dy, last), _cut(of_x, last)
+    match (dy, x):
+        case ("whole", "whole"):
+            return Replicate()
+        case ("columns", "whole"):
+            return Shard(0)
+        case ("whole", "columns"):
+            return Shard(1)
+        case ("sum", "whole") | ("whole", "sum"):
+            return Partial()
+    return Partial() if isinstance(dy, int) and dy == x else None
+
+
+def _row_sum(of_dy: Any, last: int) -> Any:
+    """The placement of the sum of dy's rows, a product with ones; None: the parts' sums are no part of it."""
+    from torch.distributed.tensor import Replicate
+
+    return _placement(of_dy, of_dy if isinstance(_cut(of_dy, last), int) else Replicate(), last)
+
+
+def _cut(placement: Any, last: int) -> str | int:
+    """How a tensor is cut: not at all ("whole"), into summands ("sum"), by its last dimension ("columns"), by another one
+    (its number), or in a way that nothing is known about ("")."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if isinstance(placement, Replicate):
+        return "whole"
+    if type(placement) is Partial and placement.reduce_op == "sum":
+        return "sum"
+    if type(placement) is Shard:  # a subclass is cut in other ways
+        return "columns" if placement.dim % (last + 1) == last else placement.dim % (last + 1)
+    return ""
+
+
+THIN = 16  # rows or columns; a router, an adapter or a head of one number has as few
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left · right, of matrices or of batches of them.
+
+    Product and sum are one kernel, but for thin matrices on a CPU. There BLAS may add term by term to the number that is in
+    memory, so each microbatch brings the rounding of a sum of all terms so far, and autograd's product of its own only that
+    of its own terms: gradients were up to 12 times less exact than autograd's. Of up to 7 rows or columns MKL did so always
+    or never, depending on the processor, of more up to 12.
+    """
+    if left.is_cpu and type(left) is Tensor and min(total.shape[-2:]) <= THIN:  # a fake tensor stands for one on a GPU
+        total.add_(left.mm(right) if left.dim() == 2 else left.bmm(right))
+    elif total.dim() == 2:
+        total.addmm_(left, right)
+    else:
+        total.baddbmm_(left, right)

@@ -38,15 +38,15 @@ class Kept:
 
 
 class LayerSplit:
-    """Layers `first` … of a model, and the loss behind them where one is given. norms: defer norms too (see `defer`)."""
+    """Layers `first` … of a model, and the loss behind them where one is given."""
 
-    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None, norms: bool = False) -> None:
+    def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None) -> None:
         self.layers = tuple(layers)
         self.first = first
         self.loss = loss
         self.deferral = Deferral()
         for layer in self.layers:
-            defer(layer, self.deferral, norms)
+            defer(layer, self.deferral)
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Kept]:
         """F: the outputs, detached; those that need a gradient say so. With a loss: the loss.
@@ -54,12 +54,8 @@ class LayerSplit:
         x: a pytree, whose tensors that require a gradient get one. Raises BadInput for outputs that cannot be handed on.
         """
         x = detached(x)
-        self.deferral.splitting = split
-        try:
-            with auxiliary_losses() as extra:
-                y = outputs(self.layers, self.first, self.loss, x, target, seed)
-        finally:
-            self.deferral.splitting = False
+        with self.deferral.during(split), auxiliary_losses() as extra:
+            y = outputs(self.layers, self.first, self.loss, x, target, seed)
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:
@@ -75,11 +71,8 @@ class LayerSplit:
         if kept.extra is not None:
             pairs.append((kept.extra[1], torch.full_like(kept.extra[0], unit)))
         if pairs:
-            self.deferral.splitting, self.deferral.queue = kept.queue is not None, kept.queue  # forwards may run inside
-            try:
+            with self.deferral.during(kept.queue is not None, kept.queue):  # forwards may run inside
                 run_backward([root for root, _ in pairs], [given for _, given in pairs])
-            finally:
-                self.deferral.splitting, self.deferral.queue = False, None
         inputs, kept.inputs, kept.roots, kept.extra = kept.inputs, [], [], None
         return gradients_of(inputs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...build.untrained import untrained_stages
-from ...tables import Ints, Pass, pass_name
+from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
 from ..base.part import RankState, share_of_loss
@@ -57,9 +57,8 @@ def _check_forward(graph: Graph, rows: Ints) -> None:
     """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
     behind the one before."""
     front = untrained_stages(graph.problem) % graph.problem.stages  # all of them: then nothing is trained
-    for row in rows.tolist():
-        one = graph.one(row)
-        _check_behind(graph, graph.beside(one, -1), one)
+    for row, one in graph.each(rows):
+        graph.check_order(one, graph.beside(one, -1), row)
         if not graph.training or one.stage < front:
             if graph.training and graph.problem.slices > 1:
                 raise BadInput(f"pass {one.name}: run knows no slices of a stage that trains nothing")
@@ -73,36 +72,23 @@ def _check_forward(graph: Graph, rows: Ints) -> None:
 
 
 def _check_has_forward(graph: Graph, rows: Ints) -> None:
-    for row in rows.tolist():
-        graph.need("F", graph.one(row))
+    for _, one in graph.each(rows):
+        graph.need("F", one)
 
 
 def _check_backward(graph: Graph, rows: Ints) -> None:
     """It has a forward, and comes behind that of the next slice, whose gradients of keys and values it takes."""
     _check_has_forward(graph, rows)
-    for row in rows.tolist():
-        _check_behind(graph, graph.beside(graph.one(row), 1), graph.one(row))
-
-
-def _check_behind(graph: Graph, before: Pass | None, one: Pass) -> None:
-    index = graph.problem.index
-    if before is not None and not graph.ordered(index[before.name], index[one.name]):
-        raise BadInput(f"pass {one.name}: no edge puts it behind {before.name}")
+    for row, one in graph.each(rows):
+        graph.check_order(one, graph.beside(one, 1), row)
 
 
 def _check_recompute(graph: Graph, rows: Ints) -> None:
     """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
     that still needs it."""
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         kind = "BW" if graph.row("B", one) is None else "B"
-        for before, after, other in ((graph.need("F", one), row, "F"), (row, graph.need(kind, one), kind)):
-            if not graph.ordered(before, after):
-                raise BadInput(f"pass {one.name}: no edge orders it and {_named(other, one)}")
-
-
-def _named(kind: str, like: Pass) -> str:
-    return pass_name(kind, like.stage, like.microbatch, like.slice)
+        graph.check_order(one, graph.need("F", one), row, graph.need(kind, one))
 
 
 _BACKWARD = Handler(

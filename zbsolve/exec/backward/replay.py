@@ -123,21 +123,15 @@ def torch_generators() -> list[torch.Generator]:
 def torch_random_kept() -> Iterator[None]:
     """Afterwards torch's own generators are as before. `run_layers` seeds them for every layer: without this a data loader
     that shuffles by them would give every rank another batch."""
-    generators = torch_generators()
+    generators, get, put = torch_generators(), "get_state", "set_state"
     if len(generators) > 1 and torch.cuda.is_current_stream_capturing():  # there the state itself is kept, not its numbers
-        own = [(generator, generator.graphsafe_get_state()) for generator in generators[1:]]
-        try:
-            yield
-        finally:
-            for generator, mine in own:
-                generator.graphsafe_set_state(mine)
-        return
-    states = [(generator, generator.get_state()) for generator in generators]
+        generators, get, put = generators[1:], "graphsafe_get_state", "graphsafe_set_state"
+    states = [(getattr(generator, put), getattr(generator, get)()) for generator in generators]
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        for set_state, state in states:
+            set_state(state)
 
 
 def random_state() -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """The backward split: weight gradients are deferred inside the layers.
 
-A B pass runs autograd through the layers. Linear, Embedding, experts' batched products, convolutions and, where asked, norms
-give their input gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other
-parameter gets its gradient in B. So every model trains right. (Going through autograd's graph once a parameter instead costs
-2 to 7 fused backwards.)
+A B pass runs autograd through the layers. Linear, Embedding, experts' batched products and convolutions give their input
+gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other parameter gets its
+gradient in B. So every model trains right. (Going through autograd's graph once a parameter instead costs 2 to 7 fused
+backwards.)
+
+Norms stay in B. W would hold a norm's input and output gradient, and read them once more, to put off very little work. On
+transformer blocks (`benchmarks/results/split.json`) that took 25 % more bytes between B and W. (B + W) / BW was 1.03 to 1.07
+in place of 1.01 to 1.04 at width 192, and 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
 
 Parameters keep their names and identity. Only `forward` of a layer is replaced, on the instance: it runs the layer's `Op`
 where the call is split, and the layer's own forward elsewhere. Layers stay whole that `deferral` names, that have a forward
@@ -25,8 +29,7 @@ from torch.nn import functional
 from ...models.blocks import BatchedLinear
 from ..base.torch_private import output_padding, padding_around
 from ..base.values import is_dtensor, own_type
-from .deferral import Deferral, Gradients, Op, accumulate, accumulate_product, batched_linear, call, splits
-from .distributed import add_linear, rows_of
+from .deferral import Deferral, Gradients, Op, accumulate, accumulate_product, add_linear, call, rows_of, splits
 
 aten = torch.ops.aten
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them takes seconds
@@ -46,12 +49,12 @@ def _trained(bias: Tensor | None) -> bool:
 # --- Linear ---
 
 
-def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> Gradients:
+def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Gradients:
     rows = rows_of(dy)
     return rows.t().mm(rows_of(x)), rows.sum(0) if _trained(bias) else None
 
 
-def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept: Any) -> None:
+def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Add the gradients of a linear layer to `.grad`."""
     if is_dtensor(weight) and add_linear(dy, x, weight, bias):
         return
@@ -63,8 +66,7 @@ def linear_add(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, kept:
 
 LINEAR = Op(
     plain=functional.linear,
-    forward=lambda x, weight, bias: (functional.linear(x, weight, bias), ()),
-    x_gradient=lambda dy, x, weight, kept: dy.matmul(weight),
+    x_gradient=lambda dy, x, weight: dy.matmul(weight),
     gradients=_linear_gradients,
     add=linear_add,
     low=True,
@@ -78,6 +80,29 @@ def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+# --- Linear layers of one size as one product, as of experts ---
+
+
+def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+    return torch.bmm(x, weight.transpose(1, 2))
+
+
+BATCHED = Op(
+    plain=_product,
+    x_gradient=lambda dy, x, weight: dy.bmm(weight),
+    gradients=lambda dy, x, weight, bias: (dy.transpose(1, 2).bmm(x), None),
+    add=lambda dy, x, weight, bias: accumulate_product(weight, dy.transpose(1, 2), x),
+    low=True,
+)
+
+
+def _batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tensor:
+    """Its forward, split where the call is to be."""
+    if splits(deferral, x, layer.weight, None):
+        return call(BATCHED, deferral, x, layer.weight, None)
+    return BatchedLinear.forward(layer, x)
+
+
 # --- Embedding ---
 
 
@@ -87,12 +112,8 @@ def _look_up(ids: Tensor, weight: Tensor, bias: None, padding: int, by_frequency
 
 EMBEDDING = Op(
     plain=_look_up,
-    forward=lambda *args: (_look_up(*args), ()),
     x_gradient=lambda *args: None,  # type: ignore[arg-type]  # whole numbers have no gradient
-    gradients=lambda dy, ids, weight, bias, kept, *args: (
-        aten.embedding_dense_backward(dy, ids, weight.shape[0], *args),
-        None,
-    ),
+    gradients=lambda dy, ids, weight, bias, *args: (aten.embedding_dense_backward(dy, ids, weight.shape[0], *args), None),
 )
 
 
@@ -117,9 +138,8 @@ def _convolution_parts(
 
 CONVOLUTION = Op(
     plain=torch.convolution,
-    forward=lambda *args: (torch.convolution(*args), ()),
-    x_gradient=lambda dy, x, weight, kept, *args: _convolution_parts([True, False, False], dy, x, weight, None, args)[0],
-    gradients=lambda dy, x, weight, bias, kept, *args: _convolution_parts(
+    x_gradient=lambda dy, x, weight, *args: _convolution_parts([True, False, False], dy, x, weight, None, args)[0],
+    gradients=lambda dy, x, weight, bias, *args: _convolution_parts(
         [False, True, _trained(bias)], dy, x, weight.to(dy.dtype), bias, args
     )[1:],
     low=True,
@@ -153,121 +173,22 @@ def _batched(
     return y.squeeze(0) if one else y
 
 
-# --- Norms ---
-#
-# B asks the kernels for the input gradient alone, and W for the others. By default all of it stays in B: W would hold a
-# norm's input and output gradient, and read them once more, to put off very little work. On transformer blocks
-# (`benchmarks/results/split.json`) that took 25 % more bytes between B and W. (B + W) / BW was 1.03 to 1.07 in place of 1.01
-# to 1.04 at width 192, and 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
-
-
-def _with_kept(results: Any) -> Any:
-    y, *kept = results
-    return y, kept
-
-
-def _layer_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Any, kept: Any, shape: Any) -> Any:
-    return aten.native_layer_norm_backward(dy, x, shape, *kept, weight, bias, mask)
-
-
-LAYER_NORM = Op(
-    plain=lambda x, weight, bias, shape, eps: functional.layer_norm(x, shape, weight, bias, eps),
-    forward=lambda x, weight, bias, shape, eps: _with_kept(torch.native_layer_norm(x, shape, weight, bias, eps)),
-    x_gradient=lambda dy, x, weight, kept, shape, eps: _layer_norm_parts(
-        [True, False, False], dy, x, weight, None, kept, shape
-    )[0],
-    gradients=lambda dy, x, weight, bias, kept, shape, eps: _layer_norm_parts(
-        [False, True, _trained(bias)], dy, x, weight, bias, kept, shape
-    )[1:],
-)
-
-
-def _group_norm_sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
-    return x.shape[0], x.shape[1], x[0, 0].numel(), groups
-
-
-def _group_norm_parts(mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, kept: Any, groups: int) -> Any:
-    return aten.native_group_norm_backward(
-        dy.contiguous(), x.contiguous(), *kept, weight, *_group_norm_sizes(x, groups), mask
-    )
-
-
-GROUP_NORM = Op(
-    plain=lambda x, weight, bias, groups, eps: functional.group_norm(x, groups, weight, bias, eps),
-    forward=lambda x, weight, bias, groups, eps: _with_kept(
-        torch.native_group_norm(x.contiguous(), weight, bias, *_group_norm_sizes(x, groups), eps)
-    ),
-    x_gradient=lambda dy, x, weight, kept, groups, eps: _group_norm_parts([True, False, False], dy, x, weight, kept, groups)[
-        0
-    ],
-    gradients=lambda dy, x, weight, bias, kept, groups, eps: _group_norm_parts(
-        [False, True, _trained(bias)], dy, x, weight, kept, groups
-    )[1:],
-)
-
-
-def _rms_norm(x: Tensor, weight: Tensor, bias: None, shape: Any, eps: float | None) -> Tensor:
-    return functional.rms_norm(x, shape, weight, eps)
-
-
-def _rms_norm_gradient(dy: Tensor, x: Tensor, weight: Tensor, by: int, *args: Any) -> Tensor:
-    """The forward runs once more: torch has no kernel everywhere that gives one of the two gradients alone."""
-    with torch.enable_grad():
-        given = x.detach(), weight.detach()
-        given[by].requires_grad_()
-        return torch.autograd.grad(_rms_norm(given[0], given[1], None, *args), given[by], dy)[0]
-
-
-RMS_NORM = Op(
-    plain=_rms_norm,
-    forward=lambda *args: (_rms_norm(*args), ()),
-    x_gradient=lambda dy, x, weight, kept, *args: _rms_norm_gradient(dy, x, weight, 0, *args),
-    gradients=lambda dy, x, weight, bias, kept, *args: (_rms_norm_gradient(dy, x, weight, 1, *args), None),
-)
-
-
-def _norm(op: Op, *names: str) -> Callable[..., Tensor]:
-    """The forward of a norm whose arguments are the layer's attributes `names`. Under autocast it is left to autograd, whose
-    rules for norms differ from device to device."""
-
-    def forward(layer: Any, deferral: Deferral, x: Tensor) -> Tensor:
-        bias = getattr(layer, "bias", None)
-        if (
-            layer.weight is not None
-            and splits(deferral, x, layer.weight, bias)
-            and not torch.is_autocast_enabled(x.device.type)
-        ):
-            return call(op, deferral, x, layer.weight, bias, *(getattr(layer, name) for name in names))
-        result: Tensor = type(layer).forward(layer, x)
-        return result
-
-    return forward
-
-
 FORWARDS: dict[type, Callable[..., Tensor]] = {
     nn.Linear: _linear,
-    BatchedLinear: batched_linear,
+    BatchedLinear: _batched_linear,
     nn.Embedding: _embedding,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
 }
-NORMS: dict[type, Callable[..., Tensor]] = {
-    nn.LayerNorm: _norm(LAYER_NORM, "normalized_shape", "eps"),
-    nn.RMSNorm: _norm(RMS_NORM, "normalized_shape", "eps"),
-    nn.GroupNorm: _norm(GROUP_NORM, "num_groups", "eps"),
-}
 
 
-def defer(module: nn.Module, deferral: Deferral, norms: bool = False) -> None:
+def defer(module: nn.Module, deferral: Deferral) -> None:
     """Replace the forward of every layer in `module` that can be split, in place, also one that another `defer` replaced.
-
-    norms: split LayerNorm, RMSNorm and GroupNorm too, which pays in neither time nor memory (see above). Subclasses that
-    change more than how they are made, and layers whose forward somebody replaced, are left alone: they may do anything.
-    """
+    Subclasses that change more than how they are made, and layers whose forward somebody replaced, are left alone: they may
+    do anything."""
     if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
         return
-    kind = own_type(module)
-    make = row_of(kind, FORWARDS) or (row_of(kind, NORMS) if norms else None)
+    make = row_of(own_type(module), FORWARDS)
     own = module.__dict__.get("forward")
     if isinstance(own, _Forward):
         del module.__dict__["forward"]
@@ -275,7 +196,7 @@ def defer(module: nn.Module, deferral: Deferral, norms: bool = False) -> None:
     if make is not None and own is None:
         module.forward = _Forward(make, module, deferral)
     for child in module.children():
-        defer(child, deferral, norms)
+        defer(child, deferral)
 
 
 def restore(module: nn.Module) -> None:

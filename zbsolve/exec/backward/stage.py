@@ -65,12 +65,12 @@ class Dropped:
 class Stage:
     """Layers `first` … of a model on one rank.
 
-    loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). norms: defer
-    norms too (see `split.defer`). parts: how the layers are split, where it is not by layer. auxiliary: what layers added to
-    the loss in the last F (its mean, not its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here
-    clears it. around: what a feature does around its passes. Where sequences are cut into slices, numbers of microbatches
-    are those of parts (see `slices.cutting`). takes_batch: the first stage's input is the batch, which gets no gradient.
-    dropping: how many of the first parts a recompute makes again.
+    loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). parts:
+    how the layers are split, where it is not by layer. auxiliary: what layers added to the loss in the last F (its mean, not
+    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. around: what a feature does
+    around its passes. Where sequences are cut into slices, numbers of microbatches are those of parts (see
+    `slices.cutting`). takes_batch: the first stage's input is the batch, which gets no gradient. dropping: how many of the
+    first parts a recompute makes again.
     """
 
     around: Around = Around()
@@ -82,7 +82,6 @@ class Stage:
         first: int = 0,
         loss: Loss | None = None,
         share: float = 1.0,
-        norms: bool = False,
         parts: Sequence[Split] | None = None,
     ) -> None:
         self.layers = tuple(layers)
@@ -92,7 +91,7 @@ class Stage:
         self.unit = torch.tensor(share)  # the gradient of the loss, in its own type: known after the first F
         self.auxiliary: Tensor | None = None
         self.live: dict[int, Live | Dropped] = {}
-        self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss, norms)])
+        self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss)])
         self.dropping = len(self.parts)
 
     def forward(

@@ -6,9 +6,10 @@ says all else that is known of it, a builder that puts it into a problem, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ...problem import Problem
@@ -29,20 +30,33 @@ class Graph:
         found: Pass = self.problem.passes[row]
         return found
 
+    def each(self, rows: Ints) -> Iterator[tuple[int, Pass]]:
+        """Rows with their passes."""
+        return ((row, self.one(row)) for row in rows.tolist())
+
     def row(self, kind: str, like: Pass) -> int | None:
         """The row of the pass of this kind that has the stage, microbatch and slice of `like`; None where there is none."""
         return self.problem.index.get(pass_name(kind, like.stage, like.microbatch, like.slice))
 
-    def beside(self, like: Pass, step: int) -> Pass | None:
-        """What `like` is for the next slice (step 1) or for the one before (−1); None where there is none. Raises BadInput
-        where its pass is missing."""
+    def beside(self, like: Pass, step: int) -> int | None:
+        """The row of what `like` is for the next slice (step 1) or for the one before (−1); None where there is none. Raises
+        BadInput where its pass is missing."""
         if not 0 <= like.slice + step < self.problem.slices:
             return None
         other = replace(like, slice=like.slice + step)
-        row = self.row(like.kind, other)
-        if row is None:
+        if (row := self.row(like.kind, other)) is None:
             raise BadInput(f"pass {like.name}: there is no {other.name}")
-        return self.one(row)
+        return row
+
+    def check_order(self, one: Pass, *rows: int | None, alone: bool = False) -> None:
+        """Raise BadInput, for pass `one`, where no edge orders each of these rows that are there and the next. alone: also
+        where they are not on one rank."""
+        for before, after in pairwise(row for row in rows if row is not None):
+            a, b = self.one(before), self.one(after)
+            if not self.ordered(before, after):
+                raise BadInput(f"pass {one.name}: no edge orders {a.name} and {b.name}")
+            if alone and a.rank != b.rank:
+                raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
 
     def ordered(self, before: int, after: int) -> bool:
         """Whether an edge goes from one row to the other."""

@@ -7,7 +7,7 @@ Between passes tensors are detached, and still say whether they require a gradie
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,29 +48,9 @@ def local_bytes(tensor: Tensor) -> int:
     return local(tensor).nbytes if is_dtensor(tensor) else tensor.nbytes
 
 
-class LaidOut(NamedTuple):
-    """How a DTensor lies on its mesh: all but its numbers."""
-
-    mesh: Any
-    placements: tuple[Any, ...]
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Any) -> LaidOut:
-        """The layout of a DTensor."""
-        return cls(tensor.device_mesh, tuple(tensor.placements), tensor.shape, tensor.stride())
-
-    def whole(self, part: Tensor) -> Any:
-        """The DTensor of which this rank has `part`."""
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride)
-
-
 def as_local_of(part: Tensor, like: Any) -> Tensor:
     """`part` as this rank's part of a DTensor that is laid out as `like`; `part` itself where that is a plain tensor."""
-    found: Tensor = LaidOut.of(like).whole(part) if is_dtensor(like) else part
+    found: Tensor = Layout.strided(like).whole(part) if is_dtensor(like) else part
     return found
 
 
@@ -89,22 +69,19 @@ def laid_out_as(gradient: Any, like: Any) -> Tensor:
     """A gradient with the placements of what it is the gradient of. (That of a replicated weight under sequence parallelism
     comes as a partial sum.) Where `like` is a partial sum itself, its gradient is replicated. Ranks of the mesh call this
     together."""
-    if not is_dtensor(gradient) or not is_dtensor(like):
-        found: Tensor = gradient
-        return found
-    from torch.distributed.tensor import Replicate
-
-    wanted = tuple(Replicate() if one.is_partial() else one for one in like.placements)
-    found = gradient if gradient.placements == wanted else gradient.redistribute(placements=wanted)
+    both = is_dtensor(gradient) and is_dtensor(like)
+    found: Tensor = Layout.of(like).gradient.laid(gradient) if both else gradient
     return found
 
 
 class Layout(NamedTuple):
-    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call."""
+    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call. stride: of the whole,
+    where that counts; None: it is contiguous."""
 
     mesh: Any
     placements: tuple[Any, ...]
     shape: torch.Size | None
+    stride: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, tensor: Any) -> Layout:
@@ -112,12 +89,19 @@ class Layout(NamedTuple):
         fixed = all(type(size) is int for size in tensor.shape)
         return cls(tensor.device_mesh, tuple(tensor.placements), torch.Size(tensor.shape) if fixed else None)
 
+    @classmethod
+    def strided(cls, tensor: Any) -> Layout:
+        """The same with its strides."""
+        return cls(tensor.device_mesh, tuple(tensor.placements), tensor.shape, tensor.stride())
+
     def whole(self, part: Tensor) -> Any:
-        """The DTensor of which this is the rank's part, which is contiguous."""
+        """The DTensor of which this is the rank's part."""
         from torch.distributed.tensor import DTensor
 
-        strides = None if self.shape is None else torch.empty(self.shape, device="meta").stride()
-        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
+        stride = self.stride
+        if stride is None and self.shape is not None:
+            stride = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=stride)
 
     @property
     def gradient(self) -> Layout:
@@ -126,10 +110,9 @@ class Layout(NamedTuple):
 
         return self._replace(placements=tuple(Replicate() if one.is_partial() else one for one in self.placements))
 
-    def part(self, tensor: Any) -> Tensor:
-        """The rank's part of a DTensor, once it lies so."""
-        found = tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
-        return local(found)
+    def laid(self, tensor: Any) -> Any:
+        """A DTensor that has these placements."""
+        return tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
 
     def __str__(self) -> str:
         return f" as {', '.join(map(str, self.placements))} of {tuple(self.shape or ())}"
@@ -176,44 +159,54 @@ def trained(value: Any) -> list[Tensor]:
     return [tensor for tensor in tensors_of(value) if tensor.requires_grad]
 
 
+def each_tensor(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """A pytree with what `function` makes of each tensor in its place; all else stays."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
 def cast(value: Any, kind: torch.dtype | None) -> Any:
     """The same value; its floating-point tensors have type `kind` (None: their own)."""
-    if kind is None:
-        return value
-    return tree_map(lambda leaf: leaf.to(kind) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, value)
+    return value if kind is None else each_tensor(value, lambda one: one.to(kind) if one.is_floating_point() else one)
 
 
 def detached(value: Any) -> Any:
     """The same tensors without their graphs; those that required a gradient do so still."""
-    if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
-    return tree_map(lambda leaf: detached(leaf) if isinstance(leaf, Tensor) else leaf, value)
+    return each_tensor(value, lambda one: one.detach().requires_grad_(one.requires_grad))
 
 
 def constant(value: Any) -> Any:
     """The same tensors without their graphs; none requires a gradient."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, value)
+    return each_tensor(value, Tensor.detach)
 
 
 def copied(value: Any) -> Any:
     """Copies of the same tensors, dense, without their graphs; those that required a gradient do so still."""
-    if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format).requires_grad_(value.requires_grad)
-    return tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+    def copy(one: Tensor) -> Tensor:
+        return one.detach().clone(memory_format=torch.contiguous_format).requires_grad_(one.requires_grad)
+
+    return each_tensor(value, copy)
 
 
-def joined(values: Sequence[Any]) -> Any:
-    """Pytrees of one structure as one, whose tensors are joined along dimension 0; tensors without dimensions are stacked,
-    and all else is the first one's."""
-    columns = zip(*(leaves_of(value) for value in values), strict=True)
-    found = [_joined(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
-    return found[0] if isinstance(values[0], Tensor) else tree_unflatten(found, tree_flatten(values[0])[1])
+def in_parts(value: Any, count: int, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Any]:
+    """A pytree as `count` of them: of each tensor one of the parts that `cut` makes; all else is in every one."""
+    leaves, spec = tree_flatten(value)
+    parts = [cut(leaf) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
+    return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Along dimension 0; those without dimensions become one."""
     return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
+
+
+def joined(values: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor] = _stacked) -> Any:
+    """Pytrees of one structure as one, whose tensors are joined; all else is the first one's."""
+    columns = zip(*(leaves_of(value) for value in values), strict=True)
+    found = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+    return found[0] if isinstance(values[0], Tensor) else tree_unflatten(found, tree_flatten(values[0])[1])
 
 
 def checked(value: Any, layer: int) -> None:

@@ -16,7 +16,7 @@ import gc
 import random
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from ..backward.layer_split import layer_seed, seeding, set_seeds
 from ..base.part import Data, Record
-from ..base.torch_private import end_pool, tree_map
-from ..base.values import local, tensors_of
+from ..base.torch_private import end_pool
+from ..base.values import each_tensor, local, tensors_of
 from ..transport.failure import one_line
 from ..transport.format import Format
 from .rank_device import Marks
@@ -194,7 +194,9 @@ class Captures:
         before = {p: p.grad for p in self._module.parameters()}
         for p in watched.graded:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        inputs, targets = (_copies(part) for part in (data.inputs, data.targets))
+        # The graph has memory of its own for what is fed in.
+        fed = data.inputs, data.targets
+        inputs, targets = ({m: each_tensor(value, Tensor.clone) for m, value in part.items()} for part in fed)
         mine, marks = replace(data, inputs=inputs, targets=targets), Marks(self.device, fixed=True)
         graph = torch.cuda.CUDAGraph()
         draws = [(torch.Generator(self.device), place) for place in watched.draws]
@@ -268,8 +270,3 @@ def _places(module: nn.Module) -> tuple[int, ...]:
 
 def _generator(device: torch.device) -> Any:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-
-
-def _copies(part: Mapping[int, Any]) -> dict[int, Any]:
-    """Memory of the graph's own for what is fed in."""
-    return {m: tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value) for m, value in part.items()}

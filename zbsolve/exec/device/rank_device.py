@@ -17,6 +17,7 @@ from torch import Tensor
 from ..base.part import Hooks, Record
 from ..base.program import Action, Message
 from ..transport.failure import LostRank
+from ..transport.mailbox import HostRows
 from ..transport.peers import Peers
 from ..transport.wires import Wires
 
@@ -94,8 +95,10 @@ class Coming:
         self.there: Any = None
 
 
-class DeviceRows:
-    """See `mailbox.Rows`. marks: of the step that runs."""
+class DeviceRows(HostRows):
+    """Rows between GPUs. marks: of the step that runs. A row may be written once all is done that was launched when it was
+    reserved. Computing waits for a row where a pass takes it, and for sends that are over, whose memory it may use then.
+    What an earlier step left is dropped when one begins."""
 
     def __init__(self, wires: Wires, device: torch.device, marks: Marks) -> None:
         self._wires, self._device, self.marks = wires, device, marks
@@ -104,18 +107,15 @@ class DeviceRows:
         self._sent: dict[Message, tuple[Any, Tensor]] = {}
 
     def begin(self) -> None:
-        """What an earlier step left is of no use."""
         self._reserved.clear()
         self._sent.clear()
 
     def reserve(self, message: Message, row: Tensor) -> Coming:
-        """The row may be written once all that is launched now is done."""
         coming = Coming(row, self.marks.computing.record_event())
         self._reserved.setdefault(message.source, deque()).append(coming)
         return coming
 
     def receive(self, message: Message, coming: Coming) -> None:
-        """Launch the receive, behind those before it from its source."""
         while coming.there is None:
             self._launch(message.source, self._reserved[message.source].popleft())
 
@@ -129,23 +129,19 @@ class DeviceRows:
         coming.arrived, coming.there = self.marks.mark(stream), stream.record_event()
 
     def take(self, message: Message, coming: Coming) -> tuple[Tensor, Any]:
-        """From here on computing has it."""
         self.receive(message, coming)
         self.marks.computing.wait_event(coming.there)
         return coming.row, coming.arrived
 
     def send(self, message: Message, row: Tensor) -> None:
-        """Launch the send, behind all that is launched now."""
         self._sent[message] = self._wires.send(row, message.destination), row
 
     def gone(self, message: Message) -> None:
-        """Computing goes on when it has gone, and may use its memory then."""
         work, _ = self._sent.pop(message, (None, None))
         if work is not None:
             work.wait()
 
     def flush(self) -> None:
-        """Computing goes on when everything has gone."""
         for work, _ in self._sent.values():
             work.wait()
         self._sent.clear()

@@ -24,7 +24,7 @@ from ..base.part import Keeper
 from ..base.torch_private import compiles, unwrapped
 from ..base.values import copied, detached, is_dtensor, own_type, tensors_of, trained, wrapped_modules
 from ..memory import LiveBytes
-from ..splits import SPLITS, Row, merged
+from ..splits import COSTS, SPLITS, Row, merged
 from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
 from .sharing import SharedGraphs, inputs_key, shared_key
@@ -93,38 +93,28 @@ class Auto:
     def _decided(self, layer: nn.Module, number: int, x: Any, seed: int) -> Decision:
         parts: dict[str, Split] = {}
         refused: dict[str, str] = {}
+
+        def tried(name: str) -> None:
+            try:
+                parts[name] = self._shared[name].split(layer, number, x, seed)
+            except Untraceable as error:
+                refused[name] = str(error)
+
         if not self.alone or wrapped_modules(layer) or any(map(is_dtensor, layer.parameters())):
             return Decision(_name(layer), "layers", "other ranks take part in its forward, and would have to try in step")
         for name in ("graph", *(["inductor"] if self.inductor or compiles(layer) else [])):
-            self._try(parts, refused, name, (layer, number, x, seed))
+            tried(name)
         if not parts:
             warnings.warn(f"split auto: layer {number} by layers, not by its graph: {refused['graph']}", stacklevel=2)
             return Decision(_name(layer), "layers", refused["graph"])
-        parts["layers"] = self._by_layers(layer, number)
-        bytes_of = {name: held(layer, part, x, seed) for name, part in parts.items()}
-        if self.tight:
-            self._keep_small(parts, refused, bytes_of, (layer, number, x, seed))
-        times = timed(layer, parts, x, seed)
-        costs = {name: Cost(*times[name], *bytes_of[name]) for name in parts}
-        best = min(times, key=lambda name: sum(times[name]))
-        return Decision(_name(layer), best, "; ".join(refused.values()), costs)
-
-    def _try(self, parts: dict[str, Split], refused: dict[str, str], name: str, given: tuple[Any, ...]) -> None:
-        try:
-            parts[name] = self._shared[name].split(*given)
-        except Untraceable as error:
-            refused[name] = str(error)
-
-    def _keep_small(
-        self, parts: dict[str, Split], refused: dict[str, str], sizes: dict[str, tuple[int, int]], given: tuple[Any, ...]
-    ) -> None:
-        """Take out the splits that hold more than that of the layers. In place of each comes one that recomputes."""
-        layer, _, x, seed = given
-        for name in [name for name in parts if name != "layers" and _more(sizes[name], sizes["layers"])]:
+        parts["layers"] = own = self._by_layers(layer, number)
+        sizes = {name: held(layer, part, x, seed) for name, part in parts.items()}
+        # Where memory is bounded, in place of each split that holds more than that of the layers comes one that recomputes.
+        for name in [name for name in parts if self.tight and _more(sizes[name], sizes["layers"])]:
             least = f"{name}:least"
             restore(layer)
-            self._try(parts, refused, least, given)
-            defer(layer, self._layer_splits[id(layer)].deferral)
+            tried(least)
+            defer(layer, own.deferral)
             if least in parts:
                 sizes[least] = held(layer, parts[least], x, seed)
             smallest = least if least in parts else name
@@ -133,6 +123,10 @@ class Auto:
                 refused[name] = "{} holds {}, and layers {}".format(smallest, *both)
                 parts.pop(least, None)
             del parts[name]
+        times = timed(layer, parts, x, seed)
+        costs = {name: dict(zip(COSTS, (*times[name], *sizes[name]), strict=True)) for name in parts}
+        best = min(times, key=lambda name: sum(times[name]))
+        return Decision(_name(layer), best, "; ".join(refused.values()), costs)
 
     def _by_layers(self, layer: nn.Module, number: int) -> LayerSplit:
         known = self._layer_splits.get(id(layer))
@@ -204,26 +198,15 @@ def _synchronised() -> int:
     return time.monotonic_ns()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B."""
-
-    F: float
-    B: float
-    W: float
-    after_F: int
-    after_B: int
-
-
 @dataclass(frozen=True, eq=False)
 class Decision:
     """How equal blocks are split. block: their class. split: its name. why: what spoke against others (costs aside).
-    costs: of each split that was tried."""
+    costs: of each split that was tried (see `splits.COSTS`)."""
 
     block: str
     split: str
     why: str
-    costs: Mapping[str, Cost] = field(default_factory=dict)
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 # (layer, its number, the input, the seed of its random numbers) → its split, and why.
@@ -270,7 +253,7 @@ def graph_saved(kept: Any) -> list[Tensor] | None:
 def decisions_of(stages: Iterable[Stage]) -> list[Row]:
     """What was decided for the layers of `stages`, a row for a kind of them: numbers, class, split, why and costs."""
     rows = [
-        {**vars(decision), "layers": [part.number], "costs": {name: vars(cost) for name, cost in decision.costs.items()}}
+        {**vars(decision), "layers": [part.number]}
         for part in (part for stage in stages for part in stage.parts if isinstance(part, ByShape))
         for decision in part.decisions
     ]

@@ -175,7 +175,7 @@ class GraphSplit(Split):
                 continue
             gradient = given[leaf]
             inside = layout is not None and gradient is not None and is_dtensor(gradient)  # as the graph takes it
-            values.append(zeros.made() if gradient is None else layout.part(gradient) if inside else gradient)  # type: ignore[union-attr]
+            values.append(zeros.made() if gradient is None else local(layout.laid(gradient)) if inside else gradient)  # type: ignore[union-attr]
         kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
             results = self._backward(values)

@@ -105,10 +105,8 @@ class _Batch:
             for what, rows in (("inputs", first), ("targets", last)):
                 for row in rows:
                     pipeline.cutting.check(row, what)
-        wires = pipeline.peers.wires
         mine = torch.tensor([len(first), len(last), bool(first) and in_microbatches(inputs)], dtype=torch.int64)
-        everything = torch.empty((wires.size, 3), dtype=torch.int64)
-        pipeline.peers.wait(wires.control.allgather([list(everything.unbind())], [mine]), WHAT)
+        everything = pipeline.peers.gathered(mine, WHAT)
         counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
         if len(counts) > 1:
             raise BadInput(f"inputs and targets: {' and '.join(map(str, counts))} microbatches: they must be as many")
@@ -169,21 +167,19 @@ class _Total:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._sum = 0.0
-        self._everything = torch.zeros((peers.wires.size, 1), dtype=torch.float64)
-        self._work: object = None
+        self._coming: tuple[Any, torch.Tensor] | None = None
 
     def add(self, value: float) -> None:
         """A round's number of this rank. Waits until all ranks have ended the round before."""
         self.whole()
-        mine = torch.tensor([value], dtype=torch.float64)
-        self._work = self._peers.wires.control.allgather([list(self._everything.unbind())], [mine])
+        self._coming = self._peers.wires.gather(torch.tensor([value], dtype=torch.float64))
 
     def whole(self) -> float:
         """The sum up to here, the same bits on every rank."""
-        if self._work is not None:
-            self._peers.wait(self._work, WHAT)
-            self._work = None
-            for row in self._everything.tolist():
+        if self._coming is not None:
+            (work, everything), self._coming = self._coming, None
+            self._peers.wait(work, WHAT)
+            for row in everything.tolist():
                 self._sum += row[0]
         return self._sum
 

@@ -25,9 +25,9 @@ from ..exchange import Replicas, Shared
 from ..mesh.place import PipelineMesh
 from ..slices.cutting import Counting, Cutting
 from ..step_view import StepView
-from ..transport.failure import LostRank, RunFailed
+from ..transport.failure import RunFailed
 from ..transport.peers import Peers, together
-from ..transport.wires import Wires, reason
+from ..transport.wires import Wires, waiting
 from ..updates import WeightVersions
 from ..vocabulary.parts import WholeVocabulary
 
@@ -104,12 +104,9 @@ def together_on_mesh(pipeline: OnRank, what: str) -> Iterator[None]:
 def _gathered(pipeline: OnRank, mine: Tensor, group: Any, what: str) -> Tensor:
     mine = mine.to(pipeline.device)
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    with pipeline.peers.telling(what):
-        try:
-            work: Any = dist.all_gather(rows, mine, group=group, async_op=True)
-            work.wait(pipeline.peers.timeout)
-        except RuntimeError as error:
-            raise LostRank(f"waiting for the ranks beside: {reason(error)}") from None
+    with pipeline.peers.telling(what), waiting("ranks beside"):
+        work: Any = dist.all_gather(rows, mine, group=group, async_op=True)
+        work.wait(pipeline.peers.timeout)
     return torch.stack(rows).cpu()
 
 
@@ -177,9 +174,7 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     pipeline.wait_gradients()
     peers = pipeline.peers
     mine = torch.tensor([norm_power(pipeline, norm_type)], dtype=torch.float64)
-    everything = torch.empty((peers.wires.size, 1), dtype=torch.float64)
-    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "norm of the gradients")
-    power = added(everything.ravel().tolist(), norm_type)
+    power = added(peers.gathered(mine, "norm of the gradients").ravel().tolist(), norm_type)
     norm = power if math.isinf(norm_type) else float(power ** (1 / norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")

@@ -88,11 +88,6 @@ class PipelineMesh:
         return not any(at for at, one in zip(own.get_coordinate(), tensor.placements, strict=True) if not is_shard(one))
 
     @property
-    def data_ranks(self) -> list[int]:
-        """The ranks that have another part of the batch, and this one."""
-        return ranks_along(self.whole, self.data)
-
-    @property
     def sizes(self) -> dict[str, int]:
         """Dimension → its size, the outermost first."""
         return dict(zip(_checked(self.whole), self.whole.shape, strict=True))

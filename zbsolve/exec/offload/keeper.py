@@ -18,8 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..base.torch_private import storage_key, tree_map, without_modes
-from ..base.values import PLAIN_TYPES, Away, LaidOut, is_dtensor, local, opened
+from ..base.torch_private import storage_key, without_modes
+from ..base.values import PLAIN_TYPES, Away, Layout, each_tensor, is_dtensor, local, opened
 
 ALIGNED = 64  # bytes: where a piece begins in a host buffer
 SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
@@ -49,7 +49,8 @@ class Piece:
 
     def bytes_on_device(self) -> Tensor:
         """The storage as bytes, shape (size,)."""
-        return _bytes(self.storage, self.device)
+        with torch.no_grad():
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storage, 0, (self.size,), (1,))
 
     def leave(self) -> None:
         """The bytes to move are in the host buffer: give up the storage."""
@@ -76,7 +77,7 @@ class View(Away):
         self.piece, self.dtype, self.offset = piece, part.dtype, part.storage_offset()
         self.shape, self.stride = part.shape, part.stride()
         self.requires_grad = tensor.requires_grad
-        self.layout = LaidOut.of(tensor) if is_dtensor(tensor) else None
+        self.layout = Layout.strided(tensor) if is_dtensor(tensor) else None
 
     def tensor(self) -> Tensor:
         """The tensor, without a graph. Raises BadInput where it is in host memory."""
@@ -133,7 +134,7 @@ class Keeper:
 
     def keep_all(self, value: Any) -> Any:
         """A pytree with views of its tensors."""
-        return tree_map(lambda leaf: self.keep(leaf) if isinstance(leaf, Tensor) else leaf, value)
+        return each_tensor(value, self.keep)
 
     def chosen(self, share: float = 1.0) -> list[Piece]:
         """The pieces to move, which say how much of them: of all bytes the share, in whole pieces but for one at most. They
@@ -195,11 +196,6 @@ def come_back_together(group: Sequence[Piece]) -> Tensor:
 def room_for(pieces: Iterable[Piece]) -> int:
     """Bytes of a host buffer for these pieces."""
     return max((-(-(one.place + one.moved) // ALIGNED) * ALIGNED for one in pieces), default=0)
-
-
-def _bytes(storage: Any, device: torch.device) -> Tensor:
-    with torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage, 0, (int(storage.nbytes()),), (1,))
 
 
 class HostPool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tables import Ints, Pass
+from ...tables import Ints
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part
@@ -145,12 +145,6 @@ class Offload(Part):
         for rows in (self._keepers, self.side.begun, self.side.done, self._read):
             rows.clear()
 
-    def events(self, name: str) -> tuple[Any, Any] | None:
-        """Events of the device at the start and the end of the copy of pass `name` in this step; None where threads copy.
-        Who replays a graph that captured them keeps them as long."""
-        copy = self.side.done[name] if name in self.side.done else self.side.begun[name].copy
-        return (copy.start, copy.end) if isinstance(copy, Launched) else None
-
     def _launch_out(self, copies: LaunchedCopies, stream: str, away: _Away, made: Any) -> Launched:
         """Launch the copy to the host, behind the pass that made what leaves, and what read the host buffer last."""
         assert away.buffer is not None
@@ -183,7 +177,7 @@ class Offload(Part):
         return copy
 
     def _timed_event(self) -> Callable[[], Any]:
-        """What makes the events of `events`."""
+        """What makes the events around copies."""
         return timed_event if self.marks is None else self.marks.event
 
     def _begin(self, copies: CopyStreams, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
@@ -250,27 +244,16 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
     """An O is behind its F, and its R behind it, on the same rank."""
-    for row in rows.tolist():
-        one = graph.one(row)
-        for before, after in ((graph.need("F", one), row), (row, graph.need("R", one))):
-            _check_ordered(graph, one, before, after)
+    for row, one in graph.each(rows):
+        graph.check_order(one, graph.need("F", one), row, graph.need("R", one), alone=True)
 
 
 def _check_reload(graph: Graph, rows: Ints) -> None:
     """An R is before the first pass that uses what its F keeps: X, or else B or BW."""
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         graph.need("O", one)
         first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, one) is not None), "B")
-        _check_ordered(graph, one, row, graph.need(first, one))
-
-
-def _check_ordered(graph: Graph, one: Pass, before: int, after: int) -> None:
-    a, b = graph.one(before), graph.one(after)
-    if not graph.ordered(before, after):
-        raise BadInput(f"pass {one.name}: no edge orders {a.name} and {b.name}")
-    if a.rank != b.rank:
-        raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
+        graph.check_order(one, row, graph.need(first, one), alone=True)
 
 
 _SIDE = {"sliced": True, **side_work_of(Offload)}

@@ -48,10 +48,8 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()
     (loss,) = mean_over_data(pipeline, [loss])
-    mine = check.values(pipeline.layers, what)
-    if pipeline.vocabulary is not None:
-        shards = pipeline.vocabulary.values(what)
-        mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
+    mine, shards = check.values(pipeline.layers, what), pipeline.vocabulary.values(what)
+    mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
     places = 1 if mesh is None else mesh.places

@@ -285,9 +285,9 @@ def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, train
     """What a trace says of its run."""
     facts: dict[str, Any] = {
         "model": model.name,
-        "backend": "" if pipeline.wires is None else "gloo" if pipeline.device.type == "cpu" else "nccl",
+        "backend": "gloo" if pipeline.device.type == "cpu" else "nccl",
         "on": described(pipeline.device),
-        "ranks": 1 if pipeline.wires is None else pipeline.wires.size,
+        "ranks": pipeline.wires.size,
         "layers": list(pipeline.counts),
         "microbatches": len(pipeline.microbatches),
         "threads": torch.get_num_threads(),

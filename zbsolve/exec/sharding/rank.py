@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,11 +21,12 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
 from ..base.part import Part, RankState
 from ..base.program import Action
-from ..base.torch_private import backend_of, fsdp_together
+from ..base.torch_private import fsdp_together
 from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
-from ..transport.failure import LostRank
-from ..transport.wires import abort, break_off_group, joined, reason
+from ..layers import layer_numbers
+from ..mesh.place import ranks_along
+from ..transport.wires import break_off_groups, joined, waiting
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
 DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
@@ -163,12 +164,7 @@ class Sharding(Part):
             raise BadInput(wrong[0])
 
     def break_off(self) -> None:
-        if self.device.type == "cuda":
-            abort(backend_of(group, self.device) for group in self.groups)
-            return
-        for group in self.groups:
-            backend = backend_of(group, self.device)
-            break_off_group(backend, dist.get_rank(group), dist.get_world_size(group), self.device)
+        break_off_groups(self.groups, self.device)
 
 
 class _Forwards(Sharding):
@@ -182,9 +178,9 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
     of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
     found, rank = ShardedParameters(), own.program.rank
     for s in own.program.stages:
-        layers = own.layers_of(s)
+        layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
-            parameters = sharded_parameters(s, layers, None if given.mesh is None else given.mesh.data_ranks)
+            parameters = sharded_parameters(s, layers, None if mesh is None else ranks_along(mesh.whole, mesh.data))
             for one in parameters[:1]:
                 check_beside(s, one, pipeline)
         except BadInput as error:
@@ -222,44 +218,26 @@ def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: 
     """What every rank of a group says. Raises LostRank."""
     mine = torch.tensor(numbers, device=device)
     everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-    try:
+    with waiting(f"comparison of what is sharded over ranks {_listed(dist.get_process_group_ranks(group))}"):
         joined(dist.all_gather(everyone, mine, group=group, async_op=True), timeout, device)
-    except RuntimeError as error:
-        ranks = _listed(dist.get_process_group_ranks(group))
-        raise LostRank(f"comparing what is sharded over ranks {ranks}: {reason(error)}") from error
     return [one.tolist() for one in everyone]
 
 
-def _stages(state: RankState, number: int) -> list[ShardedStage]:
-    """The stage; none where its parameters are whole, and its passes are times."""
+def _ask(state: RankState, number: int, does: Callable[..., Any], *given: Any) -> Any:
+    """Let a stage do what a pass is for; None where its parameters are whole, and its passes are times."""
     sharding = state.find(Sharding)
-    return [] if sharding is None or number not in sharding.stages else [sharding.stages[number]]
-
-
-def _gather(state: RankState, action: Action, given: Any) -> Any:
-    for stage in _stages(state, action.stage):
-        stage.gather(action.name)
-
-
-def _release(state: RankState, number: int) -> None:
-    for stage in _stages(state, number):
-        stage.release()
-
-
-def _reduce(state: RankState, action: Action, given: Any) -> Any:
-    for stage in _stages(state, action.stage):
-        stage.reduce(action.name)
+    stage = None if sharding is None else sharding.stages.get(number)
+    return None if stage is None else does(stage, *given)
 
 
 def _ended(state: RankState, action: Action) -> int:
-    return max((stage.ended(action.name) for stage in _stages(state, action.stage)), default=0)
+    return _ask(state, action.stage, ShardedStage.ended, action.name) or 0
 
 
 def _check_gather(graph: Graph, rows: Ints) -> None:
     """What is gathered is used, and on the rank that gathers it."""
     problem, edges = graph.problem, graph.problem.edges
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         users = edges.after[edges.before == row]
         if not len(users):
             raise BadInput(f"pass {one.name}: no edge says what it gathers for")
@@ -272,15 +250,25 @@ def _check_reduce(graph: Graph, rows: Ints) -> None:
     problem = graph.problem
     last = "W" if "W" in problem.passes.kinds else "BW"
     seen: dict[tuple[int, int], str] = {}
-    for row in rows.tolist():
-        one = graph.one(row)
+    for row, one in graph.each(rows):
         other = seen.setdefault((one.stage, one.rank), one.name)
         if other != one.name:
             raise BadInput(f"pass {one.name}: {other} reduces the same gradients")
         for gradient in problem.rows(last, stage=one.stage, rank=one.rank).tolist():
-            if not graph.ordered(gradient, row):
-                raise BadInput(f"pass {one.name}: no edge orders it behind {problem.names[gradient]}")
+            graph.check_order(one, gradient, row)
 
 
-_GATHER = Handler(_gather, _check_gather, does="gather", release=_release, ended=_ended)
-HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": Handler(_reduce, _check_reduce, does="reduce", ended=_ended)}
+_GATHER = Handler(
+    lambda state, action, _: _ask(state, action.stage, ShardedStage.gather, action.name),
+    _check_gather,
+    does="gather",
+    release=lambda state, stage: _ask(state, stage, ShardedStage.release),
+    ended=_ended,
+)
+_REDUCE = Handler(
+    lambda state, action, _: _ask(state, action.stage, ShardedStage.reduce, action.name),
+    _check_reduce,
+    does="reduce",
+    ended=_ended,
+)
+HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": _REDUCE}

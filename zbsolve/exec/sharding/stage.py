@@ -8,9 +8,8 @@ replicas (HSDP) the scattered sums are added up over these too, when somebody wa
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,8 +22,7 @@ from torch.nn import functional
 from ..base.part import Around
 from ..base.torch_private import fsdp_gathers, fsdp_parameters
 from ..base.values import as_local_of, laid_out_as, local
-from ..transport.failure import LostRank
-from ..transport.wires import joined, reason
+from ..transport.wires import joined, stamped, waiting
 
 
 @dataclass(eq=False)
@@ -209,16 +207,6 @@ def _give(bucket: _Bucket) -> None:
             local(parameter.grad).add_(mine)
 
 
-def stamped(work: Any, times: list[int]) -> Any:
-    """The same work; when it is done, the time is put into `times`, monotonic ns."""
-
-    def stamp(_: Any) -> None:
-        times.append(time.monotonic_ns())
-
-    work.get_future().add_done_callback(stamp)
-    return work
-
-
 class ShardedStage(Around):
     """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
     by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do. Whatever they leave out is done here:
@@ -252,7 +240,7 @@ class ShardedStage(Around):
         if self._open > 1:
             return
         times = self.times.setdefault(name, [])
-        with self._telling():
+        with self._waiting():
             for module in self._modules:
                 handle = module.unshard(async_op=True)
                 self._handles.append((handle, [stamped(work, times) for work in fsdp_gathers(module)]))
@@ -270,7 +258,7 @@ class ShardedStage(Around):
             self._arrive()
 
     def _arrive(self) -> None:
-        with self._telling():
+        with self._waiting():
             for handle, works in self._handles:
                 for work in works:
                     joined(work, self.timeout, local(self.parameters[0].sharded.detach()).device)
@@ -280,7 +268,7 @@ class ShardedStage(Around):
     def tidy(self) -> None:
         """Give back the memory of gradients that are reduced already. It never waits. Raises LostRank."""
         if self.reduction is not None:
-            with self._telling("gradients"):
+            with self._waiting("gradients"):
                 self.reduction.tidy(self.timeout)
 
     def added(self) -> None:
@@ -303,7 +291,7 @@ class ShardedStage(Around):
 
     def reduce(self, name: str = "") -> None:
         """Begin to reduce the gradients of all passes so far; the pass is `name`. It never waits."""
-        with self._telling("gradients"):
+        with self._waiting("gradients"):
             self.reduction = Reduction(self.parameters, self.times.setdefault(name, []))
 
     def ended(self, name: str) -> int:
@@ -323,7 +311,7 @@ class ShardedStage(Around):
     def reduced(self) -> None:
         """Until the reduced gradients are in `.grad`. Raises LostRank."""
         if self.reduction is not None:
-            with self._telling("gradients"):
+            with self._waiting("gradients"):
                 self.reduction.end(self.timeout)
             self.reduction = None
 
@@ -342,19 +330,8 @@ class ShardedStage(Around):
             found += sum(one.gradient_bytes for one in self.parameters)
         return found
 
-    def _telling(self, what: str = "parameters") -> AbstractContextManager[None]:
-        return _telling(f"{what} of stage {self.number}")
-
-
-@contextmanager
-def _telling(what: str) -> Iterator[None]:
-    """What gloo says of a lost rank, in a line that says of what: raises LostRank."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise LostRank(f"waiting for the {what}: {reason(error)}") from error
+    def _waiting(self, what: str = "parameters") -> AbstractContextManager[None]:
+        return waiting(f"{what} of stage {self.number}")
 
 
 def trained(parameters: Sequence[Parameter]) -> list[nn.Parameter]:

@@ -15,9 +15,9 @@ would be held once a slice too, which is what slices are to save.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,19 +145,6 @@ def _each_group(gradient: Tensor, one: Tensor) -> Tensor:
 ALL = slice(None)
 
 
-class Helper(Protocol):
-    """Another rank that makes a part of the attention (see `exec.attention.Helping`). handed: its rank, and the share of the
-    tokens before the slice whose keys go there."""
-
-    handed: Any
-
-    def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
-        """Ask for attention, or for its gradients."""
-
-    def answer(self) -> list[Tensor]:
-        """What was asked for."""
-
-
 @dataclass(slots=True)
 class Chunk:
     """What a slice leaves at one call of attention: the position of its first key, keys and values (batch, groups, length,
@@ -198,10 +185,10 @@ def attend(
     chunks: dict[int, Chunk],
     number: int,
     rule: AttentionRule,
-    helper: Callable[[], Helper | None] = lambda: None,
+    helper: Callable[[], Any] = lambda: None,
 ) -> Tensor:
     """The attention of slice `number`; like `query`. key, value: the slice's own, whose numbers its chunk has. chunks: of
-    this and of the earlier slices. helper: who helps at the time, if one does."""
+    this and of the earlier slices. helper: who helps at the time, if one does (see `SliceStore`)."""
     attended: Tensor = _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
     return attended
 
@@ -212,9 +199,9 @@ class _Call(NamedTuple):
     chunks: dict[int, Chunk]
     number: int
     rule: AttentionRule
-    helper: Callable[[], Helper | None]
+    helper: Callable[[], Any]
 
-    def shared(self) -> tuple[Helper | None, list[_Piece], list[_Piece]]:
+    def shared(self) -> tuple[Any, list[_Piece], list[_Piece]]:
         """Who helps now, what is attended to here, and what that one does."""
         helps = self.helper()
         return helps, *_shared(_seen(self.chunks, self.number, self.rule), self.chunks[self.number], helps)
@@ -272,7 +259,7 @@ class _Attention(torch.autograd.Function):
         return total.to(query.dtype), *given, None
 
 
-def _parts(query: Tensor, pieces: list[_Piece], helps: Helper | None) -> Iterator[Attended]:
+def _parts(query: Tensor, pieces: list[_Piece], helps: Any) -> Iterator[Attended]:
     """One after the other: no two of them need be there at once."""
     for one in pieces:
         yield partial_attention(query, one.key, one.value, one.scores)
@@ -281,7 +268,7 @@ def _parts(query: Tensor, pieces: list[_Piece], helps: Helper | None) -> Iterato
         yield Attended(out, lse)
 
 
-def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Helper | None) -> tuple[list[_Piece], list[_Piece]]:
+def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Any) -> tuple[list[_Piece], list[_Piece]]:
     """What is attended to here, and what another rank does: the first tokens of the sequence."""
     until = 0 if helps is None else round(helps.handed.share * own.start)
     stay, away = list[_Piece](), list[_Piece]()

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ...models.losses import exact
 from ...util.errors import BadInput, raised
 from ..backward.replay import as_written, undisturbed
-from ..base.torch_private import PlainDispatchMode, tree_map
-from ..base.values import cast, constant, local, tensors_of
+from ..base.torch_private import PlainDispatchMode
+from ..base.values import cast, constant, each_tensor, local, tensors_of
 from ..transport.failure import is_out_of_memory
 from .cutting import Counting, Cutting, SliceLoss, cut_sequence, join_sequence, labels_of, offsets
 from .store import SliceStore
@@ -250,23 +250,23 @@ def _in_slices(layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequen
     for i in range(count):
         for m, row in enumerate(rows):
             with torch.set_grad_enabled(backward and not m), store.forward(m, i, offsets(lengths[m])[i]):
-                outputs[m].append(layer(_each(row[i], Tensor.clone)))
-    slopes = [_each(y, _slope) for y in outputs[0]]
+                outputs[m].append(layer(each_tensor(row[i], Tensor.clone)))
+    slopes = [each_tensor(y, _slope) for y in outputs[0]]
     for i in reversed(range(count if backward else 0)):
         with store.backward(0, i):
             _backward(outputs[0][i], slopes[i])
-    gradient = join_sequence([_each(x, _gradient) for x in rows[0]])
+    gradient = join_sequence([each_tensor(x, _gradient) for x in rows[0]])
     return _Ran([join_sequence(row) for row in outputs], join_sequence(slopes), gradient, _taken(layer))
 
 
 def _whole(layer: nn.Module, inputs: Sequence[Any], slopes: Any, backward: bool) -> _Ran:
     x = _leaf(inputs[0])
-    y = layer(_each(x, Tensor.clone))
+    y = layer(each_tensor(x, Tensor.clone))
     if backward:
         _backward(y, slopes)
     with torch.no_grad():
-        others = [layer(_each(one, Tensor.clone)) for one in inputs[1:]]
-    return _Ran([constant(y), *others], slopes, _each(x, _gradient), _taken(layer))
+        others = [layer(each_tensor(one, Tensor.clone)) for one in inputs[1:]]
+    return _Ran([constant(y), *others], slopes, each_tensor(x, _gradient), _taken(layer))
 
 
 def _compare_loss(loss: Callable[[Any, Any], Tensor], given: Sequences, lengths: Sequence[int], backward: bool) -> str:
@@ -274,7 +274,7 @@ def _compare_loss(loss: Callable[[Any, Any], Tensor], given: Sequences, lengths:
     computed in 32 bits at least: a label that wrongly counts changes little."""
     y, targets = given.inputs[0], given.targets[0]
     try:
-        return _loss_apart(loss, _each(y, _exact), targets, lengths, backward)
+        return _loss_apart(loss, each_tensor(y, _exact), targets, lengths, backward)
     except BadInput:  # it may take no type but its own
         return _loss_apart(loss, y, targets, lengths, backward)
 
@@ -291,8 +291,8 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
         x, parts = _leaf(y), [_leaf(one) for one in cut_sequence(y, lengths, "output")]
         each = zip(parts, labels, counts, strict=True)
         in_slices = sum(_weighed(loss, part, t, n * unit) for part, t, n in each if n) / weight
-        value, slopes = _weighed(loss, x, targets, weight) / weight, _each(x, _gradient)
-        joined = join_sequence([_each(one, _gradient) for one in parts])
+        value, slopes = _weighed(loss, x, targets, weight) / weight, each_tensor(x, _gradient)
+        joined = join_sequence([each_tensor(one, _gradient) for one in parts])
         apart = rows_apart("its gradient", slopes, joined, lengths, limit)
     alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
     if apart is None and alike:
@@ -322,7 +322,7 @@ def _advice(slopes: Any, targets: Any, ignored: int) -> str:
 
 def _weighed(loss: Callable[[Any, Any], Tensor], x: Any, targets: Any, weight: float) -> float:
     """The loss times its weight, whose gradient the leaves x get."""
-    value = loss(_each(x, Tensor.clone), targets)
+    value = loss(each_tensor(x, Tensor.clone), targets)
     if value.requires_grad:
         value.backward(torch.full_like(value, weight))  # type: ignore[no-untyped-call]
     return float(value.detach()) * weight
@@ -347,17 +347,13 @@ def _naming(name: str) -> Iterator[None]:
         raise BadInput(f"{HEAD}{name}: {text}") from error
 
 
-def _each(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    return tree_map(lambda one: function(one) if isinstance(one, Tensor) else one, value)
-
-
 def _first(value: Any, tokens: int) -> Any:
-    return _each(value, lambda one: one[:, :tokens])
+    return each_tensor(value, lambda one: one[:, :tokens])
 
 
 def _leaf(value: Any) -> Any:
     """The same numbers as leaves of graphs."""
-    return _each(value, lambda one: one.detach().requires_grad_(one.is_floating_point() or one.is_complex()))
+    return each_tensor(value, lambda one: one.detach().requires_grad_(one.is_floating_point() or one.is_complex()))
 
 
 def _exact(one: Tensor) -> Tensor:

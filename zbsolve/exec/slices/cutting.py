@@ -17,8 +17,8 @@ from ...models.losses import exact, without_metrics
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..base.part import Data
-from ..base.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from ..base.values import leaves_of, tensors_of
+from ..base.torch_private import tree_leaves
+from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of
 
 LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their means are over the sum of their labels' weights
 
@@ -109,9 +109,7 @@ def offsets(lengths: Sequence[int]) -> list[int]:
 def cut_sequence(value: Any, lengths: Sequence[int], what: str) -> list[Any]:
     """A pytree of tensors (batch, length, …) in slices of these lengths, one after the other along dimension 1; all that is
     no tensor is in every slice. Raises BadInput naming `what` for a tensor of another length, and for a length below 1."""
-    leaves, spec = tree_flatten(value)
-    parts = [_cut(leaf, lengths, what) if isinstance(leaf, Tensor) else [leaf] * len(lengths) for leaf in leaves]
-    return [tree_unflatten([part[i] for part in parts], spec) for i in range(len(lengths))]
+    return in_parts(value, len(lengths), lambda leaf: _cut(leaf, lengths, what))
 
 
 def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
@@ -124,9 +122,7 @@ def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
 
 def join_sequence(parts: Sequence[Any]) -> Any:
     """Pytrees of tensors (batch, length, …), one a slice, as one of the whole sequence; of all else the first slice's."""
-    columns = zip(*(leaves_of(one) for one in parts), strict=True)
-    whole = [torch.cat(list(row), 1) if isinstance(row[0], Tensor) and row[0].dim() > 1 else row[0] for row in columns]
-    return tree_unflatten(whole, tree_flatten(parts[0])[1])
+    return joined(parts, lambda row: torch.cat(list(row), 1) if row[0].dim() > 1 else row[0])
 
 
 def slice_shares(counts: Sequence[float]) -> list[float]:
@@ -177,7 +173,7 @@ class Cutting:
 
     def _cut(self, value: Any, what: str) -> list[Any]:
         parts = cut_sequence(value, self._tokens(value, what), what)
-        return [tree_map(lambda one: one.contiguous() if isinstance(one, Tensor) else one, part) for part in parts]
+        return [each_tensor(part, Tensor.contiguous) for part in parts]
 
     def _tokens(self, value: Any, what: str) -> list[int]:
         """Tokens of each slice of a microbatch."""

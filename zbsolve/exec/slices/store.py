@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from ...models.losses import exact
 from ...models.slicing import AttentionRule, running_slice
 from ...util.errors import BadInput
 from ..base.torch_private import saving_hooked
-from .attention import Chunk, Helper, attend
+from .attention import Chunk, attend
 
 RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompute by the schedule instead"
 
@@ -67,11 +68,11 @@ class SliceStore:
     the slices; an X too, at any time before its backward. Every backward runs in `backward`, the last slice first. Other
     microbatches' passes may come in between. A slice's keys are held until its own backward has run, their gradients (in
     float32, or float64) from the microbatch's first backward on. Of a forward without gradients nothing is left behind the
-    last slice. helper: another rank that makes attention for the pass that runs, if one does."""
+    last slice. helper: another rank that makes attention for the pass that runs, if one does (`exec.attention.Helping`)."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.helper: Helper | None = None
+        self.helper: Any = None
         self._calls: int | None = None
         self._held: dict[tuple[int, int], dict[int, Chunk]] = {}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Lock, Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,41 +23,41 @@ from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between looks at what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
-Coming = tuple[Any, Tensor]
 
 
 class HostRows:
-    """See `mailbox.Rows`. timeout: to wait for a message."""
+    """How rows of bytes come and go, here between CPUs. What `reserve` gives is handed to `receive` and `take`. timeout: to
+    wait for a message."""
 
     def __init__(self, wires: Wires, timeout: timedelta) -> None:
         self._wires, self._timeout = wires, timeout
         self.sent = Sent(timeout)
 
     def begin(self) -> None:
-        """There is nothing to do."""
+        """A step begins."""
 
-    def reserve(self, message: Message, row: Tensor) -> Coming:
-        """Receive from now on."""
+    def reserve(self, message: Message, row: Tensor) -> Any:
+        """`row`, which was made just now, is where the message comes to: receive from now on. Never waits."""
         return self._wires.receive(row, message.source), row
 
-    def receive(self, message: Message, coming: Coming) -> None:
-        """It does already."""
+    def receive(self, message: Message, coming: Any) -> None:
+        """All that the message needs of this rank is launched. Those of one source come in their order."""
 
-    def take(self, message: Message, coming: Coming) -> tuple[Tensor, int]:
-        """Wait for it; and when it was here, monotonic ns."""
+    def take(self, message: Message, coming: Any) -> tuple[Tensor, Any]:
+        """The row is there for what comes now; and when it was: monotonic ns, or a mark of a device."""
         work, row = coming
         work.wait(self._timeout)
         return row, time.monotonic_ns()
 
     def send(self, message: Message, row: Tensor) -> None:
-        """Start sending."""
+        """Start sending. Never waits."""
         self.sent.keep(self._wires.send(row, message.destination), row)
 
     def gone(self, message: Message) -> None:
-        """A thread looks after what was sent."""
+        """By the schedule it has gone: what was sent may be given up. (Here a thread looks after that.)"""
 
     def flush(self) -> None:
-        """Wait until everything has gone."""
+        """Everything has gone before what comes now."""
         self.sent.flush()
 
 
@@ -123,31 +123,6 @@ def _close(busy: Event, closed: Event) -> None:
     busy.set()
 
 
-class Rows(Protocol):
-    """How rows of bytes come and go. What `reserve` gives is handed to `receive` and `take`."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def reserve(self, message: Message, row: Tensor) -> Any:
-        """`row`, which was made just now, is where the message comes to. Never waits."""
-
-    def receive(self, message: Message, coming: Any) -> None:
-        """All that the message needs of this rank is launched. Those of one source come in their order."""
-
-    def take(self, message: Message, coming: Any) -> tuple[Tensor, Any]:
-        """The row is there for what comes now; and when it was."""
-
-    def send(self, message: Message, row: Tensor) -> None:
-        """Start sending. Never waits."""
-
-    def gone(self, message: Message) -> None:
-        """By the schedule it has gone: what was sent may be given up."""
-
-    def flush(self) -> None:
-        """Everything has gone before what comes now."""
-
-
 class Mailbox:
     """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
     to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes. rows: how they come and go;
@@ -165,7 +140,7 @@ class Mailbox:
         device: torch.device,
         timeout: float,
         mesh: DeviceMesh | None = None,
-        rows: Rows | None = None,
+        rows: HostRows | None = None,
     ) -> None:
         self.trained: Callable[[], Mapping[str, bool]] = dict
         self._wires, self._mesh = wires, mesh
@@ -178,7 +153,7 @@ class Mailbox:
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
         self._host = HostRows(wires, self._timeout)
-        self._rows: Rows = self._host if rows is None else rows
+        self._rows = self._host if rows is None else rows
 
     def begin(self, numbers: Mapping[int, int]) -> None:
         """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
@@ -226,7 +201,7 @@ class Mailbox:
             return agreed.unpack(row), when
 
     def _known(self, message: Message) -> tuple[Any, Format]:
-        """What `Rows.reserve` gave for it, and its format, which this waits for where it is not known."""
+        """What `HostRows.reserve` gave for it, and its format, which this waits for where it is not known."""
         while message not in self._posted:
             first = self._unposted[message.source].popleft()
             self._receive(first, self._agreed(first) or self._asked(first))
@@ -234,15 +209,15 @@ class Mailbox:
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
-        agreed, found = self._agreed(message), Format.of(value)
+        agreed, form = self._agreed(message), Format.of(value)
         try:
             if agreed is None:
-                header = torch.frombuffer(bytearray(found.dumps(self._mesh)), dtype=torch.uint8)
-                agreed = self._formats[self._key(message)] = found
+                header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
+                agreed = self._formats[self._key(message)] = form
                 self._trained[self._key(message)] = self.trained()
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
-            elif found != agreed:
-                raise BadInput(_unlike(found, agreed, self._trained.get(self._key(message), {}), self.trained()))
+            elif form != agreed:
+                raise BadInput(_unlike(form, agreed, self._trained.get(self._key(message), {}), self.trained()))
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise

@@ -62,8 +62,8 @@ def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
 def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
     body = json.dumps({"mark": mark, "error": error, "text": text[:300]}).encode()
     mine = torch.frombuffer(bytearray(body.ljust(SAID_BYTES)), dtype=torch.uint8)
-    everything = torch.empty((wires.size, SAID_BYTES), dtype=torch.uint8)
-    wires.wait(wires.control.allgather([list(everything.unbind())], [mine]))
+    work, everything = wires.gather(mine)
+    wires.wait(work)
     return [json.loads(row.numpy().tobytes()) for row in everything]
 
 
@@ -99,6 +99,12 @@ class Peers:
         Raises LostRank naming `what`."""
         with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
+
+    def gathered(self, mine: torch.Tensor, what: str) -> torch.Tensor:
+        """What all ranks tell (see `Wires.gather`), once it is here. Raises LostRank naming `what`."""
+        work, everything = self.wires.gather(mine)
+        self.wait(work, what)
+        return everything
 
     @contextmanager
     def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
@@ -146,12 +152,7 @@ class Peers:
         note: Note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
         with suppress(Exception):  # where the store is gone with its rank, connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
-        if self.wires.device.type == "cuda":
-            call_beside([self.wires.break_off, *self.beside])
-            return note
-        self.wires.break_off()
-        for end in self.beside:
-            end()
+        call_beside([self.wires.break_off, *self.beside])
         return note
 
     def _heard(self, mine: Note) -> RunFailed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from threading import Thread
@@ -134,6 +134,12 @@ class Wires:
             other = "" if peer is None else f"waiting for rank {peer}: "
             raise LostRank(f"{other}{reason(error)}", peer) from None
 
+    def gather(self, mine: Tensor) -> tuple[Any, Tensor]:
+        """Begin to tell all ranks a row of numbers. The work object, and what all of them tell once that is done, shape
+        (ranks, numbers). All ranks call this."""
+        everything = mine.new_empty((self.size, len(mine)))
+        return self.control.allgather([list(everything.unbind())], [mine]), everything
+
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start sending. The work object (None: it has gone)."""
         pair = self.pairs.get((self.rank, destination))
@@ -173,6 +179,9 @@ class Wires:
         self.abort()
 
 
+ALONE = Wires(0, 1, CPU, None, None)  # of one rank, which never speaks
+
+
 def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
     """What comes next is behind the work. On a GPU the current stream waits, and the host goes on: with a timeout the host
     would wait. Elsewhere the host does."""
@@ -187,6 +196,15 @@ def passed(device: torch.device, timeout: timedelta) -> None:
         if time.monotonic() > until:
             raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
         time.sleep(POLL_SECONDS)
+
+
+def connect(groups: Iterable[Any], device: torch.device, timeout: timedelta) -> None:
+    """On a GPU make the communicators of process groups here: at its first use each would hold the host. All their ranks
+    call this. Raises TimeoutError where one does not."""
+    if device.type == "cuda":
+        for group in groups:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        passed(device, timeout)
 
 
 def abort(backends: Iterable[Any]) -> None:
@@ -217,13 +235,32 @@ def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None
         backend.recv([torch.empty(1, device=device)], other, STOPPED).wait(timedelta(milliseconds=1))
 
 
-def break_off_group(backend: Any, rank: int, size: int, device: torch.device) -> None:
-    """End this rank's connections over a backend, so that none of the others waits for it."""
+def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
+    """End this rank's connections over process groups that carry tensors on a device, so that none of their other ranks
+    waits for it."""
     if device.type == "cuda":
-        abort([backend])
+        abort(backend_of(group, device) for group in groups)
         return
-    for other in set(range(size)) - {rank}:
-        end_connection(backend, other, device)
+    for group in groups:
+        for other in set(range(dist.get_world_size(group))) - {dist.get_rank(group)}:
+            end_connection(backend_of(group, device), other, device)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """What a backend says of a lost rank, in a line that says of what: raises LostRank."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostRank(f"waiting for the {what}: {reason(error)}") from error
+
+
+def stamped(work: Any, times: list[int]) -> Any:
+    """The same work; when it is done, the time is put into `times`, monotonic ns."""
+    work.get_future().add_done_callback(lambda _: times.append(time.monotonic_ns()))
+    return work
 
 
 def reason(error: BaseException) -> str:

@@ -36,25 +36,21 @@ KNOWN = "a sharded vocabulary knows zbsolve.exec.CrossEntropy, torch's cross_ent
 def recognised(layer: nn.Module, loss: object, number: int) -> tuple[str, CrossEntropy]:
     """Where the output layer is inside the model's last layer ("": it is that), and the loss of its logits, soft cap and
     all. number: the last layer's. Raises BadInput for a layer or a loss that a sharded vocabulary does not know."""
-    kind = kind_of(loss)
-    name, cap = _output(layer, f"layer {number}: {type(layer).__name__}")
+    kind, where = kind_of(loss), f"layer {number}: {type(layer).__name__}"
+    name, said = _place(layer, nn.Linear, -1, "output_layer", where)
+    _inside(layer, name, nn.Linear, where)
+    cap = said or 0.0
     if cap and kind.soft_cap:
-        raise BadInput(f"layer {number}: {type(layer).__name__} has a soft cap ({cap:g}), and the loss too: say it once")
+        raise BadInput(f"{where} has a soft cap ({cap:g}), and the loss too: say it once")
     return name, replace(kind, soft_cap=cap) if cap else kind
 
 
 def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
     """Where the embedding is inside the model's first layer ("": it is that), and what it multiplies vectors by. number: the
     first layer's. Raises BadInput for a layer that a sharded vocabulary does not know."""
-    where, scale, said = f"layer {number}: {type(layer).__name__}", 1.0, False
-    if type(layer) is nn.Embedding:
-        name = ""
-    elif type(layer) is nn.Sequential and len(layer):
-        name = next(iter(children_of(layer)))
-    else:
-        name, scale = _asked(layer, "token_embedding", where, "nn.Embedding")
-        said = True
-    embedding = _inside(layer, name, nn.Embedding, where, said)
+    where = f"layer {number}: {type(layer).__name__}"
+    name, said = _place(layer, nn.Embedding, 0, "token_embedding", where)
+    embedding, scale = _inside(layer, name, nn.Embedding, where, said is not None), 1.0 if said is None else said
     if type(embedding) is nn.Embedding and scale != 1:
         what = f"'{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}"
         raise BadInput(f"{where}: {what}; what comes behind it stays the layer's own")
@@ -101,22 +97,17 @@ def _of_options(options: Mapping[str, Any]) -> CrossEntropy:
     return CrossEntropy(**{name: options[name] for name in known & options.keys()})
 
 
-def _output(layer: nn.Module, where: str) -> tuple[str, float]:
-    cap = 0.0
-    if type(layer) is nn.Linear:
-        return "", cap
+def _place(layer: nn.Module, wanted: type, at: int, method: str, where: str) -> tuple[str, float | None]:
+    """The name of the wanted module inside a layer: it is that, it is a Sequential with it at place `at`, or its method
+    says so, with a number. Raises BadInput."""
+    if type(layer) is wanted:
+        return "", None
     if type(layer) is nn.Sequential and len(layer):
-        name = list(children_of(layer))[-1]
-    else:
-        name, cap = _asked(layer, "output_layer", where, "nn.Linear")
-    _inside(layer, name, nn.Linear, where)
-    return name, cap
-
-
-def _asked(layer: nn.Module, method: str, where: str, wanted: str) -> Any:
-    ask: Callable[[], Any] | None = getattr(layer, method, None)
+        return list(children_of(layer))[at], None
+    ask: Callable[[], tuple[str, float]] | None = getattr(layer, method, None)
     if ask is None:
-        raise BadInput(f"{where} is no {wanted}, and has no method {method} that names one: a sharded vocabulary needs that")
+        what = f"nn.{wanted.__name__}, and has no method {method} that names one: a sharded vocabulary needs that"
+        raise BadInput(f"{where} is no {what}")
     return ask()
 
 

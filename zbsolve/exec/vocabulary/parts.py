@@ -18,7 +18,7 @@ from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from ..base.torch_private import default_group
-from ..base.values import LaidOut, full, local
+from ..base.values import Layout, full, local
 from ..check import Value
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
@@ -337,9 +337,7 @@ class WholeVocabulary:
 
         if self.shard is None or not self.has(name):
             return part
-        shape = self.shard.shapes[self._own[name]]
-        stride = torch.empty(shape, device="meta").stride()
-        return LaidOut(self._mesh, (Rows(0),), shape, stride).whole(part.detach())
+        return Layout(self._mesh, (Rows(0),), self.shard.shapes[self._own[name]]).whole(part.detach())
 
     def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state dict of this rank's modules, with the whole model's names and DTensors for the shard's."""

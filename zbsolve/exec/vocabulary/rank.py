@@ -25,12 +25,11 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
-from ..base.torch_private import backend_of, default_group
+from ..base.torch_private import default_group
 from ..connecting import Connecting
 from ..device.copying import Begun, LaunchedCopies, SideWork, timed_event
 from ..devices import BACKENDS
-from ..transport.failure import LostRank
-from ..transport.wires import break_off_group, joined, passed, reason
+from ..transport.wires import break_off_groups, connect, joined, waiting
 from .parts import Shard, add_gradient, look_up, tokens_of
 from .shard import Kept, Merged, compute_type, input_gradient, merge, pass_s, pass_t
 
@@ -59,9 +58,7 @@ class Collectives(SideWork):
         own = dist.new_group(
             ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
-        if device.type == "cuda":  # its communicator is made here: at the first collective it would hold the host
-            dist.all_reduce(torch.zeros(1, device=device), group=own)
-            passed(device, timeout)
+        connect([own], device, timeout)
         return cls(own, device, timeout, emulated)
 
     def in_real_time(self) -> Collectives:
@@ -97,10 +94,8 @@ class Collectives(SideWork):
 
     def wait(self, work: Any) -> None:
         """Wait for a collective of torch's inside a `work`. Raises LostRank."""
-        try:
+        with waiting("other shards of the vocabulary"):
             joined(work, self.timeout, self.device)
-        except RuntimeError as error:
-            raise LostRank(f"waiting for the other shards of the vocabulary: {reason(error)}") from None
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """From the rank `root` to all, inside a `work`."""
@@ -114,8 +109,7 @@ class Collectives(SideWork):
 
     def break_off(self) -> None:
         """End this rank's connections, so that none of the others waits for it."""
-        backend = backend_of(self.group, self.device)
-        break_off_group(backend, dist.get_rank(self.group), dist.get_world_size(self.group), self.device)
+        break_off_groups([self.group], self.device)
 
 
 def used_here(tensors: Iterable[Tensor]) -> None:
@@ -334,16 +328,11 @@ def _check(*before: str) -> Any:
     """A pass is behind those of these kinds of its shard, and on its rank; and no update of weights is in the step."""
 
     def check(graph: Graph, rows: Ints) -> None:
-        for row in rows.tolist():
-            here = graph.one(row)
+        for row, here in graph.each(rows):
             if graph.problem.round:
                 raise BadInput(f"pass {here.name}: run does not know updates in a step whose vocabulary is sharded")
             for kind in before:
-                other = graph.need(kind, here)
-                if not graph.ordered(other, row):
-                    raise BadInput(f"pass {here.name}: no edge orders it behind {graph.problem.names[other]}")
-                if graph.one(other).rank != here.rank:
-                    raise BadInput(f"pass {here.name}: {graph.problem.names[other]} is on another rank")
+                graph.check_order(here, graph.need(kind, here), row, alone=True)
 
     return check
 

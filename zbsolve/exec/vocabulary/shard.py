@@ -191,7 +191,7 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
             gradient.sub_(even if kept.slope is None else kept.slope.mul_(even))
         x = kept.hidden.flatten(0, -2).to(gradient.dtype)
         if shard.weight.requires_grad:
-            linear_add(gradient, x, shard.weight, shard.bias, None)
+            linear_add(gradient, x, shard.weight, shard.bias)
         elif shard.bias is not None and shard.bias.requires_grad:
             accumulate(shard.bias, gradient.sum(0))
         hidden_gradient = None

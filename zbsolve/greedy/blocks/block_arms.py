@@ -16,7 +16,6 @@ from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shorten
 from ..decoding import Decoded, DecodeRule, decode, repeated_targets
 from .building_block import (
     BuildingBlock,
-    anneal_block,
     earliest_offsets,
     period_lower_bound,
     serial_block,
@@ -24,6 +23,7 @@ from .building_block import (
     shorter_blocks,
 )
 from .packing import COARSE, FINE, least_packed
+from .period_search import anneal_block
 from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
 
 RULES = (

@@ -2,8 +2,8 @@
 
 This is modulo scheduling (Rau, 1994) of one microbatch's graph. A block is legal where no two passes of a rank overlap
 modulo the period, edges hold within the block, and what each rank holds at any phase fits its capacity. `first_fit` and
-`packing.packed_fit` make a block from target offsets; `anneal_block` searches over the targets for a block that fits the
-memory.
+`packing.packed_fit` make a block from target offsets; `period_search.anneal_block` searches over the targets for a block
+that fits the memory.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...problem import Ints
-from ...timeline import Floats
 from ...util.kernels import kernel
 from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
@@ -35,19 +33,6 @@ class BuildingBlock(NamedTuple):
 
     offset: Ints
     period: int
-
-
-class _Settling(NamedTuple):
-    """What an annealing of blocks works with: the edges that hold memory; 1 / capacity of each rank; by how much a move
-    shifts offsets, µs; the period, µs; how many moves; what it takes lightly at first, in capacities; the seed."""
-
-    edges: MemoryEdges
-    scale: Floats
-    shifts: Ints
-    period: int
-    rounds: int
-    heat: float
-    seed: int
 
 
 def memory_edges(g: MicrobatchGraph) -> MemoryEdges:
@@ -144,17 +129,6 @@ def block_peaks(g: MicrobatchGraph, block: BuildingBlock) -> Ints:
     return result
 
 
-def anneal_block(
-    g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed: int = 0, heat: float = 0.05
-) -> tuple[BuildingBlock, bool]:
-    """The best block of this period that `rounds` moves of annealing find near the offsets `start`; and whether it is
-    legal."""
-    offset = start.copy()
-    scale = 1.0 / np.maximum(g.capacity, 1)
-    excess = _anneal_block(g, _Settling(memory_edges(g), scale, shift_lengths(g), period, rounds, heat, seed), offset)
-    return BuildingBlock(offset - offset.min(), period), bool(excess == 0)
-
-
 def shift_lengths(g: MicrobatchGraph) -> Ints:
     """By how much annealings shift passes, µs: lengths of passes and sums of two of them."""
     single = np.unique(g.duration[g.duration > 0])
@@ -219,25 +193,6 @@ def first_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> in
 
 
 @kernel
-def _cost(
-    g: MicrobatchGraph, edges: MemoryEdges, scale: NDArray[np.float64], offset: Ints, period: int
-) -> tuple[float, float]:
-    """How far a block is over its ranks' capacities, in capacities; and the share of the capacities that it uses in the
-    mean of its period, summed over ranks."""
-    peak = held_peaks(g, edges, offset, period)
-    excess = 0.0
-    for rank in range(len(peak)):
-        if peak[rank] > g.capacity[rank]:
-            excess += (peak[rank] - g.capacity[rank]) * scale[rank]
-    used = 0.0
-    for rank in range(len(peak)):
-        for e in range(edges.first[rank], edges.first[rank + 1]):
-            life = offset[edges.after[e]] + g.duration[edges.after[e]] - offset[edges.before[e]]
-            used += edges.bytes[e] * scale[rank] * life / period
-    return excess, used
-
-
-@kernel
 def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
     """Shift target offsets, in place: of one lane, of all from one on (at once, or more and more), or of some in a row."""
     # It gets the number of ranks, not the graph: to count references to the graph's arrays took 8 % of an annealing.
@@ -262,38 +217,3 @@ def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
         z = min(lanes, a + 2 + np.random.randint(ranks))
         for k in range(a, z):
             target[k] += step
-
-
-@kernel
-def _anneal_block(g: MicrobatchGraph, settling: _Settling, offset: Ints) -> float:
-    """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
-    is over its ranks' capacities, in capacities, plus its misfits: 0.0 where it is legal."""
-    np.random.seed(settling.seed)
-    edges, scale, shifts, period, rounds = settling.edges, settling.scale, settling.shifts, settling.period, settling.rounds
-    ranks = len(g.capacity)
-    found = offset.copy()
-    target = offset.copy()
-    misfits = first_fit(g, target, period, found)
-    now = found.copy()
-    excess, used = _cost(g, edges, scale, found, period)
-    excess += misfits
-    cost = excess + 0.02 * used / ranks
-    best, best_excess = cost, excess
-    offset[:] = found
-    for turn in range(rounds):
-        if best_excess == 0.0:
-            break
-        target[:] = now
-        warm = settling.heat * (1.0 - turn / rounds)
-        shift_targets(target, shifts, ranks)
-        misfits = first_fit(g, target, period, found)
-        excess, used = _cost(g, edges, scale, found, period)
-        excess += misfits
-        new = excess + 0.02 * used / ranks
-        if new <= cost or np.random.random() < np.exp((cost - new) / warm):
-            cost = new
-            now[:] = found
-            if (excess < best_excess) or (excess == best_excess and new < best):
-                best, best_excess = new, excess
-                offset[:] = found
-    return best_excess

@@ -2,7 +2,7 @@
 
 A block whose lanes all come as soon as they can holds what is fetched, and what forwards make, for longer than it must. Here
 lanes move within their slack, to phases where their stream is free (Huff, 1993, section 5: slack goes to whichever end of it
-shortens lifetimes). Annealing over the targets that a block is made from looks at blocks that are settled so.
+shortens lifetimes). Annealing over the targets that a block is made from looks at blocks as they are, or settled so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...timeline import Timeline
 from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from ..side_stream import in_time_order, with_side_streams, without_side_streams
-from .building_block import BuildingBlock, first_fit, held_peaks, shift_lengths, shift_targets
+from .building_block import BuildingBlock, MemoryEdges, first_fit, held_peaks, memory_edges, shift_lengths, shift_targets
 from .memory_packing import BlockPools, free_before, free_from, least_period, memory_fit, pools_of
 from .packing import packed_fit
 
@@ -29,12 +29,14 @@ USED = 0.02  # of a pool's room in the mean counts as much as so much excess
 
 
 class Settling(NamedTuple):
-    """What an annealing works with: by how much it shifts offsets, µs; the period, µs; how many moves it makes; the seed."""
+    """What an annealing works with: by how much it shifts offsets, µs; the period, µs; how many moves it makes; the seed;
+    whether blocks are settled before they are looked at."""
 
     shifts: Ints
     period: int
     rounds: int
     seed: int
+    settles: bool
 
 
 @kernel
@@ -57,38 +59,40 @@ def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> 
 
 
 @kernel
-def excess_and_use(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> tuple[float, float]:
+def excess_and_use(g: MicrobatchGraph, edges: MemoryEdges, room: Ints, period: int, offset: Ints) -> tuple[float, float]:
     """How far a block is over the rooms of its pools, in rooms, summed; and the share of a room that it uses in the mean of
-    its period and of the pools."""
-    edges, excess, used = pools.edges, 0.0, 0.0
+    its period, summed over pools."""
+    excess, used = 0.0, 0.0
     peak = held_peaks(g, edges, offset, period)
     for pool in range(len(peak)):
-        room = max(1, pools.room[pool])
-        excess += max(0, peak[pool] - room) / room
+        scale = 1.0 / max(room[pool], 1)
+        if peak[pool] > room[pool]:
+            excess += (peak[pool] - room[pool]) * scale
         for e in range(edges.first[pool], edges.first[pool + 1]):
             life = offset[edges.after[e]] + g.duration[edges.after[e]] - offset[edges.before[e]]
-            used += edges.bytes[e] / room * life / period
-    return excess, used / len(peak)
+            used += edges.bytes[e] * scale * life / period
+    return excess, used
 
 
 @kernel
-def anneal_settled(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: Ints) -> float:
+def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: Ints) -> float:
     """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
     is over the rooms of its pools, in rooms, plus the lanes that overlap others: 0.0 where it is legal. It ends there."""
     np.random.seed(settling.seed)
-    period, target, found = settling.period, offset.copy(), offset.copy()
+    edges, room, shifts, period, rounds = pools.edges, pools.room, settling.shifts, settling.period, settling.rounds
+    target, found, now, ranks = offset.copy(), offset.copy(), offset.copy(), len(g.capacity)
     cost = best = least = np.inf
-    now = offset.copy()
-    for turn in range(-1, settling.rounds):
+    for turn in range(-1, rounds):
         target[:] = now
         if turn >= 0:
-            shift_targets(target, settling.shifts, len(g.capacity))
+            shift_targets(target, shifts, ranks)
         misfits = first_fit(g, target, period, found)
         target[:] = found
-        settle(g, pools, period, found)
-        excess, used = excess_and_use(g, pools, period, found)
+        if settling.settles:
+            settle(g, pools, period, found)
+        excess, used = excess_and_use(g, edges, room, period, found)
         excess += misfits
-        new, warm = excess + USED * used, HEAT * (1.0 - turn / max(1, settling.rounds))
+        new, warm = excess + USED * used / len(room), HEAT * (1.0 - turn / max(1, rounds))
         if new <= cost or np.random.random() < np.exp((cost - new) / warm):
             cost = new
             now[:] = target
@@ -98,6 +102,15 @@ def anneal_settled(g: MicrobatchGraph, pools: BlockPools, settling: Settling, of
         if least == 0.0:
             break
     return least
+
+
+def anneal_block(g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed: int = 0) -> tuple[BuildingBlock, bool]:
+    """The best block of this period that `rounds` moves of annealing find near the offsets `start`, in the memory of ranks
+    alone; and whether it is legal."""
+    offset, nothing, nowhere = start.copy(), np.zeros(0, np.int64), np.zeros(0, bool)
+    pools = BlockPools(memory_edges(g), nothing, g.capacity, nothing, nothing, nowhere, nowhere, nowhere)
+    excess = _anneal(g, pools, Settling(shift_lengths(g), period, rounds, seed, False), offset)
+    return BuildingBlock(offset - offset.min(), period), bool(excess == 0)
 
 
 # Periods, over the least that one can be: near it, then far.
@@ -146,7 +159,7 @@ def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
     def settled(period: int, moves: int = 0) -> Ints | None:
         offset = np.zeros(len(g.duration), np.int64)
         packed_fit(g, offset.copy(), period, offset)
-        excess = anneal_settled(g, pools, Settling(shift_lengths(g), period, moves, 0), offset)
+        excess = _anneal(g, pools, Settling(shift_lengths(g), period, moves, 0, True), offset)
         return offset if excess == 0 else None
 
     def annealed(period: int) -> Ints | None:

@@ -11,6 +11,7 @@ one microbatch, it waits in each until the last slice has gone to the last rank 
 from __future__ import annotations
 
 from functools import reduce
+from graphlib import TopologicalSorter
 from math import gcd
 from typing import NamedTuple
 
@@ -46,16 +47,10 @@ class Reach:
     def __init__(self, problem: Problem) -> None:
         count, edges = len(problem.passes), problem.edges
         self.duration, self.outputs = problem.passes.duration.tolist(), [list[tuple[int, int]]() for _ in range(count)]
-        inputs = np.zeros(count, np.int64)
         for a, b, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
             self.outputs[a].append((b, lag))
-            inputs[b] += 1
-        self.order = np.flatnonzero(inputs == 0).tolist()
-        for row in self.order:
-            for b, _ in self.outputs[row]:
-                inputs[b] -= 1
-                if inputs[b] == 0:
-                    self.order.append(b)
+        outputs = {row: [b for b, _ in self.outputs[row]] for row in range(count)}
+        self.order = list(TopologicalSorter(outputs).static_order())[::-1]
         self.behind = [0] * count  # bit b of behind[a]: b comes behind a
         for row in reversed(self.order):
             for b, _ in self.outputs[row]:

@@ -16,37 +16,19 @@ Idle time of two ranks together rests on paths within one microbatch alone, too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from ...build.mixing import with_microbatches
-from ...greedy.arrays.accounts import compressed_rows
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
-from ...util.kernels import kernel
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
-from .energy import Stays, energy_of
+from .energy import Stays, energy_of, least_lifespans
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
-from .memory_arcs import topological_order
-from .path_walks import NO_PATH
+from .necessary_arcs import WHOLE_STEP, heads_and_tails
 from .two_ends import idle_of_two
 
 SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
-
-
-class _Paths(NamedTuple):
-    """One microbatch's edges in compressed rows both ways, and its passes in a topological order with their places in it."""
-
-    out_first: Ints
-    out_pass: Ints
-    out_lag: Ints
-    in_first: Ints
-    in_pass: Ints
-    in_lag: Ints
-    order: Ints
-    place: Ints
-    duration: Ints
 
 
 def bound_of_many(one: Problem, count: int) -> Bound:
@@ -95,19 +77,16 @@ def check_plain(one: Problem) -> None:
 
 def _forms(one: Problem, count: int) -> Iterator[Bound]:
     """The work of the busiest rank; for the span the windows of the first rank, the last and the busiest, else the step."""
-    p, paths = one.passes, _paths(one)
-    back = np.ascontiguousarray(paths.order[::-1])
+    p = one.passes
     work = np.bincount(p.rank, p.duration, one.ranks).astype(np.int64)
     yield Bound(count * int(work.max()), BUSIEST, WORK)
     rows = [np.flatnonzero(p.rank == rank) for rank in range(one.ranks)]
     room = one.room.tolist()
     terms = [idle_terms(one, rows[rank], room[rank], count) for rank in range(one.ranks)]
-    stays = _stays(one, paths) if one.capacity is not None else []
-    windows = [-1] if one.objective == "makespan" else list(dict.fromkeys([0, one.ranks - 1, int(work.argmax())]))
+    stays = _stays(one) if one.capacity is not None else []
+    windows = [WHOLE_STEP] if one.objective == "makespan" else list(dict.fromkeys([0, one.ranks - 1, int(work.argmax())]))
     for whose in windows:
-        begin = np.zeros(len(p), np.int64) if whose < 0 else np.where(p.rank == whose, 0, NO_PATH)
-        head = _walk(paths.order, paths.in_first, paths.in_pass, paths.in_lag, p.duration, begin)
-        tail = _walk(back, paths.out_first, paths.out_pass, paths.out_lag, p.duration, begin)
+        head, tail = heads_and_tails(one, whose)
         for rank in range(one.ranks) if whose < 0 else (whose,):
             yield _idle(rank, count * int(work[rank]), terms[rank], RankWindow(head[rows[rank]], tail[rows[rank]]))
         for rank, stay in enumerate(stays):
@@ -158,56 +137,10 @@ def _lost(first: Ints, each: Ints, size: Ints, most: int) -> tuple[int, int]:
     return int(lost * SAFETY), int(until[-1]) + 1
 
 
-def _paths(one: Problem) -> _Paths:
-    e, count = one.edges, len(one.passes)
-    out = compressed_rows(e.before, count, e.after, e.lag)
-    into = compressed_rows(e.after, count, e.before, e.lag)
-    order = topological_order(out[0], out[1], np.diff(into[0]))
-    place = np.empty(count, np.int64)
-    place[order] = np.arange(count)
-    (out_first, out_pass, out_lag), (in_first, in_pass, in_lag) = out, into
-    return _Paths(out_first, out_pass, out_lag, in_first, in_pass, in_lag, order, place, one.passes.duration)
-
-
-def _stays(one: Problem, paths: _Paths) -> list[Stays]:
+def _stays(one: Problem) -> list[Stays]:
     """What one microbatch holds of each rank's memory."""
     e = one.edges
     rows = np.flatnonzero(one.device_bytes > 0)
-    rows = rows[np.argsort(e.before[rows], kind="stable")]
-    spans = _spans(paths, e.before[rows], e.after[rows])
-    rank = one.passes.rank[e.before[rows]]
+    spans, rank = least_lifespans(one, rows), one.passes.rank[e.before[rows]]
     columns = e.before[rows], e.after[rows], e.bytes[rows], spans
     return [Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(one.ranks)]
-
-
-@kernel
-def _walk(order: Ints, first: Ints, source: Ints, lag: Ints, duration: Ints, begin: Ints) -> Ints:
-    """Longest paths to each pass of `order`, whose arcs are first, source and lag, µs."""
-    start = begin.copy()
-    for i in order:
-        for e in range(first[i], first[i + 1]):
-            j = source[e]
-            if start[j] > NO_PATH:
-                start[i] = max(start[i], start[j] + duration[j] + lag[e])
-    return start
-
-
-@kernel
-def _spans(paths: _Paths, before: Ints, after: Ints) -> Ints:
-    """The longest path from the start of each `before` to the end of its `after`, µs."""
-    spans = np.zeros(len(before), np.int64)
-    reached = np.full(len(paths.duration), NO_PATH, np.int64)
-    for e in range(len(before)):
-        low, high = paths.place[before[e]], paths.place[after[e]]
-        reached[before[e]] = 0
-        for at in range(low, high):
-            i = paths.order[at]
-            if reached[i] > NO_PATH:
-                leave = reached[i] + paths.duration[i]
-                for k in range(paths.out_first[i], paths.out_first[i + 1]):
-                    j = paths.out_pass[k]
-                    reached[j] = max(reached[j], leave + paths.out_lag[k])
-        spans[e] = reached[after[e]] + paths.duration[after[e]]
-        for at in range(low, len(paths.order)):
-            reached[paths.order[at]] = NO_PATH
-    return spans

@@ -21,7 +21,8 @@ from ortools.sat.python import cp_model
 
 from ...greedy.arrays.microbatch import microbatch_graph
 from ...greedy.arrays.problem_arrays import arrays_of
-from ...greedy.blocks.building_block import anneal_block, serial_block, shorter_blocks
+from ...greedy.blocks.building_block import serial_block, shorter_blocks
+from ...greedy.blocks.period_search import anneal_block
 from ...greedy.decoding import repeated_targets
 from ...greedy.lists.list_scheduler import list_schedule, schedule_by_start
 from ...greedy.lists.policy_annealing import starting_policies

@@ -86,6 +86,8 @@ def rounds_of(problem: Problem) -> Rounds:
         raise BadInput(f"period: passes {kind} end a step, and this is about training without an end")
     if problem.edges.pool.any():
         raise BadInput("period: bytes in pools beside the devices (offload) are not modelled")
+    if problem.slowdowns:
+        raise BadInput("period: passes that slow each other are not modelled")
     every = problem.round or 1
     rounds = problem.microbatches // every
     number = np.where(update, p.microbatch, p.microbatch // every)

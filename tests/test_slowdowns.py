@@ -1,0 +1,202 @@
+"""Passes that slow each other: worked by hand, two simulators, exhaustive search over orders, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import ceil, inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zbsolve import (
+    Aim,
+    BadInput,
+    Deadlock,
+    Edge,
+    Pass,
+    Problem,
+    Profile,
+    Schedule,
+    Slowdown,
+    pipeline,
+    solve,
+    under_noise,
+    verify,
+)
+from zbsolve.layer import Link
+from zbsolve.noise import Noise
+from zbsolve.profile import from_trace
+
+from .support.exhaustive import orders
+from .support.profiles import equal_layers
+from .support.runs import trace_of
+
+
+def beside(forward: int, sent: int, lag: int = 0, **factors: float) -> Problem:
+    """A forward and an all-to-all of another microbatch on a stream of its own, which begins `lag` µs later."""
+    passes = (Pass("F", 0, 0, 0, forward), Pass("F", 0, 2, 0, 0), Pass("AF", 0, 1, 0, sent, streams=("comm:0",)))
+    pairs = {"F": ("F", "AF"), "AF": ("AF", "F")}
+    slower = tuple(Slowdown(*pairs[kind], factor) for kind, factor in factors.items())
+    return replace(Problem.of(passes, [Edge("0F2", "0AF1", lag)]), slowdowns=slower)
+
+
+def ends(problem: Problem) -> dict[str, float]:
+    order = {"compute:0": ("0F2", "0F0"), "comm:0": ("0AF1",)}
+    return {name: end for name, (_, end) in Schedule(problem, order).timeline().items()}
+
+
+def test_by_hand() -> None:
+    """F of 100 µs, an all-to-all of 40 from 30 on. Alone they end at 100 and 70. Where F takes 1.25 times as long beside it,
+    it does 32 µs of work in these 40: it ends at 108. Where the all-to-all takes twice as long, too, it ends at 110: F has
+    done 30 + 64 of its work, and ends at 116. With 1.6 the all-to-all runs 64 µs, F does 51.2 in them, and 18.8 alone, which
+    end in the 19th µs. An all-to-all that outlasts F has the rest of its time for itself."""
+    assert ends(beside(100, 40, 30)) == {"0F2": 0, "0F0": 100, "0AF1": 70}
+    assert ends(beside(100, 40, 30, F=1.25)) == {"0F2": 0, "0F0": 108, "0AF1": 70}
+    assert ends(beside(100, 40, 30, F=1.25, AF=2)) == {"0F2": 0, "0F0": 116, "0AF1": 110}
+    assert ends(beside(100, 40, 30, F=1.25, AF=1.6)) == {"0F2": 0, "0F0": 113, "0AF1": 94}
+    assert ends(beside(50, 100, 0, F=1.0, AF=2)) == {"0F2": 0, "0F0": 50, "0AF1": 125}
+
+
+def test_the_largest_of_several_counts() -> None:
+    """A forward of 60 µs beside copies of 20 and 40 µs that make it 1.5 and 2 times as long: 10 µs of work in the first 20
+    by the larger, 10 in the next 20, and 40 alone."""
+    passes = (Pass("F", 0, 0, 0, 60), Pass("O", 0, 1, 0, 20, streams=("d2h:0",)), Pass("R", 0, 2, 0, 40, streams=("h2d:0",)))
+    problem = replace(Problem.of(passes, []), slowdowns=(Slowdown("F", "O", 1.5), Slowdown("F", "R", 2.0)))
+    schedule = preset_of(problem)
+    assert schedule.timeline()["0F0"] == (0, 80)
+    assert verify(problem, schedule) == ()
+
+
+def preset_of(problem: Problem) -> Schedule:
+    """Each stream's passes as the table has them."""
+    return Schedule.of(problem, problem.members)
+
+
+def random_problem(seed: int) -> Problem:
+    """Two stages on one or two ranks, F and BW, all-to-alls behind both on streams of their own, and what slows what."""
+    random = np.random.default_rng(seed)
+    F, BW, A = (random.integers(3, 30, 2).tolist() for _ in range(3))
+    placement, microbatches = ((0, 1), 2) if seed % 2 else ((0, 0), 1 + seed // 2 % 2)
+    plain = pipeline(F, BW=BW, placement=placement, microbatches=microbatches, comm=int(random.integers(0, 4)))
+    problem = with_all_to_alls(plain, A)
+    kinds = [(a, b) for a in ("F", "BW") for b in ("AF", "AB")]
+    pairs = [pair for a, b in kinds for pair in ((a, b), (b, a)) if random.random() < 0.7]
+    return replace(problem, slowdowns=tuple(Slowdown(*pair, float(random.uniform(1, 3))) for pair in pairs))
+
+
+def with_all_to_alls(problem: Problem, A: list[int]) -> Problem:
+    """Each F of stage 0 sends its tokens on `comm`, and so does each BW of stage 1; the next stage's pass waits for it."""
+    found = [*problem.passes]
+    edges = [Edge(problem.names[e.before], problem.names[e.after], e.lag) for e in rows(problem)]
+    for one in problem.passes:
+        for kind, label, stage in (("F", "AF", 0), ("BW", "AB", 1)):
+            if one.kind == kind and one.stage == stage:
+                sent = Pass(label, stage, one.microbatch, one.rank, A[stage], streams=(f"comm:{one.rank}",))
+                found.append(sent)
+                edges += [Edge(one.name, sent.name), Edge(sent.name, f"{1 - stage}{kind}{one.microbatch}")]
+    return Problem.of(found, edges)
+
+
+class Row(tuple[int, int, int]):
+    before, after, lag = (property(lambda self, i=i: self[i]) for i in range(3))
+
+
+def rows(problem: Problem) -> Iterator[Row]:
+    e = problem.edges
+    return map(Row, zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True))
+
+
+def every_order(problem: Problem) -> Iterator[Schedule]:
+    """That the graph allows on each stream; those that wait in a circle together have no timeline."""
+    for found in product(*(orders(problem, stream, lanes=False) for stream in problem.streams)):
+        yield Schedule.of(problem, dict(zip(problem.streams, found, strict=True)))
+
+
+def least(problem: Problem) -> float:
+    found = inf
+    for schedule in every_order(problem):
+        try:
+            found = min(found, schedule.timeline().value)
+        except Deadlock:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_bound_is_wrong(seed: int) -> None:
+    """Against every order of every stream: what is solved is one of them, the verifier finds the same value by another
+    simulation, and no bound is above the least."""
+    problem = random_problem(seed)
+    best = least(problem)
+    schedule = solve(problem, effort=0.1, seed=seed)
+    certificate = schedule.certificate
+    assert certificate is not None
+    assert verify(problem, schedule) == ()
+    assert certificate.bound <= best <= certificate.value
+    assert certificate.value <= 1.05 * best
+    assert best >= least(replace(problem, slowdowns=()))
+    wrong = schedule.certified(replace(certificate, value=certificate.value + 1))
+    assert [one.rule for one in verify(problem, wrong)] == ["certificate"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_another_simulation(seed: int) -> None:
+    """Of a larger step with three streams a rank: the verifier, which moves from moment to moment, says what the timeline
+    does. Ends are never before those of passes alone, and never later than the largest factor makes them all."""
+    random = np.random.default_rng(seed)
+    problem = with_all_to_alls(pipeline([20, 30], BW=[40, 50], microbatches=12), [15, 25])
+    slower = tuple(Slowdown(*pair, float(random.uniform(1, 2))) for pair in (("F", "AF"), ("BW", "AB"), ("AB", "F")))
+    schedule = preset_of(replace(problem, slowdowns=slower))
+    alone, value = preset_of(problem).timeline(), schedule.timeline().makespan
+    assert (schedule.timeline().start >= alone.start).all()
+    assert alone.makespan < value <= ceil(2 * alone.makespan) + len(problem.passes)
+    solved = solve(schedule.problem, method="greedy")
+    assert verify(schedule.problem, solved) == ()
+    assert solved.certificate is not None
+    assert solved.certificate.value == solved.timeline().value
+
+
+def test_files_and_bad_input(tmp_path: Path) -> None:
+    """A file says them, the digest knows them, and problems without have the digest that they had."""
+    problem = beside(100, 40, 30, F=1.25)
+    problem.save(tmp_path / "p.json")
+    again = Problem.load(tmp_path / "p.json")
+    assert again == problem != replace(problem, slowdowns=())
+    assert "slowdowns" not in replace(problem, slowdowns=()).to_json()
+    for wrong, why in (
+        (Slowdown("F", "Q", 1.5), "slowdown of F beside Q: there is no kind 'Q'"),
+        (Slowdown("F", "AF", 0.9), "slowdown of F beside AF: 0.9 is not from 1 to 1000"),
+        (Slowdown("F", "AF", float("nan")), "slowdown of F beside AF: nan is not from 1 to 1000"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            replace(problem, slowdowns=(wrong,))
+    with pytest.raises(BadInput, match="slowdown of F beside AF: said twice"):
+        replace(problem, slowdowns=2 * problem.slowdowns)
+    for use in (lambda noise: under_noise({"": preset_of(problem)}, noise), lambda n: solve(problem, prefer=Aim("mean", n))):
+        with pytest.raises(BadInput, match="noise: how times vary where passes slow each other is not known"):
+            use(Noise(rank=0.1))
+
+
+def test_a_profile_says_them(tmp_path: Path) -> None:
+    """A step has those whose kinds it has. Worked by hand: one layer a stage, F and BW of 100 µs, an all-to-all of 100
+    beside the next microbatch's F, of which F does 80 in that time. A run has them inside its times."""
+    slower = (Slowdown("F", "O", 2.0), Slowdown("F", "AF", 1.25))
+    layer = replace(equal_layers(1).layers[0], F=100.0, B=50.0, W=50.0, BW=100.0, all_to_all=100.0)
+    profile = replace(equal_layers(1), layers=(layer,) * 2, link=Link(0.0, 1e9), slowdowns=slower)
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json").slowdowns == slower
+    assert replace(equal_layers(4), slowdowns=slower).problem(2, 4).slowdowns == ()
+    problem = profile.problem(2, 2, fused=True)
+    assert problem.slowdowns == slower[1:]
+    timeline = solve(problem, method="gpipe").timeline()
+    assert (timeline["0F0"], timeline["0AF0"], timeline["0F1"]) == ((0, 100), (100, 200), (100, 220))
+    body = profile.to_json()
+    body["slowdowns"][0]["factor"] = 0
+    with pytest.raises(BadInput, match="p: slowdown of F beside O: 0 is not from 1 to 1000"):
+        Profile.from_json(body, "p")
+    ran = trace_of(Schedule.of(problem, problem.members), (timeline, timeline.start))
+    assert ran.replayed(0).makespan == timeline.makespan
+    assert from_trace(ran, profile).slowdowns == ()
