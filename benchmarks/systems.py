@@ -1,4 +1,5 @@
-"""Named schedules, and what `solve` finds beside them: of the literature, on the published models, and for less memory."""
+"""Named schedules, and what `solve` finds beside them: of the literature, on the published models, on models of several
+parts, and for less memory."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from zbsolve import Infeasible, Problem, Profile, Schedule, solve, verify
+from profiler import estimate
+from zbsolve import Infeasible, Problem, Profile, Schedule, place_work, solve, verify
+from zbsolve.build import Work
 from zbsolve.placement import parse_routes
+from zbsolve.search.auto import solve_auto
 from zbsolve.search.least_peak import LeastPeak
 from zbsolve.search.solver import compiled
 from zbsolve.step import Step
@@ -20,6 +24,7 @@ from zbsolve.util.errors import BadInput
 
 from . import profiles
 from .harness import RESULTS, Results, kept, listed, rows_of, solved, table
+from .profiles.public_models import T5_11B
 
 Setting = tuple[int, int, tuple[int, int, int], int]
 # ranks, microbatches, F, B, W of a rank's share of a microbatch (µs), communication (µs)
@@ -141,6 +146,120 @@ def _numbers(schedule: Schedule) -> Results:
     fits = all(peak <= room for peak, room in zip(timeline.peak_bytes, capacity, strict=True))
     bound = schedule.certificate.bound if schedule.certificate is not None else None
     return {"us": int(timeline.makespan), "bound_us": bound, "bytes": max(timeline.peak_bytes), "fits": fits}
+
+
+# --- Models of several parts ---
+
+GIVEN = "benchmarks.profiles.public_models:"
+# Of each model: its name for `estimate`; that of the same model trained whole; layers of its tower, and what goes into the
+# language model behind them; whether the tower needs no gradients.
+PARTED: dict[str, tuple[str, str, int, bool]] = {
+    "Qwen2-VL 7B": (f"{GIVEN}qwen2_vl", "", 35, False),
+    "Qwen2-VL 7B, frozen tower": (f"{GIVEN}qwen2_vl_tuned", f"{GIVEN}qwen2_vl", 35, True),
+    "InternVL2 26B": (f"{GIVEN}internvl2", "", 48, False),
+    "Llama 3.2 11B Vision": (f"{GIVEN}llama32_vision", f"{GIVEN}llama32_vision_whole", 42, False),
+    "T5 11B": (f"{T5_11B},dtype=bfloat16", "", 0, False),
+    "Llama 3 8B, LoRA": (f"{GIVEN}llama3_lora", "llama3-8b", 0, False),
+}
+ROOM = 2**50  # bytes, where a way is looked at whether it fits or not
+
+
+@table()
+def parted(device: str = "h200", ranks: int = 8, seconds: float = 40.0, models: tuple[str, ...] = ()) -> Results:
+    """Public models of several parts on 8 ranks, 4 microbatches a rank, by estimates. Ways, each where it differs: layers in
+    equal stages and all values passed along the row, 1F1B (torch.distributed.pipelining); the same with side inputs; the
+    whole tower on the first rank and the language model's layers equal on the others, 1F1B (Megatron); the same model
+    trained whole, solved: what frozen parts cost where nobody looks at them; side inputs and what each layer takes, solved
+    over placements and splits; and the frozen tower's forwards of the next batch in the bubbles, on whichever ranks. Bytes:
+    all that the fullest rank has."""
+    compiled()
+    found = {}
+    for model, (spec, whole, tower, frozen) in PARTED.items():
+        if not models or model in models:
+            found[model] = rows_of(
+                (f"{model}: {way}", _on_device(*one))
+                for way, one in _ways(spec, whole, tower, frozen, device, ranks, seconds)
+            )
+    return {"ranks": ranks, "microbatches": 4 * ranks, "rows": found}
+
+
+def _ways(
+    spec: str, whole: str, tower: int, frozen: bool, device: str, ranks: int, seconds: float
+) -> Iterator[tuple[str, tuple[Profile, Schedule, int]]]:
+    """The name of a way, and its profile and schedule; bytes of weights that all ranks have besides."""
+    profile, step = _estimated(spec, device), Step(ranks, 4 * ranks)
+    along = _along(replace(profile, capacity=ROOM))
+    count, equal = len(profile.layers), replace(step, partition="equal", fused=True)
+    yield "equal, passed along, 1F1B", (profile, preset("1f1b", equal.problem(along)), 0)
+    if any(one.gives for one in profile.layers):
+        roomy = replace(profile, capacity=ROOM)
+        yield "equal, side inputs, 1F1B", (profile, preset("1f1b", equal.problem(roomy)), 0)
+    if tower:
+        behind = [(count - tower) // (ranks - 1) + (i < (count - tower) % (ranks - 1)) for i in range(ranks - 1)]
+        first = replace(step, partition=(tower, *behind), fused=True).problem(along)
+        yield "tower on the first rank, 1F1B", (profile, preset("1f1b", first), 0)
+    if whole:
+        other = replace(_estimated(whole, device), capacity=ROOM)
+        yield "as if all were trained, solved", (profile, solve(step.problem(other), seconds=seconds), 0)
+    open_step = replace(step, placement="auto", partition="auto")
+    yield "solved", (profile, solve_auto(profile, open_step, seconds=seconds)[0], 0)
+    if frozen:
+        yield "tower in bubbles, solved", _in_bubbles(profile, tower - 2, step, seconds)
+
+
+def _estimated(spec: str, device: str) -> Profile:
+    """A fused backward costs no more than B and W (see `published`)."""
+    profile = estimate(spec, device, shards=False)
+    return replace(profile, layers=tuple(replace(one, BW=min(one.BW, one.B + one.W)) for one in profile.layers))
+
+
+def _along(profile: Profile) -> Profile:
+    """Side inputs as part of what goes from layer to layer: each stage between gets and keeps them."""
+    layers = list(profile.layers)
+    for i, layer in enumerate(profile.layers):
+        for given in layer.gives:
+            last = max(j for j, one in enumerate(profile.layers) if given.name in one.takes)
+            layers[i] = replace(layers[i], held_until_B=layers[i].held_until_B + given.bytes)
+            for j in range(i, last):
+                after = layers[j + 1]
+                layers[j] = replace(layers[j], output_bytes=layers[j].output_bytes + given.bytes)
+                layers[j + 1] = replace(after, input_unneeded=after.input_unneeded + given.bytes)
+    return replace(profile, layers=tuple(replace(one, gives=(), takes=()) for one in layers))
+
+
+def _in_bubbles(profile: Profile, count: int, step: Step, seconds: float) -> tuple[Profile, Schedule, int]:
+    """The first `count` layers are work of any rank, whose output comes to rank 0 for the next step."""
+    front, rest = profile.layers[:count], profile.layers[count:]
+    names = {given.name for one in front for given in one.gives}
+    rest = tuple(replace(one, takes=tuple(name for name in one.takes if name not in names)) for one in rest)
+    step = replace(step, partition="auto")
+    best = solve_auto(replace(profile, layers=rest, tied=()), step, seconds=seconds / 2)[0]
+    comm = round(profile.link.latency + front[-1].output_bytes / profile.link.bytes_per_us)
+    m, size = step.microbatches, front[-1].output_bytes
+    works = (
+        Work(None, m * round(sum(one.F for one in front)), m),
+        Work(0, m * comm, m, takes=0, comm=comm, held=m * size),
+    )
+    placed = place_work(best.problem, *works, seconds=seconds / 2, alone=best)
+    return profile, placed.schedule, sum(one.parameter_bytes for one in front)
+
+
+def _on_device(profile: Profile, schedule: Schedule, more: int) -> Results:
+    """µs, the bound, layers of each stage; bytes of the fullest rank, weights and all, and whether they fit."""
+    timeline, certificate, problem = schedule.timeline(), schedule.certificate, schedule.problem
+    assert profile.capacity is not None
+    assert problem.capacity is not None
+    device = ROOM if max(problem.capacity) > profile.capacity else profile.capacity
+    used = max(device - room + peak for room, peak in zip(problem.capacity, timeline.peak_bytes, strict=True)) + more
+    return {
+        "us": int(timeline.makespan),
+        "bound_us": None if certificate is None else certificate.bound,
+        "bubble": float(1 - problem.passes.duration.sum() / (problem.ranks * timeline.makespan)),
+        "bytes": used,
+        "fits": used <= profile.capacity,
+        "stages": problem.stages,
+        "layers": list(problem.layers),
+    }
 
 
 # --- Less memory ---

@@ -26,12 +26,13 @@ from zbsolve.exec.base.torch_private import (
 from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
+from zbsolve.features.lengths import MICROBATCH, SEQUENCES
 from zbsolve.layer import INPUTS, TARGETS, Given, Layer, Tied, side_values
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called, names_of, row_of
-from zbsolve.planner.profiled_model import MICROBATCH, SEQUENCES, TENSOR_RANKS, TOKENS
+from zbsolve.planner.profiled_model import TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
 PLAIN_DATA = (int, float, bool, str, bytes, complex, type(None))

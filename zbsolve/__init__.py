@@ -19,9 +19,11 @@ if TYPE_CHECKING:  # for type checkers
     from . import systems as systems
     from .build.plain import pipeline as pipeline
     from .build.updates import with_updates as updates
-    from .features.lengths import pack as pack
+    from .features.packing import pack as pack
+    from .features.sizes import Batch as Batch
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
+    from .ilp.bounds.any_sizes import bound_over_sizes as bound_over_sizes
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # for type checkers
     from .search.auto import solve_auto as solve_auto
     from .search.idle_room import place_work as place_work
     from .search.idle_room import work_room as work_room
+    from .search.packed_steps import PackedSteps as PackedSteps
     from .search.pareto import frontier as frontier
     from .search.solver import solve as solve
     from .search.task_runner import solvers_on as solvers_on

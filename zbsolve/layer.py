@@ -78,6 +78,7 @@ class Layer:
     gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
         part of what it holds: a rank holds each once, whoever takes it there.
     begins: whether it takes the batch, and not the output of the layer before.
+    fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that a microbatch takes however many sequences or tokens it has.
     """
 
     name: str
@@ -107,6 +108,10 @@ class Layer:
     gives: tuple[Given, ...] = ()
     takes: tuple[str, ...] = ()
     begins: bool = False
+    fixed_F: float = 0.0
+    fixed_B: float = 0.0
+    fixed_W: float = 0.0
+    fixed_BW: float = 0.0
 
     @property
     def names(self) -> Names:

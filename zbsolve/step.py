@@ -134,7 +134,8 @@ class PlainStep:
     def closed(self) -> Self:
         """The step where each field of a feature that is left open has its simplest value."""
         found = self.in_slices(1) if is_auto(self.slices) else self
-        return replace(found, **{one.name: one.closed for one in FIELDS if is_auto(getattr(found, one.name))})
+        still = [one for one in FIELDS if is_auto(getattr(found, one.name))]
+        return replace(found, **{one.name: one.closed(found) if callable(one.closed) else one.closed for one in still})
 
     def in_slices(self, slices: Slices) -> Self:
         """The step in these slices; an exchange of attention is there only between several even ones."""

@@ -62,6 +62,22 @@ def test_published_models() -> None:
         assert proven == (model not in ("llama3-70b", "mixtral-8x7b"))
 
 
+def test_models_of_several_parts() -> None:
+    """Each row of the table; that what is solved is never longer than what is not, and its bound never above it."""
+    lines = shown("docs/benchmarks.md", "parted")[1:]
+    for model, ways in kept("parted")["rows"].items():
+        assert lines.pop(0) == model.split()
+        solved = ways[f"{model}: solved"]["us"]
+        for label, row in ways.items():
+            way, bound = label.removeprefix(f"{model}: "), row["bound_us"]
+            proven = [] if bound is None else [f"{bound / 1e3:,.0f}", "ms"]
+            cells = [f"{row['us'] / 1e3:,.0f}", "ms", *proven, f"{row['bubble']:.1%}", f"{row['bytes'] / 2**30:.1f}"]
+            assert lines.pop(0) == [*way.split(), *cells, *([] if row["fits"] else ["(no", "room)"])]
+            assert (row["us"] >= solved) == ("bubbles" not in way)
+            assert bound is None or bound <= row["us"]
+    assert not lines
+
+
 def test_a_ranks_part_of_a_very_long_step() -> None:
     rows, text = kept("rank_parts")["rows"], sentences("docs/running.md")
     first, other = ([row[who] for name, row in rows.items() if "1024 ranks" in name] for who in ("rank 0", "rank 512"))

@@ -121,6 +121,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
             "0→2 B": [SKIPS[2]],
         },
     ),
+    # Skips that end in their stage do not go on with its output.
+    "all of a U-Net on a rank": (
+        {"model": "u_net_in_front", "placement": (0, 1, 2), "counts": (8, 1, 1), "fused": False},
+        {way: [SKIPS[0]] for way in ("0→1 F", "1→2 F", "1→0 B", "2→1 B")},
+    ),
     "the V, passed along": (
         {"model": "u_net_along", "placement": (0, 1, 2, 2, 0), "counts": (3, 1, 1, 1, 2), "fused": True},
         {
@@ -153,6 +158,14 @@ def test_gradients_and_bytes_on_the_wire() -> None:
             assert max(gradient, loss, evaluated) < 1e-12, name
             sent |= mine
         assert sent == right, name
+
+
+@pytest.mark.slow
+def test_gradients_beside_other_pipelines() -> None:
+    """Replicas, FSDP2 and tensor ranks, with passes that sum, gather and reduce and without."""
+    for found in on_ranks(4, f"{JOB}beside", None, timeout=150):
+        assert len(found) == 10
+        assert {way: worst for way, worst in found.items() if not worst < 1e-12} == {}
 
 
 @pytest.mark.parametrize("model", ["encoder_decoder", "u_net", "two_towers", "two_heads"])

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pack, pipeline, solve, solve_auto, verify
+from zbsolve import BadInput, HostLink, Layer, Link, Problem, Profile, Step, pipeline, solve, solve_auto, verify
 from zbsolve.build import with_offload
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
-from zbsolve.features.lengths import LENGTHS, Multiples
+from zbsolve.features.lengths import LENGTHS, Multiples, Sample
 from zbsolve.ilp.bounds.any_choice import bound_over_orders
 from zbsolve.known_steps import step_again
 
@@ -50,6 +49,15 @@ def test_so_does_that_of_the_layers_that_recompute() -> None:
     assert [duration(part, f"0X{i}") for i in range(3)] == [160, 448, 64]
     assert [duration(whole, f"0X{i}") for i in range(3)] == [320, 896, 128]
     assert [duration(part, f"0F{i}") for i in range(3)] == [320, 896, 128]
+
+
+def test_packed_sequences_take_the_square_of_each() -> None:
+    """128 tokens of two sequences of 64: as long as two of the profile's; of 32: attention takes half of that."""
+    problem = Step(2, 3, lengths=((128, 64), (128, 32), 128)).problem(PROFILE)
+    assert [duration(problem, f"0F{i}") for i in range(3)] == [320, 192 + 64, 448]
+    assert {int(problem.taken[problem.index[f"0F{i}"]]) for i in range(3)} == {400}
+    twice = replace(PROFILE, facts={"sequence": 64, "microbatch": {"sequences": 2}})
+    assert duration(Step(2, 1, lengths=((128, 64),)).problem(twice), "0F0") == 160
 
 
 def test_all_of_the_profiles_length_are_the_plain_step() -> None:
@@ -158,6 +166,28 @@ def test_words_and_files(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("tokens,text\n100,a\n200,b\n")
     assert read(str(path)) == (100.0, 200.0)
+    assert read("512@128,2048:2560") == ((512.0, 128.0), 2048.0)
+    assert read("2x@1x,1x:3x") == Multiples(((2.0, 1.0), 1.0))
+
+
+def test_a_file_of_batches(tmp_path: Path) -> None:
+    """Of 4 3 2 1 in two microbatches 4 1 and 3 2; of 8 2 2 2 the 8 and the rest; tokens 5 5 and 8 6: of the fuller ones
+    6.5, of the others 5.5; squares 17 13 and 64 12: 40.5 and 12.5."""
+    path = tmp_path / "batches.txt"
+    path.write_text("4, 3, 2, 1\n8 2 2 2\n")
+    sample = read(str(path))
+    assert sample == Sample(((4, 3, 2, 1), (8, 2, 2, 2)))
+    assert isinstance(sample, Sample)
+    (fuller, other) = sample.typical(2)
+    assert (fuller[0], other[0]) == (6.5, 5.5)  # type: ignore[index]
+    assert sorted((fuller[0] * fuller[1], other[0] * other[1])) == pytest.approx([12.5, 40.5])  # type: ignore[index]
+    step = Step(2, 2, lengths=sample)
+    assert step.problem(PROFILE) == Step(2, 2, lengths=sample.typical(2)).problem(PROFILE)
+    schedule, tried = solve_auto(PROFILE, replace(step, order="auto"), effort=0.1)
+    assert schedule.problem.microbatches == 2
+    assert {one.placement for one in tried} >= {"single order=given", "single order=shortest first"}
+    with pytest.raises(BadInput, match="lengths: batch 1 has 4 sequences for 5 microbatches"):
+        Step(2, 5, lengths=sample)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +196,9 @@ def test_words_and_files(tmp_path: Path) -> None:
         ("nothing.csv", "nothing.csv: no such file"),
         ("12,,3", "length 1 is '', and no number"),
         ("12,2x", "length 1 is '2x': all are tokens, or all multiples"),
+        ("12@2x", "length 0 is '12@2x': all are tokens, or all multiples"),
+        ("12@2@1", "length 0 is '12@2@1': tokens, or tokens@of each sequence"),
+        ("512,1024:2048", "lengths: they add up to 1536, and the batch has '2048'"),
     ],
 )
 def test_wrong_words_are_named(said: str, why: str) -> None:
@@ -178,6 +211,8 @@ def test_wrong_use_is_named() -> None:
         Step(2, 3, lengths=(1, 2))
     with pytest.raises(BadInput, match="lengths: length 1 is 0: above 0 is needed"):
         Step(2, 2, lengths=(1, 0))
+    with pytest.raises(BadInput, match="lengths: length 0 is 4@8: a sequence of more tokens than all have"):
+        Step(2, 1, lengths=((4, 8),))
     with pytest.raises(BadInput, match="order 'free': microbatches are alike"):
         Step(2, 3, order="auto")
     with pytest.raises(BadInput, match="lengths: the profile does not say how many tokens"):
@@ -223,41 +258,3 @@ def test_a_schedule_of_unlike_lengths_is_exact() -> None:
     schedule = solve(problem, effort=0.1)
     assert schedule.certificate is not None
     assert schedule.certificate.value == schedule.certificate.bound == optimum(problem)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_packing_against_every_assignment(seed: int) -> None:
-    """Eight sequences in three microbatches, 3^8 ways: the bound is below the best of them, and so near is what is found."""
-    random = np.random.default_rng(seed)
-    lengths, attention = random.integers(1, 4000, 8).tolist(), float(random.choice([0.0, 1e-3]))
-    found = pack(lengths, 3, attention)
-    work = np.array([length * (1 + attention * length) for length in lengths])
-    every = np.array(list(product(range(3), repeat=8)))
-    fullest = np.max([(work * (every == number)).sum(axis=1) for number in range(3)], axis=0).min()
-    assert found.bound <= fullest + 1e-6
-    assert fullest - 1e-6 <= found.works[0] <= 1.06 * fullest
-    assert sorted(i for one in found.microbatches for i in one) == list(range(8))
-    assert found.works == pytest.approx([work[list(one)].sum() for one in found.microbatches])
-    assert list(found.works) == sorted(found.works, reverse=True)
-
-
-def test_packing_by_hand() -> None:
-    """5 4 3 3 3 in two: longest first makes 5 3 3 and 4 3; an exchange 5 4 and 3 3 3. The longest alone is a bound, and of
-    equal sequences so are those that must lie together: 3 of 5 in two."""
-    found = pack([5, 4, 3, 3, 3], 2)
-    assert found.microbatches in (((0, 1), (2, 3, 4)), ((2, 3, 4), (0, 1)))
-    assert (found.works, found.bound, found.gap) == ((9, 9), 9, 0)
-    assert pack([10, 1, 1], 2, 0.1).bound == pack([10, 1, 1], 2, 0.1).works[0] == 20
-    assert pack([1] * 5, 2).bound == pack([1] * 5, 2).works[0] == 3
-
-
-def test_a_large_batch_is_packed_within_a_thousandth() -> None:
-    lengths = np.random.default_rng(0).lognormal(7, 1, 1000).clip(16, 32768)
-    assert pack(lengths.tolist(), 32, 1e-4).gap < 1e-3
-
-
-def test_what_cannot_be_packed_says_why() -> None:
-    several = (([3, 0], 1, "length 1 is 0"), ([1, 2], 3, "2 sequences in 3"), ([1], 0, "1 sequences in 0"))
-    for lengths, microbatches, why in several:
-        with pytest.raises(BadInput, match=why):
-            pack(lengths, microbatches)

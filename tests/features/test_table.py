@@ -37,6 +37,7 @@ HOLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "slices": ({"slices": 2}, {}),
     "recompute of part of a stage": ({"recompute": "0:1"}, {}),
     "lengths": ({"lengths": (32, 64, 128, 16)}, {}),
+    "sizes": ({"sizes": (1, 2, 1, 3)}, {}),
     "whole sequences": ({"slices": 1}, {}),
     "uneven slices": ({"slices": (1, 2)}, {}),
     "attention exchange": ({"attention_exchange": True}, {}),
@@ -114,7 +115,7 @@ def test_a_steps_fields_are_the_features_and_the_options() -> None:
     assert names == [*(one.name for one in PLAIN_FIELDS), *declared]
     assert all(getattr(Step(2, 2), field.name) == field.default for field in STEP_FIELDS[2:])
     assert {field.name for field in STEP_FIELDS if field.closed is not NOT_OPEN} == {
-        "placement", "partition", "recompute", "vocabulary", "offload", "slices", "gathers", "order",
+        "placement", "partition", "recompute", "vocabulary", "offload", "slices", "gathers", "order", "sizes",
     }  # fmt: skip
 
 

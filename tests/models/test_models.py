@@ -504,8 +504,6 @@ def test_a_router_loss_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr("transformers.models.mixtral.modeling_mixtral.load_balancing_loss_func")
     with pytest.raises(BadInput, match="output_router_logits: the router loss of MixtralForCausalLM is not known"):
         load(f"hf:MixtralConfig{json.dumps(ROUTED)}@batch=2,length=6")
-    with pytest.raises(BadInput, match=r"T5Config is of no causal language model \(a decoder alone\)"):
-        load("hf:T5Config@batch=1,length=8")
 
 
 @pytest.mark.usefixtures("forked")

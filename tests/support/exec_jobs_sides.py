@@ -11,14 +11,19 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from zbsolve import Problem, pipeline
-from zbsolve.build import with_side_inputs
+from zbsolve.build import with_exchange, with_sharding, with_side_inputs
 from zbsolve.exec import Pipeline
 from zbsolve.exec.backward.layer_split import run_layers
 from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import reference
+from zbsolve.exec.feed import step_seed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.layer import Given, Layer, begun_stages
@@ -90,3 +95,44 @@ def evaluation(runner: Pipeline, model: Model, inputs: Any, targets: Any) -> flo
     found = runner.forward(list(inputs), everywhere=True)
     apart = max(float((a - b).abs().max()) for a, b in zip(found, outputs, strict=True))
     return max(apart, abs(runner.evaluate(list(inputs), list(targets)) - right))
+
+
+def beside(rank: int, _: None) -> dict[str, float]:
+    """Two pipelines of two ranks, in each way that they can be beside each other: the largest difference of a gradient from
+    the whole batch's."""
+
+    def shard(stage: nn.Module, mesh: Any) -> None:
+        for layer in stage.children():
+            fully_shard(layer, mesh=mesh["dp"])
+
+    def spread(stage: nn.Module, mesh: Any) -> None:
+        for layer in stage.children():
+            if hasattr(layer, "mlp"):
+                parallelize_module(layer, mesh["tp"], {"mlp": ColwiseParallel(output_layouts=Replicate())})
+
+    ways: dict[str, tuple[tuple[str, str], Any, Any]] = {
+        "data": (("pp", "dp"), None, None),
+        "data, passes C": (("pp", "dp"), None, partial(with_exchange, time=2, replicas=True)),
+        "shards": (("pp", "dp"), shard, None),
+        "shards, passes AG and RS": (("pp", "dp"), shard, partial(with_sharding, gather=5, reduce=7, gathers=2)),
+        "tensors": (("tp", "pp"), spread, None),
+    }
+    found = {}
+    for number, (way, (names, parallelize, put_in)) in enumerate(ways.items()):
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        for placement, counts, fused in (((0, 1), (5, 5), False), ((0, 1, 1, 0), (3, 2, 3, 2), True)):
+            model = doubled("encoder_decoder")
+            problem = step_of(model, placement, counts, fused)
+            schedule = random_schedule(put_in(problem) if put_in else problem, number)
+            runner = Pipeline(model.build, schedule, loss=model.loss, mesh=mesh, parallelize=parallelize, timeout=60, seed=5)
+            places = runner.mesh.places  # type: ignore[union-attr]
+            inputs, targets = zip(*(model.batch(m, runner.place) for m in range(MICROBATCHES)), strict=True)
+            runner.step(list(inputs), list(targets))
+            runner.wait_gradients()
+            whole = model.build()
+            for place in range(places):
+                columns = zip(*(model.batch(m, place) for m in range(MICROBATCHES)), strict=True)
+                data = Data(*(dict(enumerate(column)) for column in columns), step_seed(5, 0) + place * MICROBATCHES)
+                reference(whole, data, lambda a, b, n=places, loss=model.loss: loss(a, b) / n)
+            found[f"{way}, {placement}"] = worst(runner, whole)
+    return found

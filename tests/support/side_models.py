@@ -127,6 +127,12 @@ def u_net() -> Any:
     return layers, (x, torch.randn(ROWS, WIDTH, 16)), nn.functional.mse_loss
 
 
+def u_net_in_front() -> Any:
+    """Two layers more behind it."""
+    layers, sample, loss = u_net()
+    return [*layers, Middle(), Middle()], sample, loss
+
+
 class Along(nn.Module):
     """A layer of the U-Net without side inputs: all skips go along, as a tuple."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +14,7 @@ from ..exec.devices import DEVICES, choose, described, device_of, local_place
 from ..exec.run.host import take_environment
 from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
+from ..features.sizes import of_sizes
 from ..profile.lengths import stalls_of
 from ..profile.measured_run import FROM_STEPS, LINKS
 from ..profile.measured_run import from_trace as profile_of
@@ -30,10 +32,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
         "model",
-        nargs="?",
+        nargs="*",
         metavar="MODEL",
         help="a preset (gpt-tiny, llama3-8b@layers=4,length=512), your own as module:function or file.py:function, or a "
-        'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512',
+        'Hugging Face config as hf:LlamaConfig{"num_hidden_layers": 4}@length=512; or profile.json … of one model, each '
+        "with other sequences a microbatch, for solve's --sizes",
     )
     parser.add_argument(
         "--from-trace",
@@ -96,6 +99,10 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Measure a model and write its profile; or what stands in for one."""
+    several = options.model
+    options.model = several[0] if several else None
+    if len(several) > 1:
+        return _of_sizes(options, several)
     if options.from_trace is not None:
         return from_trace(options)
     if options.model is None:
@@ -105,6 +112,20 @@ def command(options: argparse.Namespace) -> int:
     if options.output is None:
         raise BadInput("say where to write it: -o profile.json")
     return _measure(options)
+
+
+def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
+    """One profile of several sizes of microbatches."""
+    for path in paths:
+        if not path.endswith((".json", ".json.gz")):
+            raise BadInput(f"{path}: one MODEL is measured at a time; several are profile.json … of one model")
+    if options.from_trace is not None or options.output is None:
+        raise BadInput("several profiles make one: leave out --from-trace, and say where to write it: -o profile.json")
+    found = of_sizes([Profile.load(path) for path in paths], paths)
+    sizes = ", ".join(map(str, found.facts["sizes"]))
+    line = f"sizes: {sizes} sequences a microbatch; passes lie within {found.facts['off_line']:.1%} of their lines\n"
+    tell(options, lambda: found.facts, lambda: profile_as_text(found) + line, lambda: found.save(options.output))
+    return 0
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -103,12 +103,11 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem. reads: whether a layer takes
-    something of the batch beside the first one's input."""
+    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem. some: also inside of one."""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
-    reads: bool = False
+    some: bool
 
     @classmethod
     def of(cls, names: Sequence[Names], counts: Sequence[int], problem: Problem) -> Between:
@@ -123,13 +122,13 @@ class Between(NamedTuple):
             does = ("no row", "does") if names[first].begins else ("a row of its own", "does not")
             which = f"stage {here} begins {does[0]}, and layer {first}, its first, {does[1]}"
             raise BadInput(f"schedule: {which}: profile the model and solve again")
-        reads = any(one.begins or {INPUTS, TARGETS} & {*one.takes} for one in names)
-        for feature in NOT_WITH if ends or reads else ():
+        some = any(map(any, names))
+        for feature in NOT_WITH if some else ():
             if problem.passes.that(feature=feature).any():
                 raise BadInput(f"side inputs: run knows none beside {feature}")
-        if (ends or reads) and problem.slices > 1:
+        if some and problem.slices > 1:
             raise BadInput("side inputs: run knows none of slices")
-        return cls(ends, problem.routes, reads)
+        return cls(ends, problem.routes, some)
 
     def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:
         """The ranks that take a side input of a microbatch, and on each the stages that do."""
@@ -174,9 +173,9 @@ class SideInputs(Part):
         mine = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
         names = told(c.peers, {i: one for i, one in mine.items() if any(one)}, sum(c.own.counts))
         between = Between.of(names, c.own.counts, c.problem)
-        if (between.ends or between.reads) and c.given.split != "layers":
+        if between.some and c.given.split != "layers":
             raise BadInput(f"side inputs: split '{c.given.split}' knows none: take layers")
-        with together(c.peers, "side inputs") if any(map(any, names)) else nullcontext():
+        with together(c.peers, "side inputs") if between.some else nullcontext():
             return cls.checked(between, c.own.program, c.stages)
 
     @classmethod
@@ -190,7 +189,7 @@ class SideInputs(Part):
             what = "has a side input that the model has not," if name is None else f"has no message of side input '{name}',"
             where = f"from stage {giver} to stage {taker} on rank {rank}"
             raise BadInput(f"schedule: it {what} {where}: profile the model and solve again")
-        return cls(between, program, stages) if between.ends or between.reads else None
+        return cls(between, program, stages) if between.some else None
 
     def around(self, kind: str, run: Run) -> Run:
         """A forward gets what its stage takes and leaves what it gives; a backward does so with gradients."""

@@ -15,9 +15,13 @@ NOT_OPEN = object()  # `closed` of a field that is never left open
 Named = tuple[str, Any]  # what was chosen, as one writes it behind a placement; and the step with it
 
 
+class Open:
+    """Said of a field that is left to the search, with what is known of it: a dataclass of its own."""
+
+
 def is_auto(value: object) -> bool:
     """Whether a field is left to the search."""
-    return isinstance(value, str) and value == AUTO
+    return isinstance(value, Open) or (isinstance(value, str) and value == AUTO)
 
 
 def left_open(step: Any, fields: Sequence[str]) -> bool:
@@ -34,7 +38,7 @@ class Field:
     words: what the option's help and the docs say.
     metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`; kind int: 1 at least.
     read: what was written → the value; raises BadInput.
-    closed: the simplest value, where the field may be left to the search ("auto").
+    closed: the simplest value, where the field may be left to the search ("auto"); or a function of the step that gives it.
     told: of a problem: the value that its passes have, None where they do not say it.
     fixed: words for what of a problem the option would change, where a problem's file cannot be held against it.
     offered: values as one writes them, beside the default, that a page lets people choose from.

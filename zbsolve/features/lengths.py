@@ -8,9 +8,9 @@ which makes microbatches of even work from sequences of a batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from heapq import heapreplace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -18,13 +18,17 @@ import numpy as np
 
 from ..build.mixing import checked_room
 from ..layer import layer_ranges
-from ..problem import Ints, Problem
+from ..problem import Problem
 from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
 from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, is_auto
+from .packing import pack
+from .slices import time_of
 
+MICROBATCH, SEQUENCES = "microbatch", "sequences"  # the fact that says how many sequences a profile's microbatch has
+ROUNDING = 1e-9
 MESSAGES_ALIKE = "messages_alike"  # the fact that messages take as long for microbatches that differ
 
 
@@ -41,198 +45,214 @@ def _build_uneven(problem: Problem, staged: Any) -> Problem:
 UNEVEN = Feature("unlike ranks and microbatches", build=_build_uneven)
 
 
-Lengths = tuple[float, ...]  # tokens of each microbatch
+Packed = tuple[float, float]  # tokens of a microbatch, and of each of its sequences (Σ l² / Σ l where these differ)
+Lengths = tuple[float | Packed, ...]  # tokens of each microbatch
 FREE, GIVEN = "free", "given"
 # Orders by name, as the numbers of microbatches of ascending lengths.
 SHAPES = ("shortest first", "longest first", "longest in the middle", "shortest in the middle")
 
 
-class Multiples(tuple[float, ...]):
+class Multiples(tuple[float | Packed, ...]):
     """How many times as long as the profile's sequence each microbatch is, in place of its tokens."""
 
     __slots__ = ()
 
 
-def _read(said: str) -> Lengths:
-    """Lengths from "512,1024,768", "0.5x,1x,2x", or the first column of a file. Raises BadInput."""
-    where, text = "lengths", said
-    if not said.replace("x", "").replace(",", "").replace(".", "").replace(" ", "").isdecimal():
+class Sample(tuple[tuple[float, ...], ...]):
+    """Batches of a data loader: tokens of each one's sequences."""
+
+    __slots__ = ()
+
+    def typical(self, microbatches: int) -> Lengths:
+        """Each batch packed into so many microbatches by tokens (see `pack`), the fullest first: the median over batches of
+        the first ones, of the second ones, …"""
+        rows = []
+        for batch in self:
+            each = np.asarray(batch)
+            packed = pack(batch, microbatches).microbatches
+            rows.append([(each[list(one)].sum(), (each[list(one)] ** 2).sum()) for one in packed])
+        tokens, squares = np.moveaxis(np.median(rows, axis=0), 1, 0)
+        return tuple(zip(tokens.tolist(), (squares / tokens).tolist(), strict=True))
+
+
+def checked_sum(what: str, each: Sequence[float], batch: str | None) -> None:
+    """Raise BadInput where they do not add up to what somebody says that the batch has; None: nobody does."""
+    if batch is not None and batch.removesuffix("x").strip() != f"{sum(each):.12g}":
+        raise BadInput(f"{what}: they add up to {sum(each):.12g}, and the batch has '{batch[:40]}'")
+
+
+def _read(said: str) -> Lengths | Sample:
+    """Lengths from "512,1024,768", "0.5x,1x,2x", "4096@512,2048" (4096 tokens of sequences of 512), "512,1024:1536" (1536 in
+    all), the first column of a file, or a file with the sequences of a batch on each line. Raises BadInput."""
+    where, batch = "lengths", None
+    if re.fullmatch(r"[\d.x@:, ]+", said):
+        words, colon, rest = said.partition(":")
+        rows, batch = [words.split(",")], rest if colon else None
+    else:
         where = said
-        rows = [line.split(",")[0].strip() for line in read_text(said).splitlines() if line.strip()]
-        text = ",".join(rows[not rows[0][:1].isdecimal() :]) if rows else ""
-    words, lengths = [word.strip() for word in text.split(",")], []
-    multiples = words[0].endswith("x")
-    for number, word in enumerate(words):
+        rows = [re.split(r"[,;\s]+", line.strip(" ,;\t\r")) for line in read_text(said).splitlines() if line.strip()]
+        if rows and all(word[:1].isdecimal() for word in rows[0]) and len(rows[0]) > 1:
+            found = [_numbers(row, f"{where}: line {i}") for i, row in enumerate(rows, 1)]
+            return Sample(tuple(float(_tokens(one)) for one in row) for row in found)
+        rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
+    lengths = _numbers(rows[0], where)
+    checked_sum("lengths", [_tokens(one) for one in lengths], batch)
+    return lengths
+
+
+def _numbers(words: Sequence[str], where: str) -> Lengths:
+    found = list[float | Packed]()
+    multiples = bool(words) and words[0].strip().endswith("x")
+    for number, word in enumerate(map(str.strip, words)):
+        parts = word.split("@")
         try:
-            lengths.append(float(word.removesuffix("x")))
+            values = [float(part.removesuffix("x")) for part in parts]
         except ValueError:
             raise BadInput(f"{where}: length {number} is '{word[:40]}', and no number") from None
-        if word.endswith("x") != multiples:
+        if any(part.endswith("x") != multiples for part in parts):
             raise BadInput(f"{where}: length {number} is '{word[:40]}': all are tokens, or all multiples such as 0.5x")
-    return Multiples(lengths) if multiples else tuple(lengths)
+        if len(values) > 2:
+            raise BadInput(f"{where}: length {number} is '{word[:40]}': tokens, or tokens@of each sequence")
+        found.append(values[0] if len(values) == 1 else (values[0], values[1]))
+    return Multiples(found) if multiples else tuple(found)
+
+
+def _tokens(length: float | Packed) -> float:
+    return length[0] if isinstance(length, tuple) else length
+
+
+def _as_text(length: float | Packed) -> str:
+    return f"{length[0]:g}@{length[1]:g}" if isinstance(length, tuple) else f"{length:g}"
 
 
 def _check(step: Any) -> None:
-    lengths = step.lengths
-    if lengths and len(lengths) != step.microbatches:
-        raise BadInput(f"lengths: {len(lengths)} lengths for {step.microbatches} microbatches: one of each is needed")
-    for number, length in enumerate(lengths):
-        if not 0 < length < inf:
-            raise BadInput(f"lengths: length {number} is {length}: above 0 is needed")
+    if isinstance(step.lengths, Sample):
+        for number, batch in enumerate(step.lengths, 1):
+            if len(batch) < step.microbatches:
+                raise BadInput(f"lengths: batch {number} has {len(batch)} sequences for {step.microbatches} microbatches")
+    elif step.lengths and len(step.lengths) != step.microbatches:
+        raise BadInput(f"lengths: {len(step.lengths)} lengths for {step.microbatches} microbatches: one of each is needed")
+    for number, length in enumerate(_lengths(step)):
+        for one in length if isinstance(length, tuple) else (length,):
+            if not 0 < one < inf:
+                raise BadInput(f"lengths: length {number} is {one}: above 0 is needed")
+        if isinstance(length, tuple) and length[1] > length[0] * (1 + ROUNDING):
+            raise BadInput(f"lengths: length {number} is {_as_text(length)}: a sequence of more tokens than all have")
     if step.order not in (GIVEN, AUTO):
         raise BadInput(f"order '{step.order}': {GIVEN} or {FREE}")
-    if is_auto(step.order) and not lengths:
-        raise BadInput("order 'free': microbatches are alike: give their lengths")
+    if is_auto(step.order) and not _unlike(step):
+        raise BadInput("order 'free': microbatches are alike: give their lengths or sizes")
 
 
-def factors_of(lengths: Sequence[float], profile: Any) -> tuple[float, ...]:
-    """How many times as long as the profile's sequence each microbatch is. Raises BadInput where nobody knows."""
-    if isinstance(lengths, Multiples):
-        return tuple(lengths)
-    tokens = tokens_of(profile.facts.get(SEQUENCE))
+def _lengths(step: Any) -> Lengths:
+    """Of each microbatch; of a sample of batches what is typical."""
+    found: Lengths = step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
+    return found
+
+
+def _unlike(step: Any) -> Lengths:
+    """What microbatches have, where a step says that of each."""
+    return _lengths(step) or (() if is_auto(step.sizes) else step.sizes)
+
+
+def sequences_of(profile: Any) -> int:
+    """How many sequences a profile's microbatch has: 1 where it does not say."""
+    said = profile.facts.get(MICROBATCH)
+    known = said.get(SEQUENCES) if isinstance(said, dict) else None
+    return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 1
+
+
+def factors_of(lengths: Lengths, profile: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How many times as long as of the profile's microbatch all but attention takes, and attention. Of a microbatch as
+    profiled all sequences are so long; a packed one has so many tokens. Raises BadInput where nobody knows."""
+    tokens = 1 if isinstance(lengths, Multiples) else tokens_of(profile.facts.get(SEQUENCE))
     if tokens is None:
         why = f"the profile does not say how many tokens its sequence has (fact '{SEQUENCE}')"
         raise BadInput(f"lengths: {why}: write them as multiples of it, such as 0.5x,1x,2x")
-    return tuple(length / tokens for length in lengths)
+    several = tokens * sequences_of(profile)
+    rows = [(a[0] / several, a[1] / tokens) if isinstance(a, tuple) else (a / tokens, a / tokens) for a in lengths]
+    return tuple(a for a, _ in rows), tuple(a * b for a, b in rows)
 
 
 def _model(profile: Any, step: Any) -> Any:
     """The profile with microbatches so long: what goes with l in times, bytes and messages."""
     if not step.lengths:
         return profile
-    factors = factors_of(step.lengths, profile)
+    return with_factors(profile, factors_of(_lengths(step), profile)[0], "lengths")
+
+
+def with_factors(profile: Any, factors: tuple[float, ...], what: str) -> Any:
+    """The profile with microbatches so much larger, by a step's field `what`. Raises BadInput where they differ already."""
     if profile.microbatch_factors not in ((), factors):
-        raise BadInput("lengths: the profile's microbatches differ already (field 'microbatch_factors')")
+        raise BadInput(f"{what}: the profile's microbatches differ already (field 'microbatch_factors')")
     return replace(profile, microbatch_factors=factors)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Attention's part of each pass goes with l², of which l is there already."""
+    """Attention's part of each pass goes with the square of sequences."""
     if not staged.step.lengths:
         return problem
-    layers, p = staged.model.layers, problem.passes
-    again, whole = problem.recomputed or staged.counts, staged.counts
+    return grown(problem, staged, np.asarray(factors_of(_lengths(staged.step), staged.profile)[1]))
+
+
+# Of kinds of passes what attention takes, and what does not go with the size, as layers have it.
+UNLIKE = {
+    "F": ("attention_F", "fixed_F"),
+    "X": ("attention_F", "fixed_F"),
+    "B": ("attention_B", "fixed_B"),
+    "W": ("", "fixed_W"),
+    "BW": ("attention_B", "fixed_BW"),
+}
+
+
+def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
+    """A step whose passes all went with its microbatches' factors, where attention takes `attention` times as long as in the
+    profile, shape (microbatches,), and what does not go with the size as long as there."""
+    layers, p, factor = staged.model.layers, problem.passes, np.asarray(staged.profile.microbatch_factors)
     slow = np.asarray(staged.profile.rank_factors or (1.0,) * problem.ranks)
-    factor = np.asarray(staged.profile.microbatch_factors)
     duration = p.duration.astype(np.float64)
-    for name, kinds, counts in (("F", ("F",), whole), ("F", ("X",), again), ("B", ("B", "BW"), whole)):
-        runs = [here[:count] for here, count in zip(layer_ranges(whole), counts, strict=True)]
-        attention = np.array([sum(getattr(layers[i], f"attention_{name}") for i in run) for run in runs])
-        rows = problem.rows(*kinds)
-        more = factor[p.microbatch[rows]] ** 2 - factor[p.microbatch[rows]]
-        duration[rows] += attention[p.stage[rows]] * slow[p.rank[rows]] * more
+    for kind, names in UNLIKE.items():
+        counts = problem.recomputed or staged.counts if kind == "X" else staged.counts
+        runs = [here[:count] for here, count in zip(layer_ranges(staged.counts), counts, strict=True)]
+        rows = problem.rows(kind)
+        usual = np.array([round(sum(time_of(layers[i], kind) for i in run)) for run in runs])
+        exact = np.rint(usual[p.stage[rows]] * slow[p.rank[rows]]) * factor[p.microbatch[rows]]
+        duration[rows] += exact - np.rint(exact)  # rounded once
+        for name, times in zip(names, (attention, np.ones(len(factor))), strict=True):
+            part = np.array([sum(getattr(layers[i], name, 0.0) for i in run) for run in runs])
+            duration[rows] += (part[p.stage[rows]] * slow[p.rank[rows]]) * (times - factor)[p.microbatch[rows]]
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 
 
 def _choices(step: Any) -> list[Named]:
     """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
-    order = np.argsort(step.lengths, kind="stable")
+    each = _unlike(step)
+    order = np.argsort([_tokens(one) for one in each], kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
-    steps = {tuple(step.lengths[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
+    steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
     return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
 
 
 def _moves(now: Now) -> Iterator[Named]:
     """Steps where one microbatch comes at another one's place, the longest first; and their names."""
-    step = now.step
-    numbers, seen = list(range(len(step.lengths))), {tuple(step.lengths)}
-    for i in np.argsort(-np.asarray(step.lengths), kind="stable").tolist():
+    each = _unlike(now.step)
+    numbers, seen = list(range(len(each))), {tuple(each)}
+    for i in np.argsort([-_tokens(one) for one in each], kind="stable").tolist():
         rest = [number for number in numbers if number != i]
         for place in numbers:
-            one = in_order(step, [*rest[:place], i, *rest[place:]])
-            if one.lengths not in seen:
-                seen.add(one.lengths)
-                yield f" order={','.join(f'{length:g}' for length in one.lengths)}", one
+            one = in_order(now.step, [*rest[:place], i, *rest[place:]])
+            if (moved := tuple(_unlike(one))) not in seen:
+                seen.add(moved)
+                yield f" order={','.join(map(_as_text, moved))}", one
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
     """The step whose microbatch i is number `numbers[i]` of this one's."""
-    kind = Multiples if isinstance(step.lengths, Multiples) else tuple
-    return replace(step, lengths=kind(step.lengths[i] for i in numbers), order=GIVEN)
-
-
-# --- Packing ---
-
-
-SWAPS, NEAR = 500, 1e-3  # exchanges at most; a fullest microbatch that is so near its bound is good enough
-
-
-@dataclass(frozen=True)
-class Packing:
-    """Sequences in microbatches. microbatches: numbers of each one's sequences, that of the most work first; works: their
-    work; bound: the fullest microbatch of any packing has at least so much. Work is in tokens without attention."""
-
-    microbatches: tuple[tuple[int, ...], ...]
-    works: tuple[float, ...]
-    bound: float
-
-    @property
-    def gap(self) -> float:
-        """The share of its work that the fullest microbatch could be spared at most."""
-        return 1 - self.bound / self.works[0]
-
-
-def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) -> Packing:
-    """Sequences of a batch in so many microbatches of even work.
-
-    lengths: tokens of each sequence.
-    microbatches: how many; each gets one sequence at least.
-    attention: what a token's attention takes for each token of its sequence, over what else a token takes: a sequence of l
-        tokens is l · (1 + attention · l) of work.
-
-    Longest work first (at most 4/3 of the least possible: Graham, 1969), then the fullest microbatch exchanges sequences
-    with others while that helps. Raises BadInput.
-    """
-    length = np.asarray(lengths, np.float64)
-    wrong = np.flatnonzero(~((length > 0) & (length < inf)))
-    if len(wrong):
-        raise BadInput(f"lengths: length {wrong[0]} is {length[wrong[0]]:g}: above 0 is needed")
-    if not 1 <= microbatches <= len(length) or not 0 <= attention < inf:
-        raise BadInput(f"pack: {len(length)} sequences in {microbatches} microbatches, attention {attention}")
-    work = length * (1 + attention * length)
-    down = np.argsort(-work, kind="stable")
-    ranked, most = work[down], (len(work) - 1) // microbatches
-    # Of the k · microbatches + 1 longest, k + 1 are together somewhere.
-    together = (ranked[k * microbatches - k : k * microbatches + 1].sum() for k in range(1, most + 1))
-    bound = float(max(ranked[0], work.sum() / microbatches, *together, 0.0))
-    where, rooms = np.zeros(len(work), np.int64), [(0.0, number) for number in range(microbatches)]
-    for i in down.tolist():
-        load, where[i] = rooms[0]
-        heapreplace(rooms, (load + work[i], int(where[i])))
-    loads = _evened(work, where, bound * (1 + NEAR))
-    order = np.argsort(-loads, kind="stable").tolist()
-    return Packing(
-        tuple(tuple(np.flatnonzero(where == number).tolist()) for number in order),
-        tuple(loads[order].tolist()),
-        min(bound, float(loads.max())),
-    )
-
-
-def _evened(work: Floats, where: Ints, enough: float) -> Floats:
-    """Let the fullest microbatch hand over a sequence, or exchange it, where both get less full than it was. where: the
-    microbatch of each sequence, changed here. Returns the work of each."""
-    count = int(where.max()) + 1
-    loads = np.asarray(np.bincount(where, work, count), np.float64)
-    each = np.append(work, np.zeros(count))  # nothing, of each, is exchanged too
-    for _ in range(SWAPS):
-        top = int(loads.argmax())
-        if loads[top] <= enough:
-            break
-        home = np.append(where, np.arange(count))
-        mine, theirs = np.flatnonzero(where == top), np.flatnonzero(home != top)
-        less = each[mine][:, None] - each[theirs]
-        fuller = np.maximum(loads[top] - less, loads[home[theirs]] + less)
-        given, taken = divmod(int(fuller.argmin()), len(theirs))
-        if fuller[given, taken] >= loads[top] * (1 - 1e-12):
-            break
-        other = int(home[theirs[taken]])
-        where[mine[given]] = other
-        if theirs[taken] < len(work):
-            where[theirs[taken]] = top
-        loads[[top, other]] += np.array([-1, 1]) * less[given, taken]
-    return loads
+    each = _unlike(step)
+    kind = Multiples if isinstance(each, Multiples) else tuple
+    return replace(step, **{"lengths" if step.lengths else "sizes": kind(each[i] for i in numbers)}, order=GIVEN)
 
 
 LENGTHS = Feature(
@@ -241,8 +261,9 @@ LENGTHS = Feature(
         Field(
             "lengths",
             (),
-            "tokens of each microbatch: 512,1024,768, multiples of the profile's sequence such as 0.5x,1x, or a file with "
-            "one a line (default: all as profiled)",
+            "tokens of each microbatch: 512,1024,768, multiples of the profile's sequence such as 0.5x,1x, 4096@512: of "
+            "sequences of 512; or a file with one a line, or with the sequences of a batch on each line, which are packed "
+            "(default: all as profiled)",
             "LENGTHS",
             read=_read,
             fixed="microbatches take",

@@ -19,6 +19,7 @@ from .replicas import REPLICAS
 from .sharded_vocabulary import BARRIERS, VOCABULARY
 from .sharding import SHARDING
 from .sides import SIDES, has_sides
+from .sizes import SIZES
 from .slices import SLICES
 from .work import WORK
 
@@ -32,6 +33,7 @@ FEATURES: tuple[Feature, ...] = (
     LINKS,
     UNEVEN,
     LENGTHS,
+    SIZES,
     ATTENTION_EXCHANGE,
     SHARDING,
     REPLICAS,
@@ -60,6 +62,7 @@ CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "side inputs": lambda seen: seen.profile is not None and has_sides(seen.profile),
     "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
     "lengths": lambda seen: bool(seen.step.lengths),
+    "sizes": lambda seen: bool(seen.step.sizes),
     "recompute of part of a stage": lambda seen: in_part(seen.step.recompute),
     "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
     "uneven slices": lambda seen: not is_even(seen.cuts),
@@ -94,6 +97,8 @@ APART: tuple[Apart, ...] = (
     Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
     Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
     Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),
+    Apart("sizes", "slices", "microbatches of unlike sizes are not cut into slices yet"),
+    Apart("sizes", "lengths", "lengths say what each microbatch has: give one of them"),
     Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", NotSliced),
     Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
     Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),

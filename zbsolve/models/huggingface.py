@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..util.errors import BadInput, raised
 from ..util.text import did_you_mean
 from .huggingface_given import (
+    Answer,
     Balance,
     Given,
-    Here,
+    Held,
     Sample,
     Sums,
     balance_of,
@@ -39,9 +39,9 @@ from .huggingface_given import (
     inner_of,
     of_eight_words,
     owner_of,
-    part_of,
     without_layers,
 )
+from .huggingface_halves import COUNTS, halves_model
 from .losses import capped
 from .model import DTYPES, Model, Setting, language_model, parse_setting
 from .published_models import random_tokens, typed
@@ -184,26 +184,18 @@ class Embedding(nn.Module):
         return scale
 
 
-class Layer(nn.Module):
-    """Decoder layer i, called as the model calls it. It holds what it gets with its input as buffers, and takes of them what
-    a slice, or a shorter sequence, needs."""
+class Layer(Held):
+    """Decoder layer i."""
 
     def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Given, balance: Balance | None = None) -> None:
-        super().__init__()
-        self.balance = balance
-        self.layer = kind(config, i)
+        layer = kind(config, i)
         with suppress(AttributeError):
-            self.layer.apply(_initialiser(config))
+            layer.apply(_initialiser(config))
         if balance is not None:
-            hear(self.layer, balance)
-        leaves, form = tree_flatten(given.value)
-        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
-        self.along, self.batch = given.along, given.batch
+            hear(layer, balance)
+        super().__init__(layer, given)
+        self.balance = balance
         self.config, self.attention = config, getattr(config, "_attn_implementation", None)
-        self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for n, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                self.register_buffer(f"given{n}", leaf, persistent=False)
 
     def forward(self, x: Any) -> Any:
         """(batch, length, width) → the same shape; with the sums that balance experts, as `Embedding` gives them."""
@@ -216,17 +208,10 @@ class Layer(nn.Module):
     def _hidden(self, x: Tensor) -> Tensor:
         if in_slice() and self.attention not in ("sdpa", None):
             raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
-        here = Here(x.shape[0], slice_offset(), x.shape[1])
-        args, kwargs = tree_map(lambda n: self._given(n, here), self.numbers)
         with _called_in_slices(self.config) if in_slice() else nullcontext():
-            y = self.layer(x, *args, **kwargs)
+            y = self.call(x)
         result: Tensor = y[0] if isinstance(y, tuple) else y
         return result
-
-    def _given(self, n: int, here: Here) -> Any:
-        """What these tokens get of the leaf n."""
-        leaf: Any = getattr(self, f"given{n}", self.fixed[n])
-        return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager
@@ -248,19 +233,6 @@ def _initialiser(config: Any) -> Callable[[nn.Module], None]:
     return result
 
 
-class _Answer:
-    """What an inner model returns: the hidden states, first and by name. Anything else is None."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.last_hidden_state if i == 0 else ()
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
 class _Inner(nn.Module):
     """Stands where the inner model was, and where the parts of it were that some heads call instead (OPT's decoder)."""
 
@@ -272,9 +244,9 @@ class _Inner(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return self if name in self.__dict__.get("parts", ()) else super().__getattr__(name)
 
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> _Answer:
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Answer:
         """The last norm of what the head is given."""
-        return _Answer(self.norm(inputs_embeds))
+        return Answer(self.norm(inputs_embeds))
 
 
 class Head(nn.Module):
@@ -363,10 +335,13 @@ def causal_model(spec: str, seed: int) -> Model:
     config, setting = _config(spec)
     batch, length = setting.batch or BATCH, setting.length or LENGTH
     dtype = DTYPES[setting.dtype or "float32"]
+    sample = Sample(batch, length, dtype)
     try:
+        if getattr(config, "is_encoder_decoder", False):
+            return halves_model(spec, seed, config, sample)
         with torch.device("meta"):
             shell = causal_of(config)
-        row, sample = getattr(*owner_of(shell, config.num_hidden_layers)), Sample(batch, length, dtype)
+        row = getattr(*owner_of(shell, config.num_hidden_layers))
         given = [given_to(config, i, getattr(layer, "attention_type", None), sample) for i, layer in enumerate(row)]
         tied = getattr(config, "tie_word_embeddings", False) and shell.get_output_embeddings() is not None
         balance = balance_of(shell)
@@ -375,7 +350,7 @@ def causal_model(spec: str, seed: int) -> Model:
     except Exception as error:
         if "Unrecognized configuration class" in str(error):
             raise BadInput(
-                f"model '{spec}': {type(config).__name__} is of no causal language model (a decoder alone)"
+                f"model '{spec}': {type(config).__name__} is of no language model: a decoder, or an encoder and a decoder"
             ) from None
         raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
@@ -413,7 +388,7 @@ def _config(spec: str) -> tuple[Any, Setting]:
         if key not in known and key not in getattr(cls, "attribute_map", {}) and key not in UNDECLARED_FIELDS:
             raise BadInput(f"model '{spec}': {name} has no field '{key}'{did_you_mean(key, known)}")
     if parsed.layers:
-        overrides["num_hidden_layers"] = parsed.layers
+        overrides |= {one: parsed.layers for one in COUNTS if one in known or one == COUNTS[0]}
     stored = overrides.get("dtype", overrides.get("torch_dtype"))
     if parsed.dtype is None and stored in DTYPES:
         parsed = replace(parsed, dtype=stored)

@@ -6,20 +6,22 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
 from .losses import auxiliary_loss
 from .published_models import typed
+from .slicing import slice_offset
 
 
 def causal_of(config: Any) -> Any:
@@ -114,8 +116,48 @@ def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Ten
     return leaf
 
 
+class Answer:
+    """What an inner model returns: the hidden states, first and by name. Anything else is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.last_hidden_state if i == 0 else ()
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class Held(nn.Module):
+    """A layer, called as its model calls it. What it gets with its input is in buffers; a slice, or a shorter sequence,
+    takes of them what it needs."""
+
+    def __init__(self, layer: nn.Module, given: Given) -> None:
+        super().__init__()
+        self.layer = layer
+        leaves, form = tree_flatten(given.value)
+        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
+        self.along, self.batch = given.along, given.batch
+        self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for n, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                self.register_buffer(f"given{n}", leaf, persistent=False)
+
+    def call(self, x: Tensor, others: Mapping[int, Any] = MappingProxyType({})) -> Any:
+        """What the layer gives. others: in place of leaves that it holds."""
+        here = Here(x.shape[0], slice_offset(), x.shape[1])
+        args, kwargs = tree_map(lambda n: others[n] if n in others else self._leaf(n, here), self.numbers)
+        return self.layer(x, *args, **kwargs)
+
+    def _leaf(self, n: int, here: Here) -> Any:
+        """What these tokens get of the leaf n."""
+        leaf: Any = getattr(self, f"given{n}", self.fixed[n])
+        return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
+
+
 class Noted(Exception):
-    """Carries the arguments that a decoder layer is called with."""
+    """Carries what a layer is called with."""
 
 
 class _Note(nn.Module):

@@ -14,13 +14,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
+from ..features.lengths import MICROBATCH, SEQUENCES
 from ..layer import Layer, untrained_layers
 from ..profile.profile import Profile
 from ..util.errors import BadInput
 from .layout import FULL, NONE
 from .shape import FLOAT
 
-MICROBATCH, SEQUENCES, TOKENS, TENSOR_RANKS, MESH = "microbatch", "sequences", "tokens", "tensor_ranks", "mesh"
+TOKENS, TENSOR_RANKS, MESH = "tokens", "tensor_ranks", "mesh"
 SEQUENCE_PARALLEL = "sequence_parallel"  # norms are split over tensor ranks too
 STATES = "states"  # how parameters are kept, and what says: in 16 bits beside a master copy, with gradients of 32 bits
 MIXED, FLOAT_GRADIENTS = "mixed", "float-gradients"

@@ -17,6 +17,7 @@ from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
+ROUNDING = 1e-9
 BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
 SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # of a layer, that a file may leave out
 RATES = ("bytes_per_us", "d2h", "h2d", "d2h_both", "h2d_both")
@@ -150,6 +151,11 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
         if known.get(name, 0.0) > most:
             raise BadInput(f"{where}: field '{name}' is {known[name]:g} µs, more than {of} takes ({most:g} µs)")
     fused = {} if "BW" in known else {"BW": known["B"] + known["W"]}
+    if "W" in known:
+        known["fixed_BW"] = known.get("fixed_BW") or known.get("fixed_B", 0.0) + known.get("fixed_W", 0.0)
+    for kind in ("F", *BACKWARD):
+        if (fixed := known.get(f"fixed_{kind}", 0.0)) > {**known, **fused}.get(kind, 0.0) * (1 + ROUNDING):
+            raise BadInput(f"{where}: field 'fixed_{kind}' is {fixed:g} µs, more than {kind} takes")
     if known.get("frozen_bytes", 0) > known.get("parameter_bytes", 0):
         raise BadInput(
             f"{where}: field 'frozen_bytes' is {known['frozen_bytes']}, more than all parameters ('parameter_bytes') have"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
+from ..features.lengths import MICROBATCH, SEQUENCES
 from ..layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
@@ -47,6 +48,10 @@ NUMBERS = {
     "parameters": Number(("parameter_bytes",), parse_bytes, "bytes of the parameters; states says what else they need"),
     "frozen": Number(("frozen_bytes",), parse_bytes, "bytes of the parameters that are not trained: they count once"),
     "buffers": Number(("buffer_bytes",), parse_bytes, "bytes of weights that are no parameters, such as those of 8 bits"),
+    **{
+        f"fixed-{kind}": Number((f"fixed_{kind}",), parse_time, f"time of {kind} that does not go with a microbatch's size")
+        for kind in ("F", "B", "W", "BW")
+    },
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
 NOTHING = re.compile(r"\s*0*\.?0*\s*")  # needs no unit
@@ -58,6 +63,7 @@ RANK = {
     "memory": "all that a rank has, such as 60GiB (default: no limit)",
     "states": "bytes of parameters, gradients and optimizer state for each byte of parameters: 4 for Adam all in one type, "
     "8 for Adam beside parameters of 16 bits",
+    "sequences": "of the microbatch that the numbers are of (default: 1)",
     "model": "its name, for titles",
     "latency": "of a message, where message-bytes and bandwidth say its time",
     "bandwidth": "of the link between two ranks, such as 50GB/s or 400Gbit/s; without a unit: bytes a µs",
@@ -171,7 +177,9 @@ def given_profile(words: Words) -> Profile:
     shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
     capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
     factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
-    facts, model = {"ranks": ranks, "chunks": chunks}, rank.get("model", "numbers")
+    facts, model = dict[str, Any]({"ranks": ranks, "chunks": chunks}), rank.get("model", "numbers")
+    if "sequences" in rank:
+        facts[MICROBATCH] = {SEQUENCES: _count(rank, "sequences", 1)}
     return Profile(
         "given",
         model,

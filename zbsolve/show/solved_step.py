@@ -11,10 +11,12 @@ import numpy as np
 from ..build.attention_costs import attending
 from ..build.vocabulary import model_routes
 from ..features.attention_exchange import clipping_note
-from ..features.feature import AUTO
+from ..features.feature import AUTO, is_auto
 from ..features.offload import NO_OFFLOAD, is_none
 from ..features.sharded_vocabulary import vocabularies, vocabulary_of
-from ..ilp.bounds.any_choice import bound_over_orders
+from ..features.sizes import batch_of, numbers_of
+from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
+from ..ilp.bounds.any_sizes import bound_over_sizes
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
@@ -31,7 +33,7 @@ from ..step import Step
 from ..systems.problems import usual_schedule
 from ..systems.table import preset
 from ..util.errors import BadInput, Infeasible
-from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SLICES, AttentionGain, Solved, WorkBeside
+from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SIZES, SLICES, AttentionGain, Solved, WorkBeside
 
 Given = tuple[Profile, Step] | Problem
 SLIMPIPE = "slimpipe"  # whose order is held against itself without an exchange of attention
@@ -94,12 +96,14 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     steps = {one: replace(step, placement=one) for one in placed}
-    if step.order == AUTO:
+    if is_auto(step.order):
         return _bounds_of_orders(profile, steps, tried)
+    if is_auto(step.sizes):
+        return _bounds_of_sizes(profile, steps, tried)
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
-    if step.partition == AUTO and step.lengths:
-        return {}  # the bound over partitions counts all work with the length, and attention's goes with its square
+    if step.partition == AUTO and (step.lengths or step.sizes):
+        return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
@@ -126,6 +130,24 @@ def _bounds_of_orders(profile: Profile, steps: dict[str, Step], tried: Sequence[
         except BadInput:
             return {}
     return {ORDER: found}
+
+
+def _bounds_of_sizes(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` of any sizes of microbatches, as `_bounds_of_orders`."""
+    found = {}
+    for place, step in steps.items():
+        batch, numbers, bounds = batch_of(step, profile), numbers_of(step, profile), list[int]()
+        free, largest = replace(profile, capacity=None), batch.sequences - numbers[0] + 1
+        for layers in {one.layers for one in tried if one.layers and one.placement.split()[0] == place}:
+            on_it = replace(step.closed, partition=layers, memory=None)
+            try:
+                check_numbers(on_it.problem(free))
+                each = (replace(on_it, microbatches=1, sizes=(size,)).problem(free) for size in range(1, largest + 1))
+                bounds.append(bound_over_sizes(list(each), batch.sequences, numbers))
+            except BadInput:
+                return {}
+        found[place] = min(bounds)
+    return {SIZES: found}
 
 
 def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:

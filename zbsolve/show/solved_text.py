@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from ..search.state import State
 
 
-PARTITION, CHOICE, SLICES, ORDER = "partition", "choice", "slicing", "order of microbatches"  # which bounds hold for all
+# Which bounds hold for all.
+PARTITION, CHOICE, SLICES, ORDER, SIZES = "partition", "choice", "slicing", "order of microbatches", "size of microbatches"
 LONGER = "longer_from"  # so many slices or more
 MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
@@ -100,7 +101,7 @@ class Solved:
     (with an effort they do not). copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one
     pass BW is shorter than B and W, which the schedule has; 0 where that is not known. attention: of a step where ranks may
     make attention for each other. tried: what became of each choice that was left open. bounds: what they hold for
-    (PARTITION, CHOICE, SLICES, ORDER) → placement → µs, where choices were tried, since other bounds hold for their own;
+    (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, where choices were tried, since others hold for their own;
     LONGER: from how many slices on a step is longer. notes: what is to be known of the profile's numbers. work: beside the
     step."""
 

@@ -145,7 +145,7 @@ def bound_over_exchanges(problem: Problem, costs: AttentionExchange, helpers: in
     whole = int(passes.work.sum())
     if problem.objective == "span":
         return max(-(-whole // ranks), *(int(passes.kept[rows].sum()) for rows in rows_of))
-    head, tail = _longest(problem, passes.length), _longest(problem, passes.length, back=True)
+    head, tail = longest(problem, passes.length), longest(problem, passes.length, back=True)
     own = (int(head[rows].min() + passes.kept[rows].sum() + tail[rows].min()) for rows in rows_of if rows.any())
     # Windows that end where passes can begin, the shortest ones, for there few are under way.
     first, last = (np.unique(np.append(at[problem.computing], 0))[:MAX_WINDOWS] for at in (head, tail))
@@ -185,8 +185,8 @@ class _Passes(NamedTuple):
         return np.asarray(np.minimum(done, self.work).sum(axis=1), np.float64)
 
 
-def _longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
-    """Longest path before each pass, µs; back: behind it."""
+def longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
+    """Longest path before each pass, µs, where passes take so long; back: behind it."""
     e = problem.edges
     arcs = Precedence(e.after, e.before, e.lag) if back else Precedence(e.before, e.after, e.lag)
     return longest_path(replace(problem, passes=replace(problem.passes, duration=length)), arcs)[0]
@@ -201,16 +201,16 @@ def bound_over_orders(problem: Problem) -> int:
     Raises BadInput where another numbering is another step: microbatches take several routes, or a pass is for some of them
     alone (a gather for two of four, copies of the first).
     """
-    _check_numbers(problem)
+    check_numbers(problem)
     if problem.objective != "makespan":
         return problem.work
     duration = problem.passes.duration
-    head, tail = _longest(problem, duration), _longest(problem, duration, back=True)
+    head, tail = longest(problem, duration), longest(problem, duration, back=True)
     machines = (int(one_machine(head[rows], duration[rows], tail[rows])) for rows in problem.members.values())
     return max(int((head + duration + tail).max()), *machines)
 
 
-def _check_numbers(problem: Problem) -> None:
+def check_numbers(problem: Problem) -> None:
     """Raise BadInput unless microbatches can change their numbers: each has the same passes, on the same ranks, and what is
     of no microbatch, or of another one, waits for all of them or for none."""
     if len(problem.routes) > 1:

@@ -1,0 +1,105 @@
+"""Sequences of a batch in microbatches of even work, for a data loader: in milliseconds, with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heapreplace
+from math import inf
+
+import numpy as np
+
+from ..problem import Problem
+from ..tables import Ints
+from ..timeline import Floats
+from ..util.errors import BadInput
+
+SWAPS, NEAR = 500, 1e-3  # exchanges at most; a fullest microbatch that is so near its bound is good enough
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences in microbatches. microbatches: numbers of each one's sequences, that of the most work first; works: their
+    work; bound: the fullest microbatch of any packing has at least so much. Work is in tokens without attention."""
+
+    microbatches: tuple[tuple[int, ...], ...]
+    works: tuple[float, ...]
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """The share of its work that the fullest microbatch could be spared at most."""
+        return 1 - self.bound / max(self.works)
+
+    def placed(self, problem: Problem) -> Packing:
+        """The microbatches in the order of a step's: the fullest is where the step has the one that takes longest, and so
+        on. Raises BadInput where it has another number of them."""
+        if problem.microbatches != len(self.microbatches):
+            raise BadInput(f"packing: {len(self.microbatches)} microbatches for a step of {problem.microbatches}")
+        inside = problem.in_microbatch
+        takes = np.bincount(problem.passes.microbatch[inside], problem.passes.duration[inside])
+        mine = np.argsort([-one for one in self.works], kind="stable")
+        order = mine[np.argsort(np.argsort(-takes, kind="stable"))].tolist()
+        works = tuple(self.works[i] for i in order)
+        return replace(self, microbatches=tuple(self.microbatches[i] for i in order), works=works)
+
+
+def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) -> Packing:
+    """Sequences of a batch in so many microbatches of even work.
+
+    lengths: tokens of each sequence.
+    microbatches: how many; each gets one sequence at least.
+    attention: what a token's attention takes for each token of its sequence, over what else a token takes: a sequence of l
+        tokens is l · (1 + attention · l) of work.
+
+    Longest work first (at most 4/3 of the least possible: Graham, 1969), then the fullest microbatch exchanges sequences
+    with others while that helps. Raises BadInput.
+    """
+    length = np.asarray(lengths, np.float64)
+    wrong = np.flatnonzero(~((length > 0) & (length < inf)))
+    if len(wrong):
+        raise BadInput(f"lengths: length {wrong[0]} is {length[wrong[0]]:g}: above 0 is needed")
+    if not 1 <= microbatches <= len(length) or not 0 <= attention < inf:
+        raise BadInput(f"pack: {len(length)} sequences in {microbatches} microbatches, attention {attention}")
+    work = length * (1 + attention * length)
+    down = np.argsort(-work, kind="stable")
+    ranked, most = work[down], (len(work) - 1) // microbatches
+    # Of the k · microbatches + 1 longest, k + 1 are together somewhere.
+    together = (ranked[k * microbatches - k : k * microbatches + 1].sum() for k in range(1, most + 1))
+    bound = float(max(ranked[0], work.sum() / microbatches, *together, 0.0))
+    where, rooms = np.zeros(len(work), np.int64), [(0.0, number) for number in range(microbatches)]
+    for i in down.tolist():
+        load, where[i] = rooms[0]
+        heapreplace(rooms, (load + work[i], int(where[i])))
+    loads = _evened(work, where, bound * (1 + NEAR))
+    order = np.argsort(-loads, kind="stable").tolist()
+    return Packing(
+        tuple(tuple(np.flatnonzero(where == number).tolist()) for number in order),
+        tuple(loads[order].tolist()),
+        min(bound, float(loads.max())),
+    )
+
+
+def _evened(work: Floats, where: Ints, enough: float) -> Floats:
+    """Let the fullest microbatch hand over a sequence, or exchange it, where both get less full than it was. where: the
+    microbatch of each sequence, changed here. Returns the work of each."""
+    count = int(where.max()) + 1
+    loads = np.asarray(np.bincount(where, work, count), np.float64)
+    each = np.append(work, np.zeros(count))  # nothing, of each, is exchanged too
+    for _ in range(SWAPS):
+        top = int(loads.argmax())
+        if loads[top] <= enough:
+            break
+        home = np.append(where, np.arange(count))
+        mine, theirs = np.flatnonzero(where == top), np.flatnonzero(home != top)
+        less = each[mine][:, None] - each[theirs]
+        fuller = np.maximum(loads[top] - less, loads[home[theirs]] + less)
+        given, taken = divmod(int(fuller.argmin()), len(theirs))
+        if fuller[given, taken] >= loads[top] * (1 - 1e-12):
+            break
+        other = int(home[theirs[taken]])
+        where[mine[given]] = other
+        if theirs[taken] < len(work):
+            where[theirs[taken]] = top
+        loads[[top, other]] += np.array([-1, 1]) * less[given, taken]
+    return loads

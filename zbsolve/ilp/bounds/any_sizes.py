@@ -1,0 +1,94 @@
+"""A bound over every way to put a batch of sequences into microbatches: any sizes, in any order, of several numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...timeline import Floats
+from .any_choice import longest
+
+MOST_STATES = 30_000_000  # of all windows: with more only those of whole streams count
+
+
+class Window(NamedTuple):
+    """Some passes of a microbatch on one stream. ends: the least path before one of them and behind one, µs, by the size,
+    shape (sizes,); fixed, each: they take fixed + each · size µs at least."""
+
+    ends: Floats
+    fixed: float
+    each: float
+
+    def below(self, other: Window) -> bool:
+        """Whether the other one never says less."""
+        return bool((self.ends <= other.ends).all()) and self.fixed <= other.fixed and self.each <= other.each
+
+
+def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int]) -> int:
+    """µs that no step of `batch` sequences takes less than, in one of so many microbatches, whatever their sizes and orders.
+
+    steps: the step of one microbatch of 1, 2, … sequences.
+    batch: sequences of a step.
+    numbers: of microbatches, ascending.
+
+    Each microbatch of a step has the passes that it has alone, with the paths before and behind them that it has alone. Some
+    passes on one stream, of all microbatches of σ sequences or more, so take the least path before one of size σ, their
+    work, and the least path behind one. Sizes are taken from the largest down: k of them with n sequences together, the last
+    of size σ, need the longest of these for their k, n and σ, and what those before it needed. The least for k of `numbers`
+    and n = `batch` is found by dynamic programming, so the bound is the least over all sizes of what these windows say. It
+    counts no memory. Of a span: the busiest rank's work.
+    """
+    sizes = min(len(steps), batch)
+    whole, windows = _windows(steps[:sizes])
+    if len(windows) * sizes * batch * numbers[-1] > MOST_STATES:
+        whole, windows = _windows(steps[:sizes], all_of_it=True)
+    size, many = np.arange(1, sizes + 1), np.arange(batch + 1)
+    state = np.full((sizes, batch + 1), np.inf)
+    least, state[:, 0] = np.inf, 0.0
+    for count in range(1, numbers[-1] + 1):
+        larger = np.minimum.accumulate(state[::-1])[::-1] if count > 1 else state
+        state = np.full((sizes, batch + 1), np.inf)
+        for row, one in enumerate(size.tolist()):
+            state[row, one:] = np.maximum(larger[row, : batch + 1 - one], whole[row] if count == 1 else 0.0)
+        for window in windows:
+            np.maximum(state, window.ends[:, None] + (window.fixed * count + window.each * many), out=state)
+        if count in numbers:
+            least = min(least, state[:, batch].min())
+    return int(np.ceil(least - 1e-6))
+
+
+def _windows(steps: Sequence[Problem], all_of_it: bool = False) -> tuple[Floats, list[Window]]:
+    """The longest path of one microbatch by its size, and the windows that count. all_of_it: of whole streams alone."""
+    problem, makespan = steps[0], steps[0].objective == "makespan"
+    duration = np.array([one.passes.duration for one in steps], np.float64)
+    head, tail = (np.array([longest(one, one.passes.duration, back) for one in steps], np.float64) for back in (False, True))
+    # What holds for a size holds for larger ones, also where rounding makes one of them shorter.
+    duration, head, tail = (np.minimum.accumulate(rows[::-1])[::-1] for rows in (duration, head, tail))
+    path = (duration + head + tail).max(axis=1) if makespan else duration.max(axis=1)
+    found = list[Window]()
+    for rows in problem.members.values():
+        rows = rows[problem.in_microbatch[rows]]
+        for some in _subsets(rows, head[0], tail[0], all_of_it or not makespan):
+            ends = head[:, some].min(axis=1) + tail[:, some].min(axis=1) if makespan else np.zeros(len(steps))
+            window = Window(ends, *_line(duration[:, some].sum(axis=1)))
+            if not any(window.below(other) for other in found):
+                found = [other for other in found if not other.below(window)] + [window]
+    return path, found
+
+
+def _subsets(rows: Ints, head: Floats, tail: Floats, all_of_it: bool) -> Iterator[Ints]:
+    """Passes of a stream with so long a path before them, and one so long behind."""
+    for first in (head[rows].min(initial=np.inf),) if all_of_it else np.unique(head[rows]):
+        for last in (tail[rows].min(initial=np.inf),) if all_of_it else np.unique(tail[rows]):
+            some = rows[(head[rows] >= first) & (tail[rows] >= last)]
+            if len(some):
+                yield some
+
+
+def _line(work: Floats) -> tuple[float, float]:
+    """A line below work by size, which meets it at both ends where it is one: what it is at size 0, and a sequence's."""
+    each = (work[-1] - work[0]) / max(1, len(work) - 1)
+    return float((work - each * np.arange(1, len(work) + 1)).min()), float(each)

@@ -1,0 +1,323 @@
+"""Hugging Face encoder-decoders by config class, such as `hf:T5Config{"num_layers": 4}@length=512`: the layers of both
+halves in one row. What later layers take is a side input (see `docs/side-inputs.md`): the encoder's output, the decoder's
+words, and what a layer hands on beside its hidden states, as T5's first layers do with their position bias.
+
+Each half's own forward runs once with probes in place of its layers. They note what it calls layers with, run the layers
+without numbers, and so find which tensors some layer has made, and which are constant.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from ..util.errors import BadInput
+from .huggingface_given import Answer, Given, Held, Noted, Sample
+from .losses import CrossEntropy
+from .model import Model, Place, seeded
+from .published_models import random_tokens, typed
+
+MEMORY, WORDS = "memory", "words"  # the encoder's output; the decoder's tokens
+HALVES = "encoder", "decoder"
+COUNTS = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")  # as configs call them
+SKIPPED = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a layer is called with, and is taken of. given: constants. takes: leaf of its arguments → side input. gives: leaf
+    of its output → side input, known when all layers have run."""
+
+    layer: nn.Module
+    given: Any
+    takes: dict[int, str] = field(default_factory=dict)
+    gives: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of a model without numbers. place: of its list of layers. behind: its modules behind them, in turn."""
+
+    stack: Any
+    place: str
+    layers: tuple[Called, ...]
+    behind: tuple[nn.Module, ...]
+
+
+class _Probe(nn.Module):
+    """Stands where a layer was."""
+
+    def __init__(self, walk: _Walk, layer: nn.Module) -> None:
+        super().__init__()
+        self.call = partial(walk.layer, layer)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's, of zeros."""
+        return self.call(x, args, kwargs)
+
+
+class _Walk:
+    """A half's forward with probes: `made` has of each tensor that a layer gave its number and the leaf of its output, and
+    None for the memory."""
+
+    def __init__(self, half: str, memory: Tensor | None) -> None:
+        self.half, self.called, self.behind = half, list[Called](), list[nn.Module]()
+        self.row: Any = None
+        self.kept: list[Any] = [memory]  # an address stays of one tensor
+        self.made: dict[int, tuple[int, int] | None] = {} if memory is None else {id(memory): None}
+
+    def layer(self, layer: nn.Module, x: Tensor, args: Any, kwargs: Any) -> Any:
+        """What the layer makes: new tensors of its shapes, and those that it only hands on."""
+        if self.called and x is not self.row:
+            raise BadInput(f"hf: something is done between {self.half} layers {len(self.called) - 1} and {len(self.called)}")
+        found = Called(layer, (args, kwargs))
+        leaves, form = tree_flatten(found.given)
+        names = inspect.signature(layer.forward).bind(x, *args, **kwargs).arguments
+        for n, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and id(leaf) in self.made:
+                self._take(found, n, leaf, next((name for name, one in names.items() if one is leaf), f"value{n}"))
+        constant = [None if n in found.takes else leaf for n, leaf in enumerate(leaves)]
+        self.called.append(Called(layer, tree_unflatten(constant, form), found.takes, found.gives))
+        real = dict[int, Any]()
+
+        def there(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            like = leaf.detach().to("meta").requires_grad_(leaf.requires_grad)
+            real[id(like)] = leaf
+            self.kept += [leaf, like]
+            return like
+
+        results, form = tree_flatten(layer(*tree_map(there, (x, *args)), **tree_map(there, kwargs)))
+        for n, leaf in enumerate(results):
+            if isinstance(leaf, Tensor):
+                new = torch.zeros(leaf.shape, dtype=leaf.dtype, device="cpu", requires_grad=leaf.requires_grad)
+                results[n] = real.get(id(leaf), new)
+                if n and results[n] is new:
+                    self.made[id(new)] = len(self.called) - 1, n
+        self.row = results[0]
+        self.kept += results
+        return tree_unflatten(results, form)
+
+    def _take(self, found: Called, n: int, leaf: Tensor, name: str) -> None:
+        source = self.made[id(leaf)]
+        if source is None:
+            found.takes[n] = MEMORY
+            return
+        giver, place = source
+        if name.endswith("position_bias") and not leaf.requires_grad:
+            found.takes[n] = ""  # zeros, which each layer makes for itself: none is cheaper than a message
+            return
+        found.takes[n] = f"{self.half}.{name}" + (f".{giver}" if giver else "")
+        self.called[giver].gives[place] = found.takes[n]
+
+    def module(self, module: nn.Module, args: Any, y: Any) -> None:
+        """A module of the half has run."""
+        if self.called:
+            if not args or args[0] is not self.row or not isinstance(y, Tensor):
+                raise BadInput(f"hf: behind its layers the {self.half} does more than {type(module).__name__} of them")
+            self.behind.append(module)
+            self.row = y
+
+
+def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple[Half, Tensor]:
+    """A half, and its output. shell: the model without numbers. memory: what the decoder gets."""
+    stack = getattr(shell, f"get_{half}")()
+    lists = [(name, one) for name, one in stack.named_children() if isinstance(one, nn.ModuleList) and len(one)]
+    if stack is shell or len(lists) != 1:
+        raise BadInput(f"hf: the {half} of {type(shell).__name__} is no row of layers")
+    (place, layers), walk = lists[0], _Walk(half, memory)
+    tokens = stack.get_input_embeddings()
+    probes = nn.ModuleList(_Probe(walk, layer) for layer in layers)
+    bare = _copied(stack, {id(layers): probes, id(tokens): nn.Identity()})
+    originals = {name: module for name, module in stack.named_children() if module not in (layers, tokens)}
+    for name, module in originals.items():
+        getattr(bare, name).register_forward_hook(lambda _, args, y, one=module: walk.module(one, args, y))
+    _made(bare, shell)
+    x = torch.zeros(sample.batch, sample.length, tokens.embedding_dim, dtype=sample.dtype)
+    given = {} if memory is None else {"encoder_hidden_states": memory}
+    y = tree_leaves(bare(inputs_embeds=x, **given)[0])[0]
+    if len(walk.called) != len(layers) or y is not walk.row:
+        raise BadInput(f"hf: the {half} of {type(shell).__name__} does more than its layers one after the other")
+    return Half(stack, place, tuple(walk.called), tuple(walk.behind)), y
+
+
+def _copied(module: Any, instead: dict[int, Any]) -> Any:
+    """A copy, with others in place of some modules. Configs stay: layers of one are equal. So do tensors without numbers,
+    which `_made` puts others in place of."""
+    parts = [*module.modules()]
+    stay = [one.config for one in parts if hasattr(one, "config")] + [leaf for one in parts for _, leaf in _own(one)]
+    return copy.deepcopy(module, {id(one): one for one in stay} | instead)
+
+
+def _made(module: Any, shell: Any) -> Any:
+    """A module without numbers gets some, as the library initialises it."""
+
+    begun = [one for one in module.modules() if any(leaf.is_meta for _, leaf in _own(one))]
+    for one in begun:
+        for name, leaf in _own(one):
+            new = torch.empty(leaf.shape, dtype=leaf.dtype)  # to_empty cannot where tensors are fake
+            setattr(one, name, nn.Parameter(new) if isinstance(leaf, nn.Parameter) else new)
+    with torch.no_grad():
+        for one in reversed([*module.modules()]) if begun else ():
+            getattr(one, "reset_parameters", lambda: None)()
+            with suppress(AttributeError):  # of a table that is another layer's
+                shell._init_weights(one)
+    return module.train()
+
+
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+class Layer(Held):
+    """A layer of a half, called as the half calls it."""
+
+    def __init__(self, called: Called, shell: Any, batch: int) -> None:
+        along = ((),) * len(tree_leaves(called.given))
+        super().__init__(_made(_copied(called.layer, {}), shell), Given(called.given, along, batch))
+        self.sides = {n: name for n, name in called.takes.items() if name}
+        self.takes, self.gives = tuple(self.sides.values()), tuple(called.gives.values())
+        self.places = tuple(called.gives)
+
+    def forward(self, x: Tensor, *sides: Any) -> Any:
+        """(batch, length, width) → the same shape, and what it gives."""
+        leaves = tree_leaves(self.call(x, dict(zip(self.sides, sides, strict=True))))
+        return (leaves[0], *(leaves[n] for n in self.places)) if self.gives else leaves[0]
+
+
+class _Note(nn.Module):
+    """Stands where the first layer was."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        raise Noted(x)
+
+
+class Begin(nn.Module):
+    """Token numbers → what goes into the first layer of a half: its own forward up to there. The encoder's gets the
+    decoder's words, too, and gives them."""
+
+    def __init__(self, half: Half, shell: Any, first: bool) -> None:
+        super().__init__()
+        if first:
+            self.gives = WORDS
+        instead = {id(one): nn.Identity() for one in half.behind if any(True for _ in one.parameters())}
+        layers = half.stack.get_submodule(half.place)
+        self.base = _made(_copied(half.stack, {id(layers): nn.ModuleList([_Note()]), **instead}), shell)
+        self.first = first
+
+    def forward(self, ids: Any) -> Any:
+        """(batch, length) → (batch, length, width)."""
+        ids, *words = ids if self.first else (ids,)
+        try:
+            self.base(input_ids=ids)
+        except Noted as found:
+            x = found.args[0]
+        return (x, *words) if words else x
+
+
+class Encoded(nn.Module):
+    """The encoder's end: the decoder's words go on along the row, and the memory to all decoder layers."""
+
+    takes, gives = WORDS, MEMORY
+
+    def __init__(self, half: Half, shell: Any) -> None:
+        super().__init__()
+        self.behind = _made(nn.Sequential(*(_copied(one, {}) for one in half.behind)), shell)
+
+    def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        return words, self.behind(x)
+
+
+class _Ended(nn.Module):
+    """Stands where the decoder was."""
+
+    def __init__(self, behind: nn.Module) -> None:
+        super().__init__()
+        self.behind = behind
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Answer:
+        """What comes behind its layers."""
+        return Answer(self.behind(inputs_embeds))
+
+
+class Head(nn.Module):
+    """What comes out of the last layer → scores: the model's own forward without both halves' layers."""
+
+    def __init__(self, halves: tuple[Half, Half], shell: Any) -> None:
+        super().__init__()
+        ended = _Ended(nn.Sequential(*(_copied(one, {}) for one in halves[1].behind)))
+        tables = {id(one): nn.Identity() for one in shell.modules() if isinstance(one, nn.Embedding)}
+        self.whole = _made(_copied(shell, {**tables, id(halves[0].stack): nn.Identity(), id(halves[1].stack): ended}), shell)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → (batch, length, vocabulary)."""
+        result: Tensor = self.whole(encoder_outputs=(x,), decoder_inputs_embeds=x, use_cache=False).logits
+        return result
+
+
+def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
+    """The model of a config of an encoder-decoder. Both halves are as long as the sample. Raises BadInput."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    skipped = [name for name in SKIPPED if getattr(config, name, 0)]
+    if skipped:
+        raise BadInput(f"hf: {skipped[0]} leaves layers out at random: set it to 0")
+    build: Any = AutoModelForSeq2SeqLM.from_config
+    with torch.device("meta"):
+        shell = typed(partial(build, config), sample.dtype).eval()
+    with torch.random.fork_rng(devices=[]):
+        encoder, memory = _half(shell, HALVES[0], sample, None)
+        decoder, _ = _half(shell, HALVES[1], sample, memory)
+    builders: list[Callable[[], nn.Module]] = [
+        partial(Begin, encoder, shell, True),
+        *(partial(Layer, called, shell, sample.batch) for called in encoder.layers),
+        partial(Encoded, encoder, shell),
+        partial(Begin, decoder, shell, False),
+        *(partial(Layer, called, shell, sample.batch) for called in decoder.layers),
+        partial(Head, (encoder, decoder), shell),
+    ]
+    names = ["embedding", *(f"encoder{i}" for i in range(len(encoder.layers))), "encoder_end", "decoder_embedding"]
+    names += [*(f"decoder{i}" for i in range(len(decoder.layers))), "head"]
+    return Model(
+        spec,
+        tuple(seeded(seed, i, partial(typed, one, sample.dtype)) for i, one in enumerate(builders)),
+        tuple(names),
+        partial(_words, seed, int(config.vocab_size), sample),
+        CrossEntropy(),
+        _tied(shell, (encoder, decoder)),
+    )
+
+
+def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...]:
+    """Both halves' embeddings and the output layer, where they hold one parameter."""
+    count = len(halves[0].layers)
+    tables = [half.stack.get_input_embeddings() for half in halves]
+    output = shell.get_output_embeddings()
+    paths = [f"base.{_path(half.stack, table)}" for half, table in zip(halves, tables, strict=True)]
+    places = [(0, paths[0]), (count + 2, paths[1]), (count + len(halves[1].layers) + 3, f"whole.{_path(shell, output)}")]
+    groups = dict[int, list[Place]]()
+    for one, place in zip((*tables, output), places, strict=True):
+        groups.setdefault(id(one.weight), []).append(place)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def _path(root: nn.Module, wanted: nn.Module) -> str:
+    return str(next(name for name, module in root.named_modules(remove_duplicate=False) if module is wanted)) + ".weight"
+
+
+def _words(seed: int, vocabulary: int, sample: Sample, microbatch: int, step: int) -> Any:
+    """Tokens of both halves, and the decoder's one place on."""
+    ids = np.random.default_rng((seed, step, microbatch, 1)).integers(0, vocabulary, (sample.batch, sample.length))
+    words, targets = random_tokens(seed, vocabulary, sample.batch, sample.length, microbatch, step)
+    return (torch.from_numpy(ids), words), targets
