@@ -27,7 +27,7 @@ from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, det
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.features.lengths import MICROBATCH, SEQUENCES
-from zbsolve.layer import Given, Layer, Tied, side_values
+from zbsolve.layer import INPUTS, TARGETS, Given, Layer, Tied, side_values
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
@@ -122,6 +122,7 @@ class Flow:
     prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
     several layers hold, and the numbers of those layers. untrained: how many layers in front train nothing, so that no
     gradient is needed there. gives, takes: the side inputs of each layer; of those that it takes, by name, how they look.
+    begins: whether each begins a row.
     """
 
     inputs: tuple[Format, ...]
@@ -132,11 +133,12 @@ class Flow:
     untrained: int = 0
     gives: tuple[tuple[Given, ...], ...] = ()
     takes: tuple[dict[str, Format], ...] = ()
+    begins: tuple[bool, ...] = ()
 
     @property
     def sides(self) -> bool:
-        """Whether there are side inputs."""
-        return any(self.gives)
+        """Whether there are side inputs, or several rows."""
+        return any((*self.gives, *self.takes))
 
     def example(self, i: int, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
         """What layer i gets (see `example`)."""
@@ -146,8 +148,11 @@ class Flow:
 
     def with_sides(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """The layers' costs with the side inputs that they give and take."""
-        columns = zip(layers, self.gives, self.takes, strict=True)
-        return tuple(replace(one, gives=gives, takes=tuple(takes)) for one, gives, takes in columns)
+        found = []
+        for layer, gives, takes, begins in zip(layers, self.gives, self.takes, self.begins, strict=True):
+            names = tuple(name for name in takes if not begins or name != INPUTS)
+            found.append(replace(layer, gives=gives, takes=names, begins=begins))
+        return tuple(found)
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
@@ -210,7 +215,8 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
-    gives, takes, sides = list[tuple[Given, ...]](), list[dict[str, Format]](), dict[str, Any]()
+    gives, takes, begun = list[tuple[Given, ...]](), list[dict[str, Format]](), list[bool]()
+    sides: dict[str, Any] = {INPUTS: x, TARGETS: target}
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
@@ -219,7 +225,10 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
             holders = tuple(dict.fromkeys(place[0] for place in group))
             if i == holders[0] and len(holders) > 1:
                 tied.append((layer.get_parameter(group[0][1]).nbytes, holders))
-        given, taken = names_of(layer, i)
+        given, taken, begins = names_of(layer, i)
+        begun.append(begins and i > 0)
+        if begun[i]:
+            x, taken = None, (INPUTS, *taken)
         if any(name not in sides for name in taken):
             _check_sides(model)
         inputs.append(Format.of(x))
@@ -235,10 +244,10 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     if untrained == count:
         raise BadInput(f"model '{model.name}': none of its {count} layers has a parameter that is trained")
     output = Format.of(x)
-    if sides:
+    if len(sides) > len((INPUTS, TARGETS)) or any(begun):
         _check_sides(model)
     _check_loss(model, x, target)
-    ends = tuple(gives), tuple(takes)
+    ends = tuple(gives), tuple(takes), tuple(begun)
     return Flow(tuple(inputs), output, tuple(prints), tuple(sizes), tuple(tied), untrained, *ends)
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
 from zbsolve.exec.base.torch_private import persistent_buffers, storage_key
-from zbsolve.exec.base.values import copied, is_dtensor, local, local_bytes, tensors_of, trained
+from zbsolve.exec.base.values import constant, copied, is_dtensor, local, local_bytes, tensors_of, trained
 from zbsolve.exec.graphs.auto import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.format import Format
+from zbsolve.layer import INPUTS, TARGETS
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, row_of
 from zbsolve.util.errors import BadInput
@@ -62,7 +63,7 @@ class LayerMemory:
         begins with the next one. In one stage none of these counts twice, so here they count as the output that is kept.
         """
         kept = self.output_kept
-        if behind is not None and len(self.kept) > 1:
+        if behind is not None and behind.unneeded and len(self.kept) > 1:
             kept = sum(max(pair) for pair in zip(self.kept, behind.unneeded, strict=True))
         return {
             "held_until_B": max(0, self.after_F - self.after_B),
@@ -141,8 +142,9 @@ def held(model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tenso
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
     x, target = batch_of(model, device=device)
     result, sides = [], SideValues({stage.first: stage for stage in stages})
+    read = {INPUTS: constant(x), TARGETS: target}
     for stage in stages:
-        x = sides.into(stage.first, -1, x)
+        x = sides.into(stage.first, -1, x, read)
         y = stage.forward(-1, x, target, split=True)
         stage.live.clear()
         result.append(held_by(stage, x, target, living))

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import TorchDispatchMode, is_mutable, storage_key, tree_leaves
 from zbsolve.exec.base.values import trained
+from zbsolve.models.sides import batch_with
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow
@@ -242,8 +243,11 @@ PassOps = dict[str, list[Op]]  # kind → operations
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
     """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
 
+    def first(stage: Stage) -> Any:
+        return batch_with(stage.layers, *batch)
+
     def of_stage(stage: Stage) -> PassOps:
-        return passes_of(stage, through.example(stage.first, torch.empty) if stage.first else batch[0], batch[1])
+        return passes_of(stage, through.example(stage.first, torch.empty) if stage.first else first(stage), batch[1])
 
     return {stage.first: of_stage(stage) for stage in stages}
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.base.values import local_bytes, tensors_of, trained
+from zbsolve.exec.base.values import constant, local_bytes, tensors_of, trained
 from zbsolve.exec.devices import BACKENDS
 from zbsolve.exec.feed import moved
 from zbsolve.exec.graphs.auto import Parts, parts_by_name
@@ -29,8 +29,9 @@ from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.wires import reason
-from zbsolve.layer import Tied
+from zbsolve.layer import INPUTS, TARGETS, Tied
 from zbsolve.models.model import Model
+from zbsolve.models.sides import Carried
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow
@@ -248,8 +249,9 @@ SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 def _round(sets: Sequence[list[Stage]], given: list[tuple[Any, Any]], timer: PassTimer, turn: str) -> list[Sample]:
     split, again, sides = turn != "fused", turn == "recompute", SideValues({one.first: one for one in sets[0]})
     for m, (x, target) in enumerate(given):
+        read = {} if isinstance(x, Carried) else {INPUTS: constant(x), TARGETS: target}
         for stage in sets[m % len(sets)]:
-            x = sides.into(stage.first, m, x)
+            x = sides.into(stage.first, m, x, read)
             x = timer.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
             x = sides.out(stage.first, m, x)
         last = x

@@ -31,6 +31,17 @@ class SliceExtra:
             raise BadInput(f"field 'number' is {self.number}: at least 2 slices are needed")
 
 
+INPUTS, TARGETS = "inputs", "targets"  # of the batch: nobody gives them, and any layer may take them
+
+
+class Names(NamedTuple):
+    """The names of the side inputs that a layer gives and takes, and whether it begins a row of its own."""
+
+    gives: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    begins: bool = False
+
+
 class Given(NamedTuple):
     """A side input that a layer gives: its name, bytes for one microbatch, and whether a gradient comes back."""
 
@@ -66,6 +77,7 @@ class Layer:
     buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
     gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
         part of what it holds: a rank holds each once, whoever takes it there.
+    begins: whether it takes the batch, and not the output of the layer before.
     fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that a microbatch takes however many sequences or tokens it has.
     """
 
@@ -95,10 +107,16 @@ class Layer:
     buffer_bytes: int = 0
     gives: tuple[Given, ...] = ()
     takes: tuple[str, ...] = ()
+    begins: bool = False
     fixed_F: float = 0.0
     fixed_B: float = 0.0
     fixed_W: float = 0.0
     fixed_BW: float = 0.0
+
+    @property
+    def names(self) -> Names:
+        """Of what it gives and takes."""
+        return Names(tuple(one.name for one in self.gives), self.takes, self.begins)
 
     @property
     def trained_bytes(self) -> int:
@@ -208,18 +226,20 @@ def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
     return (*(replace(one, **nothing) for one in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 
-def side_values(layers: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Name of a side input → the number of the layer that gives it, and those of the layers that take it. layers: the names
-    that each gives and takes. Raises BadInput for one that is given twice, by nobody, too late or for nobody."""
+def side_values(layers: Sequence[Names]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Name of a side input → the number of the layer that gives it, and those of the layers that take it. Raises BadInput
+    for one that is given twice, by nobody, too late or for nobody, and for a row that gives nothing to later ones."""
     givers: dict[str, int] = {}
-    for i, (gives, _) in enumerate(layers):
+    for i, (gives, _, _) in enumerate(layers):
         for name in gives:
+            if name in (INPUTS, TARGETS):
+                raise BadInput(f"layer {i}: gives '{name}', which is the batch's: take another name")
             if name in givers:
                 raise BadInput(f"layer {i}: gives '{name}', which layer {givers[name]} gives already")
             givers[name] = i
     takers: dict[str, list[int]] = {name: [] for name in givers}
-    for i, (_, takes) in enumerate(layers):
-        for name in takes:
+    for i, (_, takes, _) in enumerate(layers):
+        for name in (name for name in takes if name not in (INPUTS, TARGETS)):
             if name not in givers:
                 raise BadInput(f"layer {i}: takes '{name}', and no layer gives it")
             if givers[name] >= i:
@@ -228,7 +248,22 @@ def side_values(layers: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[s
     for name, numbers in takers.items():
         if not numbers:
             raise BadInput(f"layer {givers[name]}: gives '{name}', and no layer takes it")
+    for first, end in pairwise([0, *begun(layers)]):
+        if not any(first <= giver < end <= takers[name][-1] for name, giver in givers.items()):
+            raise BadInput(
+                f"layer {end}: begins a row, and nothing that layers {first} to {end - 1} give is taken behind it"
+            )
     return {name: (givers[name], tuple(takers[name])) for name in givers}
+
+
+def begun(layers: Sequence[Layer | Names]) -> list[int]:
+    """The layers but the first that begin a row of their own."""
+    return [i for i, one in enumerate(layers) if i and one.begins]
+
+
+def begun_stages(layers: Sequence[Layer | Names], counts: Sequence[int]) -> tuple[int, ...]:
+    """The stages but the first whose first layer begins a row of its own. counts: layers of each stage."""
+    return tuple(s for s, first in enumerate(layer_cuts(counts)[:-1]) if s and layers[first].begins)
 
 
 def split_known(layers: Sequence[Layer]) -> bool:

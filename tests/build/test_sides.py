@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 
-from zbsolve import BadInput, Infeasible, Profile, Schedule, Step, pipeline, solve, verify
-from zbsolve.build import SideInput, with_exchange, with_offload, with_side_inputs
+from zbsolve import BadInput, Infeasible, Profile, Schedule, Step, pipeline, preset, solve, verify
+from zbsolve.build import SideInput, Work, with_exchange, with_offload, with_side_inputs, with_work
+from zbsolve.build.sides import rows_begun
 from zbsolve.handover import most_waiting
 from zbsolve.layer import Given, Layer, Link
+from zbsolve.partition.splits import Splits
+from zbsolve.partition.stage_costs import least_step
 from zbsolve.problem import Problem
 
 from ..support.exact import optimum
@@ -77,6 +81,100 @@ def test_a_step_by_hand() -> None:
     schedule = solve(with_side_inputs(plain, SideInput(0, (2,), comm=10)), effort=0.1)
     assert schedule.certificate is not None
     assert schedule.certificate.value == schedule.certificate.bound == 32
+
+
+def test_towers_by_hand() -> None:
+    """F = 2 and BW = 4: two towers, and what joins them, on ranks of their own. One microbatch is 2 + 2 + 4 + 4 long where a
+    row of three is 18; of m, the last rank has 6 µs each."""
+    for m in (1, 3):
+        plain = pipeline([2] * 3, BW=[4] * 3, microbatches=m)
+        problem = with_side_inputs(plain, SideInput(0, (2,)), begins=(1,))
+        certificate = solve(problem, effort=0.1).certificate
+        assert certificate is not None
+        assert certificate.value == certificate.bound == 12 + (m - 1) * 6
+    e, names = problem.edges, problem.names
+    pairs = {(names[a], names[b]) for a, b in zip(e.before, e.after, strict=True)}
+    assert {("1F0", "2F0"), ("0F0", "2F0"), ("2BW0", "0BW0"), ("0F0", "0BW0")} <= pairs
+    assert not {("0F0", "1F0"), ("1BW0", "0BW0")} & pairs
+
+
+@pytest.mark.parametrize(
+    ("placement", "begins", "gradient", "right"),
+    [
+        # Takers of one rank in two rows: the first one gets the message.
+        ((0, 1, 1), (1, 2), True, {("0F0", "1F0"), ("1F0", "2F0"), ("2BW0", "1BW0"), ("1BW0", "0BW0")}),
+        ((0, 1, 1), (1, 2), False, {("0F0", "1F0"), ("1F0", "2F0"), ("2BW0", "1BW0")}),
+        ((0, 1, 1), (1,), True, {("0F0", "1F0"), ("1BW0", "0BW0")}),  # the row orders them
+        # The giver's own rank has a taker in another row.
+        ((0, 1, 0), (1, 2), True, {("0F0", "1F0"), ("0F0", "2F0"), ("1BW0", "0BW0"), ("2BW0", "0BW0")}),
+        ((0, 1, 0), (1, 2), False, {("0F0", "1F0"), ("0F0", "2F0")}),
+    ],
+)
+def test_what_no_row_orders(
+    placement: tuple[int, ...], begins: tuple[int, ...], gradient: bool, right: set[tuple[str, str]]
+) -> None:
+    plain = pipeline([2] * 3, BW=[4] * 3, placement=placement, microbatches=1)
+    problem = with_side_inputs(plain, SideInput(0, (1, 2), gradient=gradient), begins=begins)
+    bare = with_side_inputs(plain, begins=begins)
+    assert rows_begun(problem) == rows_begun(bare) == begins
+    names, edges, before = problem.names, problem.edges, len(bare.edges)
+    more = zip(edges.before[before:].tolist(), edges.after[before:].tolist(), strict=True)
+    assert {(names[a], names[b]) for a, b in more} == right
+    assert Problem.from_json(problem.to_json()) == problem
+
+
+def towers(rng: random.Random, stages: int) -> tuple[list[int], list[SideInput]]:
+    """Where rows of a graph begin, two or three, and side inputs that join them."""
+    begins, sides = sorted(rng.sample(range(1, stages), rng.randint(1, min(2, stages - 1)))), []
+    for first, end in pairwise([0, *begins]):
+        giver = rng.randrange(first, end)
+        takers = {rng.randrange(end, stages), *(s for s in range(giver + 1, stages) if rng.random() < 0.4)}
+        sides.append(SideInput(giver, tuple(sorted(takers)), rng.randint(0, 2), rng.randint(0, 9), rng.random() < 0.8))
+    return begins, sides
+
+
+def random_towers(seed: int) -> Problem:
+    """Towers of two to five stages on ranks of their own or on shared ones, some with work beside the step."""
+    rng = random.Random(seed)
+    placement = rng.choice([(0, 1), (0, 1, 2), (0, 1, 0), (0, 1, 1), (0, 1, 1, 0), (0, 1, 2, 0), (1, 0, 1, 0, 1)])
+    stages, fused = len(placement), rng.random() < 0.6
+    times = [[rng.randint(1, 6) for _ in range(stages)] for _ in range(3)]
+    backward = {"BW": times[1]} if fused else {"B": times[1], "W": times[2]}
+    plain = pipeline(
+        times[0],
+        placement=placement,
+        microbatches=3 if stages < 3 else rng.randint(1, 2),
+        comm=rng.randint(0, 3),
+        held_until_B=1,
+        recompute=[rng.randrange(stages)] if rng.random() < 0.3 else [],
+        untrained=rng.choice([0, 0, 0, 1]),
+        objective=rng.choice(["makespan", "makespan", "span"]),
+        **backward,  # type: ignore[arg-type]
+    )
+    begins, sides = towers(rng, stages)
+    problem = with_side_inputs(plain, *sides, begins=begins)
+    room = (rng.randint(3, 12),) * (max(placement) + 1)
+    problem = replace(problem, capacity=room if rng.random() < 0.7 else None)
+    works = [Work(rng.choice(placement), rng.randint(1, 6), rng.randint(1, 2)) for _ in range(rng.choice([0, 0, 1]))]
+    return with_work(problem, *works)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_bounds_and_values_on_random_towers(seed: int) -> None:
+    problem = random_towers(seed)
+    bounds_hold(problem, optimum)
+    if seed % 4 == 0:
+        solve_is_exact(problem, optimum)
+
+
+def test_orders_of_a_row_are_orders_of_towers() -> None:
+    """So schedules by name hold, and a graph takes no longer than its row."""
+    plain = pipeline([2] * 4, BW=[4] * 4, microbatches=6, held_until_B=1)
+    problem = with_side_inputs(plain, SideInput(1, (2, 3)), begins=(2,))
+    for name in ("gpipe", "1f1b", "zb-h1"):
+        schedule = preset(name, problem)
+        assert verify(problem, schedule) == ()
+        assert schedule.timeline().makespan <= preset(name, plain).timeline().makespan
 
 
 def random_step(seed: int) -> Problem:
@@ -154,6 +252,69 @@ def test_a_profile_says_them() -> None:
     assert (most_waiting(schedule) >= [0, 0, 1000, 1050]).all()
 
 
+def tower_profile(rng: random.Random) -> Profile:
+    """Four to six layers of random times, in two or three rows that join."""
+    count, fused = rng.randint(4, 6), rng.random() < 0.6
+    half = rng.choice([0.0, 0.0, 0.5])
+    times = [[rng.randint(1, 6) + half for _ in "FBW"] for _ in range(count)]
+    layers = [Layer(str(i), F, 0 if fused else B, 0 if fused else W, B + W, 1, 0, 0, i) for i, (F, B, W) in enumerate(times)]
+    begins, sides = towers(rng, count)
+    for number, side in enumerate(sides):
+        given = Given(str(number), side.comm, side.gradient)
+        layers[side.giver] = replace(layers[side.giver], gives=(*layers[side.giver].gives, given))
+        for i in side.takers:
+            layers[i] = replace(layers[i], takes=(*layers[i].takes, str(number)))
+    layers = [replace(one, begins=i in begins) for i, one in enumerate(layers)]
+    return replace(equal_layers(count), layers=tuple(layers), link=Link(rng.choice([0.0, 2.0]), rng.choice([1.0, 1e6])))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_partition_of_towers_is_below_the_bound(seed: int) -> None:
+    """Against the optimum of every split. On 0,1,1,0 a rank's first stage need not be the first that begins."""
+    rng = random.Random(seed)
+    profile, placement = tower_profile(rng), rng.choice(["0,1", "0,1,0", "0,1,2", "0,1,1,0", "0,1,1,0"])
+    stages, objective = placement.count(",") + 1, rng.choice(["makespan", "makespan", "span"])
+    ranks = int(max(placement)) + 1
+    step = Step(ranks, 2, placement=placement, objective=objective, fused=rng.random() < 0.5)
+    if rng.random() < 0.3:
+        profile = replace(profile, rank_factors=tuple(rng.choice([1.0, 1.3]) for _ in range(ranks)))
+    count, found = len(profile.layers), list[int]()
+    for cuts in combinations(range(1, count), stages - 1):
+        counts = tuple(b - a for a, b in pairwise((0, *cuts, count)))
+        value = optimum(replace(step, partition=counts).problem(profile))
+        assert value is not None
+        found.append(value)
+    assert least_step(step.costs(profile), objective) <= min(found)
+    assert Splits.of(step.costs(profile)) is None
+
+
+def test_a_rank_begins_with_any_of_its_stages() -> None:
+    """Found by such a search: rank 1 has stages 1 and 2, and stage 2 begins a row, so the rank waits for nothing. The one
+    split takes 50 µs; the bound was 54."""
+    rows = [(2, 9), (5, 6), (4, 10), (4, 8)]
+    layers = [Layer(str(i), F, 0, 0, BW, 0, 0, 0, 0) for i, (F, BW) in enumerate(rows)]
+    layers[0] = replace(layers[0], gives=(Given("v", 9),))
+    layers[1], layers[3] = replace(layers[1], takes=("v",)), replace(layers[3], takes=("v",))
+    layers[2] = replace(layers[2], begins=True)
+    profile, step = replace(equal_layers(4), layers=tuple(layers)), Step(2, 2, placement="0,1,1,0")
+    assert optimum(step.problem(profile)) == 50
+    assert least_step(step.costs(profile), "makespan") == 48
+
+
+@pytest.mark.parametrize(("microbatches", "layers"), [(2, (3, 2, 1)), (12, (2, 3, 1))])
+def test_the_default_keeps_towers_apart_where_that_is_shorter(microbatches: int, layers: tuple[int, ...]) -> None:
+    """F is 4 4 2 in one tower, 4 3 in the other, 8 behind both, and BW twice that. As one row stages of 8, 9 and 8 are
+    balanced, with a layer of each tower in the middle: every microbatch takes 25 · 3 µs. Apart, 10 and 7 run side by side:
+    18 · 3 µs, but 30 µs a microbatch on rank 0 in place of 27, which 12 of them feel."""
+    rows = [Layer(str(i), F, 0, 0, 2 * F, 0, 0, 0, 0) for i, F in enumerate((4, 4, 2, 4, 3, 8))]
+    rows[2], rows[5] = replace(rows[2], gives=(Given("v", 0),)), replace(rows[5], takes=("v",))
+    rows[3] = replace(rows[3], begins=True)
+    profile = replace(equal_layers(6), layers=tuple(rows))
+    assert Step(3, microbatches).problem(profile).layers == layers
+    least = {one: optimum(Step(3, 2, partition=one).problem(profile)) for one in ((3, 2, 1), (2, 3, 1))}
+    assert least == {(3, 2, 1): 10 + 2 * 24 + 20, (2, 3, 1): (8 + 9) + 2 * 24 + (18 + 16)}  # what is around rank 2
+
+
 def test_on_one_rank_nothing_is_sent() -> None:
     problem = Step(1, 2, fused=True).problem(side_profile())
     assert not problem.edges.beside.any()
@@ -197,6 +358,11 @@ def test_what_does_not_fit_is_named(changes: dict[int, tuple[tuple[str, ...], tu
 
 def test_wrong_numbers_are_named() -> None:
     plain = pipeline([1] * 3, BW=[2] * 3, microbatches=1)
+    for begins in ((0,), (3,), (2, 1), (1, 1)):
+        with pytest.raises(BadInput, match=r"begins .*: stages from 1 to 2 are needed, ascending"):
+            with_side_inputs(plain, begins=begins)
+    with pytest.raises(BadInput, match="messages occupy their sender, and a stage that begins a row is sent none"):
+        with_side_inputs(pipeline([3] * 2, BW=[3] * 2, microbatches=1, comm=1, blocking=True), begins=(1,))
     for side, why in (
         (SideInput(1, (1, 2)), "number 0: stage 1 gives it to"),
         (SideInput(0, (2, 3)), "of 3"),

@@ -80,7 +80,7 @@ def test_what_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(BadInput, match="needs B and W, or BW"):
         lower(hand_made([F, B], [Edge("0F0", "0B0")]))
     with pytest.raises(BadInput, match="no edge brings its gradient"):
-        lower(hand_made([F, B, W, *(Pass(k, 1, 0, 1, 1) for k in ("F", "B", "W"))], []))
+        lower(hand_made([F, B, W, *(Pass(k, 1, 0, 1, 1) for k in ("F", "B", "W"))], [Edge("0F0", "1F0")]))
     with pytest.raises(BadInput, match="pass 0B0: its microbatch is on rank 0 and on rank 1 for one stage"):
         lower(hand_made([F, Pass("B", 0, 0, 1, 1), W], []))
     two = pipeline([1, 1], BW=[1, 1], placement=((0, 1), (1, 0)), microbatches=2, exchange=1)

@@ -25,6 +25,7 @@ from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.interchange.exports import export
 from zbsolve.layer import Given
 from zbsolve.models.by_name import load
+from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called
 
 from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of
@@ -66,6 +67,30 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
             "2→0 B": [MEMORY],
             "0→2 B": [HIDDEN],
         },
+    ),
+    # Towers on ranks of their own: between them goes nothing, and the joined layers alone get the image.
+    "two towers": (
+        {"model": "two_towers", "placement": (0, 1, 2), "counts": (4, 3, 3), "fused": True},
+        {"0→2 F": [ENCODER], "1→2 F": [HIDDEN], "2→0 B": [ENCODER], "2→1 B": [HIDDEN]},
+    ),
+    # The image tower ends and the text tower begins in stage 1; both ranks that join them get the image from there.
+    "towers that share ranks": (
+        {"model": "two_towers", "placement": (0, 1, 0, 2), "counts": (3, 3, 2, 2), "fused": False, "recompute": [1]},
+        {
+            "0→1 F": [ENCODER],
+            "1→0 F": [HIDDEN, ENCODER],
+            "0→2 F": [HIDDEN],
+            "1→2 F": [ENCODER],
+            "1→0 B": [ENCODER],
+            "0→1 B": [HIDDEN, ENCODER],
+            "2→0 B": [HIDDEN],
+            "2→1 B": [ENCODER],
+        },
+    ),
+    # A head with a loss of its own, on a rank of its own beside the main head's.
+    "two heads": (
+        {"model": "two_heads", "placement": (0, 1, 2), "counts": (4, 2, 1), "fused": False},
+        {"0→1 F": [ENCODER], "0→2 F": [ENCODER], "1→0 B": [ENCODER], "2→0 B": [ENCODER]},
     ),
     "a U-Net in a row": (
         {"model": "u_net", "placement": (0, 1, 2), "counts": (4, 2, 2), "fused": True},
@@ -143,7 +168,7 @@ def test_gradients_beside_other_pipelines() -> None:
         assert {way: worst for way, worst in found.items() if not worst < 1e-12} == {}
 
 
-@pytest.mark.parametrize("model", ["encoder_decoder", "u_net"])
+@pytest.mark.parametrize("model", ["encoder_decoder", "u_net", "two_towers", "two_heads"])
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients_on_any_placement_in_any_order(model: str, seed: int) -> None:
     places = [(0, 1), (0, 1, 2, 3), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0), ((0, 1, 2), (2, 1, 0)), (0, 0, 1, 0)]
@@ -258,11 +283,49 @@ def test_what_model_and_schedule_do_not_have_in_common_is_named() -> None:
     assert refusal(number, good) == "layer 1: 'gives' is a int: the names of side inputs are needed"
 
 
+def beginning(begins: Any) -> Model:
+    """The two towers, of which the second one `begins`."""
+    model = doubled("two_towers")
+    layers = model.build()
+    layers[4].begins = begins
+    return replace(model, layers=tuple(partial(deepcopy, layer) for layer in layers))
+
+
+def test_where_rows_begin_model_and_schedule_agree() -> None:
+    row, graph = (step_of(beginning(begins), (0, 1), (4, 6), True) for begins in (False, True))
+    for begins, problem, why in (
+        (True, row, "schedule: stage 1 begins no row, and layer 4, its first, does: profile the model and solve again"),
+        (False, graph, "schedule: stage 1 begins a row of its own, and layer 4, its first, does not: profile"),
+        ("yes", graph, "layer 4: 'begins' is a str: True, where it begins a row of its own"),
+    ):
+        assert why in refusal(beginning(begins).build(), problem)
+
+
 def test_other_engines_have_none() -> None:
     schedule = solve(Step(3, 3, fused=True, partition=(5, 3, 2)).problem(estimate(f"{__name__}:tiny", "h100")), effort=0.05)
     for target in ("torch-csv", "megatron", "deepspeed"):
         with pytest.raises(BadInput, match="has no side inputs"):
             export(schedule, target)
+
+
+def test_other_engines_have_one_row() -> None:
+    """The image stays on rank 0, so no side input goes between ranks."""
+    problem = step_of(beginning(True), (0, 1, 0, 1), (4, 3, 2, 1), True)
+    torch.set_default_dtype(torch.float32)
+    for target in ("torch-csv", "megatron"):
+        with pytest.raises(BadInput, match=r"stage 1: it begins a row of its own, and .* has stages in one row only"):
+            export(solve(problem, effort=0.05), target)
+
+
+def test_a_profile_knows_rows() -> None:
+    """Of the image tower's end nothing goes along the row, and the text tower gets the batch."""
+    profile = estimate("tests.support.side_models:two_towers", "h100")
+    assert [layer.begins for layer in profile.layers] == [i == 4 for i in range(10)]
+    assert profile.layers[3].gives == (Given("image", 768),)
+    assert [layer.output_bytes for layer in profile.layers[2:6]] == [768, 0, 512, 512]
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))).layers == profile.layers
+    heads = estimate("tests.support.side_models:two_heads", "h100")
+    assert [layer.takes for layer in heads.layers[4:]] == [("targets",), ("targets",), ("hidden",)]
 
 
 def tiny() -> Any:
@@ -312,9 +375,28 @@ def unknown() -> Any:
     return layers, sample, loss
 
 
+def alone() -> Any:
+    """A tower that gives nothing to anybody."""
+    from ..support.side_models import two_towers
+
+    layers, sample, loss = two_towers()
+    return [layers[0], *layers[4:7], layers[9]], sample, loss
+
+
+def taken() -> Any:
+    """A layer gives what is the batch's."""
+    from ..support.side_models import two_towers
+
+    layers, sample, loss = two_towers()
+    layers[3].gives = "targets"
+    return layers, sample, loss
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
+        ("alone", "layer 1: begins a row, and nothing that layers 0 to 0 give is taken behind it"),
+        ("taken", "layer 3: gives 'targets', which is the batch's: take another name"),
         ("forgotten", "layer 2: gives 'skip0', and no layer takes it"),
         ("unknown", "layer 5: takes 'skip9', and no layer gives it"),
     ],

@@ -20,15 +20,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from zbsolve import Problem, pipeline
 from zbsolve.build import with_exchange, with_sharding, with_side_inputs
 from zbsolve.exec import Pipeline
+from zbsolve.exec.backward.layer_split import run_layers
 from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import reference
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
-from zbsolve.layer import Given, Layer
+from zbsolve.layer import Given, Layer, begun_stages
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
-from zbsolve.models.sides import names_of
+from zbsolve.models.sides import batch_with, names_of, row_of
 from zbsolve.partition.stage_memory import side_inputs
 
 from .exec_tools import random_schedule, worst
@@ -47,12 +48,13 @@ def step_of(model: Model, placement: Sequence[int], counts: Sequence[int], fused
     """A step with the side inputs of the model; whole numbers have no gradient."""
     layers = []
     for i, layer in enumerate(model.build()):
-        gives, takes = names_of(layer, i)
+        gives, takes, begins = names_of(layer, i)
         given = tuple(Given(name, 8, gradient=name != "words") for name in gives)
-        layers.append(Layer(str(i), 1, 1, 1, 1, 0, 0, 0, 0, gives=given, takes=takes))
+        layers.append(Layer(str(i), 1, 1, 1, 1, 0, 0, 0, 0, gives=given, takes=takes, begins=begins))
     times = {"BW": [20] * len(counts)} if fused else {"B": [10] * len(counts), "W": [10] * len(counts)}
     where = {"placement": tuple(placement), "microbatches": MICROBATCHES, "comm": 3, "layers": tuple(counts), "X": 10}
-    return with_side_inputs(pipeline([10] * len(counts), **times, **where | how), *side_inputs(layers, counts))
+    plain = pipeline([10] * len(counts), **times, **where | how)
+    return with_side_inputs(plain, *side_inputs(layers, counts), begins=begun_stages(layers, counts))
 
 
 def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
@@ -85,10 +87,14 @@ def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
 
 
 def evaluation(runner: Pipeline, model: Model, inputs: Any, targets: Any) -> float:
-    """How far an evaluation is from that of the unsplit model."""
+    """How far an evaluation, and outputs without targets, are from those of the unsplit model."""
     whole = [layer.eval() for layer in model.build()]
     right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss, backward=False)
-    return abs(runner.evaluate(list(inputs), list(targets)) - right)
+    with torch.no_grad():
+        outputs = [row_of(run_layers(whole, batch_with(whole, x, None), 0, 0)) for x in inputs]
+    found = runner.forward(list(inputs), everywhere=True)
+    apart = max(float((a - b).abs().max()) for a, b in zip(found, outputs, strict=True))
+    return max(apart, abs(runner.evaluate(list(inputs), list(targets)) - right))
 
 
 def beside(rank: int, _: None) -> dict[str, float]:

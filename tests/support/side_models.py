@@ -1,4 +1,5 @@
-"""Models with side inputs: an encoder-decoder whose decoder layers all take the encoder's output, and a U-Net."""
+"""Models with side inputs: an encoder-decoder whose decoder layers all take the encoder's output, a U-Net, towers that join,
+and heads with losses of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve.exec import CrossEntropy
+from zbsolve.exec import CrossEntropy, auxiliary_loss
 
 WIDTH, WORDS, LONG, SHORT, ROWS = 16, 30, 6, 4, 2
 BLOCKS = 3  # of encoder and decoder each
@@ -150,3 +151,114 @@ def u_net_along() -> Any:
     """The same network, passing everything along."""
     layers, sample, loss = u_net()
     return [Along(layer) for layer in layers], sample, loss
+
+
+class Pixels(nn.Module):
+    """The image tower begins: of the batch it takes the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = self.inside(both[0])
+        return result
+
+
+class Seen(nn.Module):
+    """The image tower ends: what it gives goes beside the row, its output nowhere."""
+
+    gives = "image"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[None, Tensor]:
+        return None, self.norm(x)
+
+
+class Words(nn.Module):
+    """The text tower begins, with the batch's words."""
+
+    begins = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = self.table(both[1])
+        return result
+
+
+class Joined(nn.Module):
+    """Both towers, seen together."""
+
+    takes = "image"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross = Attention()
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        result: Tensor = self.cross(x, image)
+        return result
+
+
+def two_towers() -> Any:
+    """An image tower of 4 layers, a text tower of 3, and 3 layers that join them: 10."""
+    torch.manual_seed(0)
+    image = [Pixels(), EncoderBlock(), EncoderBlock(), Seen()]
+    text = [Words(), EncoderBlock(), EncoderBlock()]
+    layers = [*image, *text, Joined(), Joined(), nn.Linear(WIDTH, WORDS, bias=False)]
+    both = torch.randn(ROWS, LONG, WIDTH), torch.randint(WORDS, (ROWS, SHORT))
+    return layers, (both, torch.randint(WORDS, (ROWS, SHORT))), CrossEntropy()
+
+
+class Hidden(EncoderBlock):
+    """Its output goes to the heads, the last one along the row."""
+
+    gives = "hidden"
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x = super().forward(x)
+        return x, x
+
+
+class HeadBeside(nn.Module):
+    """A head with a loss of its own, of the labels shifted by one."""
+
+    takes = "targets"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = EncoderBlock(), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor | None) -> Tensor:
+        x = self.block(x)
+        if targets is not None:
+            auxiliary_loss(0.3 * CrossEntropy()(self.out(x)[:, :-1], targets[:, 1:]))
+        return x
+
+
+class MainHead(nn.Module):
+    """It begins a row of its own, and of the batch takes nothing: so it waits for the trunk alone."""
+
+    begins, takes = True, "hidden"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = EncoderBlock(), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: Tensor, hidden: Tensor) -> Tensor:
+        result: Tensor = self.out(self.block(hidden))
+        return result
+
+
+def two_heads() -> Any:
+    """A trunk of 4 layers; a head that predicts one token further, a loss of its own; and the main head."""
+    torch.manual_seed(0)
+    layers = [nn.Embedding(WORDS, WIDTH), EncoderBlock(), EncoderBlock(), Hidden(), HeadBeside(), HeadBeside(), MainHead()]
+    words = torch.randint(WORDS, (ROWS, LONG))
+    return layers, (words, words.roll(-1, 1)), CrossEntropy()

@@ -2,13 +2,16 @@
 stage attends to. It goes once to each rank that needs it, and is kept there until its last user. Gradients are summed on
 that rank and go back once.
 
-Its edges only repeat what the row of stages orders already, so any order of a step without them is one with them.
+Stages form a graph where some begin a row of their own: there is no edge to them from the stage before. Where a row orders a
+giver and its takers, edges of side inputs only repeat that. Elsewhere they order them, takers on one rank in turn. So any
+order of a step in one row is one of it as a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -44,7 +47,7 @@ class SideInput:
             yield rank, tuple(stage for stage in self.takers if route[stage] == rank)
 
 
-def with_side_inputs(problem: Problem, *sides: SideInput) -> Problem:
+def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] = ()) -> Problem:
     """`problem` with side inputs: messages from the giving stage's F to the first F that takes it on each other rank, and
     from that stage's backward to the giving stage's. Of one giver and first taker all go in one message.
 
@@ -52,14 +55,15 @@ def with_side_inputs(problem: Problem, *sides: SideInput) -> Problem:
     there that takes it; each taker until its W, where it has one. From its first backward there on a rank with several
     takers holds as much for the sum of their gradients, the giver's rank until the giver's backward.
 
-    sides: in any order.
+    sides: in any order. begins: stages but the first that begin a row of their own: they take the batch, so the stage before
+    hands nothing on to them, and gets no gradient from them.
 
     Put them in before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
     """
     check_apart(problem, "side inputs", OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES)
     if problem.slices > 1:
         raise BadInput("side inputs: sequences are cut into slices, and run knows no side inputs of slices")
-    found = _Found(problem)
+    found = _Found(_without_rows(problem, begins), begins)
     for number, side in enumerate(sides):
         _check(side, problem.stages, f"side inputs: number {number}")
         for turn, route in enumerate(problem.routes):
@@ -67,14 +71,35 @@ def with_side_inputs(problem: Problem, *sides: SideInput) -> Problem:
     return replace(problem, edges=found.edges())
 
 
-class _Found:
-    """The edges of side inputs: rows at both ends → what they hold, and what they carry with its µs."""
+def rows_begun(problem: Problem) -> tuple[int, ...]:
+    """The stages but the first that begin a row of their own: no F of theirs is handed anything along the row."""
+    p, after = problem.passes, problem.edges.after[problem.edges.carrying("activation")]
+    taking, forwards = p.stage[after[p.are("F")[after]]], p.stage[problem.rows("F")]
+    return tuple(np.setdiff1d(forwards, [0, *taking]).tolist())
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+
+def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
+    """`problem` without the edges along the row to these stages and back. Raises BadInput."""
+    if list(begins) != sorted({*begins}) or not all(0 < stage < problem.stages for stage in begins):
+        raise BadInput(f"side inputs: begins {list(begins)}: stages from 1 to {problem.stages - 1} are needed, ascending")
+    e, stage = problem.edges, problem.passes.stage
+    along = e.carrying("activation", "gradient") & (stage[e.before] != stage[e.after])
+    gone = along & np.isin(np.maximum(stage[e.before], stage[e.after]), begins)
+    if e.sent[gone].any():
+        raise BadInput("side inputs: messages occupy their sender, and a stage that begins a row is sent none")
+    return replace(problem, edges=e.only(np.flatnonzero(~gone)))
+
+
+class _Found:
+    """The edges of side inputs: rows at both ends → what they hold, and what they carry with its µs; and those that order
+    what no row does."""
+
+    def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
+        self.problem, self.begins = problem, begins
         self.forward, self.backward, self.weights = (self._rows(kinds) for kinds in (("F",), BACKWARDS, ("W",)))
         self.held: dict[tuple[int, int], int] = {}
         self.sent: dict[tuple[int, int, str], int] = {}
+        self.ordered: dict[tuple[int, int], None] = {}
 
     def _rows(self, kinds: Sequence[str]) -> Ints:
         """The row of each stage's pass of these kinds for each microbatch, shape (stages, microbatches); −1: none."""
@@ -96,6 +121,10 @@ class _Found:
                     self._hold(B[stage], W[stage], side.bytes)
             if rank != home:
                 self._send(F[side.giver], F[takers[0]], "side input", side.comm)
+            here = [side.giver] if rank == home else []
+            self._order([F[stage] for stage in (*here, *takers)], (*here, *takers))
+            back = [stage for stage in (*(here if side.gradient else ()), *trained) if (B[stage] >= 0).all()][::-1]
+            self._order([B[stage] for stage in back], back)
             if not (side.gradient and trained and (B[side.giver] >= 0).all()):
                 continue
             self._hold(B[trained[-1]], B[side.giver if rank == home else trained[0]], side.bytes)
@@ -110,6 +139,12 @@ class _Found:
     def _send(self, before: Ints, after: Ints, what: str, comm: int) -> None:
         for a, b in zip(before.tolist(), after.tolist(), strict=True):
             self.sent[a, b, what] = self.sent.get((a, b, what), 0) + comm
+
+    def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
+        """One behind the other, where the row does not put them so."""
+        for (one, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
+            if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
+                self.ordered |= dict.fromkeys(zip(one.tolist(), other.tolist(), strict=True))
 
     def edges(self) -> Edges:
         """Those of the problem, with what is held on the ones that are there, and further ones."""
@@ -126,6 +161,8 @@ class _Found:
             known = there[place] == key
             size[place[known]] += sizes[known]
             added += Edges.of(*pairs[~known].T, bytes=sizes[~known])
+        if more := [pair for pair in self.ordered if pair not in self.held]:
+            added += Edges.of(*np.array(more, np.int64).T)
         if self.sent:
             before, after, words = zip(*self.sent, strict=True)
             ends = (np.array(end, np.int64) for end in (before, after))

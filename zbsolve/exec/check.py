@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..models.losses import auxiliary_losses, without_metrics
 from ..models.model import Place
-from ..models.sides import row_of
+from ..models.sides import batch_with, row_of
 from ..problem import Problem
 from ..util.errors import BadInput
 from .backward.layer_split import run_layers
@@ -56,7 +56,7 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool
 def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
     """A microbatch's loss, with what layers add to it."""
     with auxiliary_losses() as extra:
-        output = row_of(run_layers(layers, data.inputs[m], 0, data.seed + m))
+        output = row_of(run_layers(layers, batch_with(layers, data.inputs[m], data.targets[m]), 0, data.seed + m))
         value: Tensor = without_metrics(loss(output, data.targets[m]))
     return value if extra.total is None else value + extra.total
 
@@ -84,8 +84,8 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
     None where nothing can be said: not all tensors of output and target have as many rows, the output has no gradient, or
     the loss takes no other number of rows."""
     with torch.no_grad():
-        inputs = {m: row_of(run_layers(layers, data.inputs[m], 0, data.seed + m)) for m in sorted(data.inputs)[:2]}
-        pairs = [(output, data.targets[m]) for m, output in inputs.items()]
+        both = [(m, batch_with(layers, data.inputs[m], data.targets[m])) for m in sorted(data.inputs)[:2]]
+        pairs = [(row_of(run_layers(layers, x, 0, data.seed + m)), data.targets[m]) for m, x in both]
     tensors = [tensors_of(pair) for pair in pairs]
     if len({one.shape[:1] for row in tensors for one in row}) != 1 or not tensors[0][0].dim():
         return None

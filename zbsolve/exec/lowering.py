@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..build.sides import rows_begun
 from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
@@ -145,11 +146,12 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
 
 
 def _check_inputs(problem: Problem) -> None:
-    """An edge brings what a pass takes. Only the first stage takes the batch, and the last one of the model the gradient of
-    the loss."""
+    """An edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient of
+    the loss, or of what they give beside the row."""
     p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
-    for cargo, stage in (("activation", 0), ("gradient", model_stages(problem) - 1)):
-        needs = passes_where(problem, "takes", cargo) & (p.stage != stage)
+    first = np.array([0, *rows_begun(problem)])
+    for cargo, stages in (("activation", first), ("gradient", [*(first - 1), model_stages(problem) - 1])):
+        needs = passes_where(problem, "takes", cargo) & ~np.isin(p.stage, stages)
         needs[e.after[e.carrying(cargo)]] = False
         missing |= needs
     if missing.any():

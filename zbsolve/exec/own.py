@@ -20,6 +20,7 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .mesh.place import parallelized
 from .sharding.rank import ShardedParameters
+from .sides import reading
 from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
@@ -58,6 +59,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     check_untrained(problem, counts, program.stages, layers)
     if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
+    program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
     if how is not None and given.mesh is not None and given.mesh.others:
         raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
     if how is not None and NAME in names:

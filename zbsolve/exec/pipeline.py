@@ -279,9 +279,10 @@ class Pipeline:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
         inputs, targets: the batch, split into equal microbatches along dimension 0, or a microbatch each; shapes may differ
-            from one to the next. Inputs are read on ranks of the first stage, targets on those of the last. As a mapping
-            they need to hold only the microbatches that run there (`self.inputs`, `self.targets`). With slices tensors are
-            (batch, length, …), and each label of a microbatch counts alike in its loss.
+            from one to the next. Inputs are read on ranks of the first stage, targets on those of the last, and each where
+            layers take it (see `docs/side-inputs.md`). As a mapping they need to hold only the microbatches that run there
+            (`self.inputs`, `self.targets`). With slices tensors are (batch, length, …), and each label of a microbatch
+            counts alike in its loss.
         uneven: any number of rows will do; every row of `targets` counts alike in the mean.
         scaler: a gradient scaler (`ShardedGradScaler`): gradients are of the loss times its scale; the loss in the result is
             not.

@@ -9,26 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..build.sides import SideInput
+from ..build.sides import SideInput, rows_begun
 from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, VOCABULARY
-from ..layer import side_values
+from ..layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..models.sides import Carried, names_of, outer_names
 from ..problem import Problem
 from ..util.errors import BadInput
 from .backward.passes import HANDLERS as PLAIN
 from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
-from .base.values import trained
+from .base.values import constant, trained
 from .connecting import Connecting
 from .transport.peers import Peers, together
 
 NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL)
-Names = tuple[Sequence[str], Sequence[str]]  # that a layer gives, that it takes
 
 
 class SideValues:
@@ -37,35 +38,42 @@ class SideValues:
 
     def __init__(self, stages: Mapping[int, Any]) -> None:
         self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
+        self.last = {number for number, stage in stages.items() if stage.loss is not None}
+        self._begun = {number for number, stage in stages.items() if names_of(stage.layers[0]).begins}
         self.values: dict[tuple[str, int], Any] = {}
         self.gradients: dict[tuple[str, int], list[Any]] = {}
         # Names, and how many tensors with a gradient each has, of what a stage got and made.
         self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self.made: dict[tuple[int, int], list[tuple[str, int]]] = {}
+        self._rows: dict[tuple[int, int], int] = {}  # how many tensors with a gradient a stage's output has
 
-    def into(self, number: int, microbatch: int, x: Any) -> Any:
-        """What the stage gets: `x`, which may bring side inputs with it, and those that it takes."""
+    def into(self, number: int, microbatch: int, x: Any, batch: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """What the stage gets: `x`, which may bring side inputs with it, and those that it takes, also of the `batch`."""
         takes = self.names[number][1]
         if isinstance(x, Carried):
             self.values |= {(name, microbatch): value for name, value in x.sides.items()}
             x = x.row
-        sides = {name: self.values[name, microbatch] for name in takes}
+        x = None if number and number in self._begun else x
+        sides = {name: batch[name] if name in batch else self.values[name, microbatch] for name in takes}
         self._got[number, microbatch] = _counted(sides)
         return Carried(x, sides) if takes else x
 
     def out(self, number: int, microbatch: int, y: Any) -> Any:
         """Of what the stage made the row's value, which goes on. What it gives stays here."""
-        if not isinstance(y, Carried):
+        if number in self.last:
             return y
-        self.made[number, microbatch] = _counted(y.sides)
-        self.values |= {(name, microbatch): y.sides[name] for name in self.names[number][0]}
-        return y.row
+        row, sides = y if isinstance(y, Carried) else (y, {})
+        self._rows[number, microbatch], self.made[number, microbatch] = len(trained(row)), _counted(sides)
+        self.values |= {(name, microbatch): sides[name] for name in self.names[number][0]}
+        return row
 
     def back_into(self, number: int, microbatch: int, given: Any) -> Any:
-        """The gradients of all that the stage made; None where the loss makes them."""
-        if given is None:
+        """The gradients of all that the stage made; None where the loss makes them. given: of its output, none where
+        that goes nowhere."""
+        if number in self.last:
             return None
-        gives, gradients = self.names[number][0], list(given)
+        count = self._rows.pop((number, microbatch))
+        gives, gradients = self.names[number][0], list(given or [None] * count)
         for name, count in self.made.pop((number, microbatch), ()):  # what it took goes through it, too
             gradients += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
         return gradients
@@ -86,7 +94,7 @@ class SideValues:
 
     def forget(self) -> None:
         """Drop all microbatches."""
-        for by_microbatch in (self.values, self.gradients, self._got, self.made):
+        for by_microbatch in (self.values, self.gradients, self._got, self.made, self._rows):
             by_microbatch.clear()
 
 
@@ -109,6 +117,11 @@ class Between(NamedTuple):
         for name, (giver, takers) in sorted(side_values(names).items()):
             if later := tuple(sorted({stage[i] for i in takers} - {stage[giver]})):
                 ends[name] = SideInput(stage[giver], later)
+        if different := sorted({*begun_stages(names, counts)} ^ {*rows_begun(problem)}):
+            here, first = different[0], sum(counts[: different[0]])
+            does = ("no row", "does") if names[first].begins else ("a row of its own", "does not")
+            which = f"stage {here} begins {does[0]}, and layer {first}, its first, {does[1]}"
+            raise BadInput(f"schedule: {which}: profile the model and solve again")
         some = any(map(any, names))
         for feature in NOT_WITH if some else ():
             if problem.passes.that(feature=feature).any():
@@ -182,9 +195,12 @@ class SideInputs(Part):
         """A forward gets what its stage takes and leaves what it gives; a backward does so with gradients."""
 
         def forward(state: RankState, action: Action, given: Any) -> Any:
-            stage, m = action.stage, action.part
-            x = self.here.into(stage, m, state.data.inputs[m] if given is None else given)
-            for name in self.here.names[stage][1]:
+            stage, m, takes = action.stage, action.part, self.here.names[action.stage][1]
+            sources = (INPUTS, state.data.inputs), (TARGETS, state.data.targets)
+            batch = {name: constant(part.get(m)) for name, part in sources if name in takes}
+            x = given if stage or given is not None else state.data.inputs[m]
+            x = self.here.into(stage, m, x, batch)
+            for name in (one for one in takes if one not in batch):
                 self._used(name, m)
             y = self.here.out(stage, m, run(state, action, x))
             for message in (one for one in action.sends if one.beside):
@@ -192,7 +208,7 @@ class SideInputs(Part):
             for name in self.here.names[stage][0]:
                 if name not in self.between.ends:  # its takers are in this stage
                     self.here.values.pop((name, m), None)
-            return y
+            return () if y is None else y  # where a row ends, layers may return nothing
 
         def backward(state: RankState, action: Action, given: Any) -> Any:
             stage, m = action.stage, action.part
@@ -261,8 +277,19 @@ def told(peers: Peers, mine: Mapping[int, Names], layers: int) -> list[Names]:
     body = json.dumps(list(mine.items())).encode()
     length = int(_everybody(peers, torch.tensor([len(body)])).max())
     rows = _everybody(peers, torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8))
-    known = {number: names for row in rows for number, names in json.loads(row.numpy().tobytes())}
-    return [known.get(number, ((), ())) for number in range(layers)]
+    known = {number: Names(*names) for row in rows for number, names in json.loads(row.numpy().tobytes())}
+    return [known.get(number, Names()) for number in range(layers)]
+
+
+def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Program:
+    """The program, which reads of the batch what its layers take of it, too. stages: layers of each of the rank's."""
+    takes = {stage: outer_names(layers)[1] for stage, layers in stages.items()}
+
+    def read(before: Sequence[int], name: str) -> tuple[int, ...]:
+        forwards = (one for one in program.actions if one.kind == "F" and name in takes[one.stage])
+        return tuple(sorted({*before, *(one.part for one in forwards)}))
+
+    return replace(program, inputs=read(program.inputs, INPUTS), targets=read(program.targets, TARGETS))
 
 
 def _everybody(peers: Peers, mine: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A profile's step with side inputs: layers say which they give and take, and how many bytes these have."""
+"""A profile's step with side inputs: layers say what they give and take, of how many bytes, and where a row begins."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import Any
 
 from ..build.mixing import checked_room
 from ..build.sides import with_side_inputs
+from ..layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
 from .feature import Feature
 
 
 def has_sides(profile: Any) -> bool:
-    """Whether a layer gives some."""
-    return any(layer.gives for layer in profile.layers)
+    """Whether a layer gives or takes some, or begins a row of its own."""
+    return any(any(layer.names) for layer in profile.layers)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
     if not has_sides(staged.profile):
         return problem
     sides = side_inputs(staged.model.layers, staged.counts, staged.profile.link)
-    found = with_side_inputs(problem, *sides)
+    found = with_side_inputs(problem, *sides, begins=begun_stages(staged.model.layers, staged.counts))
     return found if staged.profile.microbatch_factors else checked_room(found)
 
 

@@ -124,7 +124,7 @@ def plain_step(staged: Staged) -> Problem:
     again = recomputed_layers(step.recompute, counts)
     # What the layers behind them keep is no part of slices: these recompute whole stages.
     beside = [costs.memory.kept_beside(here, n) if n else 0 for here, n in zip(layer_ranges(counts), again, strict=True)]
-    inputs = [0, *(stage[-1].output_bytes for stage in stages[:-1])]
+    inputs = [0, *(0 if b[0].begins else a[-1].output_bytes for a, b in pairwise(stages))]
     turns = costs.microbatches // (len(cuts) - 1)  # rows have a number, or one a slice of each microbatch
 
     def row(stage: Sequence[Layer], kind: str) -> Any:

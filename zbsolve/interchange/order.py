@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..build.links import without_links
+from ..build.sides import rows_begun
 from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING
 from ..placement import describe
@@ -206,6 +207,8 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
 def _check_edges(schedule: Schedule, target: Target) -> None:
     """What waits on another rank must wait for a message that the engine sends. (On one rank the line says it all.)"""
     problem, says = schedule.problem, f"{target.engine} links ranks by activations and gradients only"
+    if begun := rows_begun(problem):
+        raise Refused(f"stage {begun[0]}: it begins a row of its own, and {target.engine} has stages in one row only")
     edges, names, rank = problem.edges, problem.names, problem.passes.rank
     silent = (rank[edges.before] != rank[edges.after]) & ~edges.carrying("activation", "gradient")
     for i in np.flatnonzero(silent).tolist():

@@ -1,5 +1,6 @@
 """Side inputs of a model: a layer's attribute `gives` names what it returns behind its output, and `takes` names what later
-layers are called with behind their input (see `docs/side-inputs.md`)."""
+layers are called with behind their input. One that `begins` takes the batch, and not what the layer before returned (see
+`docs/side-inputs.md`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..layer import INPUTS, TARGETS, Names
 from ..util.errors import BadInput
 
 
@@ -17,32 +19,44 @@ class Carried(NamedTuple):
     sides: dict[str, Any]
 
 
-def names_of(layer: nn.Module, number: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a layer gives and takes. number: of the layer, for errors. Raises BadInput for something else than names."""
-    each = {what: getattr(layer, what, ()) for what in ("gives", "takes")}
-    for what, value in each.items():
-        names = each[what] = (value,) if isinstance(value, str) else value
+def names_of(layer: nn.Module, number: int | None = None) -> Names:
+    """What a layer gives and takes, and whether it begins a row. number: of the layer, for errors. Raises BadInput for
+    something else than names, and than yes or no."""
+    each, where = dict[str, tuple[str, ...]](), type(layer).__name__ if number is None else f"layer {number}"
+    for what in ("gives", "takes"):
+        value = getattr(layer, what, ())
+        names = (value,) if isinstance(value, str) else value
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) and name for name in names):
-            where = type(layer).__name__ if number is None else f"layer {number}"
             raise BadInput(f"{where}: '{what}' is a {type(value).__name__}: the names of side inputs are needed")
-    return tuple(each["gives"]), tuple(each["takes"])
+        each[what] = tuple(names)
+    begins = getattr(layer, "begins", False)
+    if not isinstance(begins, bool):
+        raise BadInput(f"{where}: 'begins' is a {type(begins).__name__}: True, where it begins a row of its own")
+    return Names(each["gives"], each["takes"], begins)
 
 
 def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What some layers in turn give, and what they take of layers before them, sorted."""
+    """What some layers in turn give, and what they take of layers before them and of the batch, sorted."""
     gives, takes = set[str](), set[str]()
     for layer in layers:
-        given, taken = names_of(layer)
-        takes |= {*taken} - gives
+        given, taken, begins = names_of(layer)
+        takes |= {*taken, *([INPUTS] if begins else ())} - gives
         gives |= {*given}
     return tuple(sorted(gives)), tuple(sorted(takes))
+
+
+def batch_with(layers: Any, inputs: Any, target: Any) -> Any:
+    """What the first of all `layers` gets: the inputs, with what later ones take of the batch."""
+    batch = {name: {INPUTS: inputs, TARGETS: target}[name] for name in outer_names(layers)[1] if name in (INPUTS, TARGETS)}
+    return Carried(inputs, batch) if batch else inputs
 
 
 def called(layer: nn.Module, x: Any) -> Any:
     """What a layer makes of its input, with side inputs where there are some. Raises BadInput where it does not give what it
     says, or something is not there that it takes."""
-    gives, takes = names_of(layer)
+    gives, takes, begins = names_of(layer)
     row, sides = x if isinstance(x, Carried) else (x, {})
+    row = sides.get(INPUTS, row) if begins else row
     if missing := [name for name in takes if name not in sides]:
         raise BadInput(f"{type(layer).__name__}: takes '{missing[0]}', which no layer before it gives")
     y = layer(row, *(sides[name] for name in takes))

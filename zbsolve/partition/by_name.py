@@ -20,11 +20,12 @@ from math import ceil
 
 import numpy as np
 
-from ..layer import layer_cuts
+from ..layer import begun, begun_stages, layer_cuts
 from ..util.errors import BadInput
 from .cut_table import Floats
 from .cuts import alpa, balanced_ranks, equal, even, spans
 from .stage_costs import StageCosts
+from .stage_memory import side_inputs
 
 NAMES = ("equal", "balanced", "alpa", "memory")
 SEARCHED = (*NAMES, "F+B")  # of which `--partition auto` tries all
@@ -167,13 +168,29 @@ WORTH = 0.01  # the share that even work has to save in a greedy step; searches 
 
 def balanced_or_equal(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...]:
     """`balanced_ranks`; where a rank holds several stages `equal`, unless that takes longer in a greedy step or needs more
-    memory than there is. work: µs of each layer for one microbatch. Raises BadInput for fewer layers than stages."""
+    memory than there is; of several rows `by_rows`, where that takes less in one. work: µs of each layer for one microbatch.
+    Raises BadInput for fewer layers than stages."""
     found = balanced_ranks(work, costs.routes, costs.factors.tolist())
     usual = equal([(c.parameter_bytes, c.output_bytes) for c in costs.layers], costs.stages)
-    if costs.single or found == usual or _beyond(costs, usual) > _beyond(costs, found):
+    if not costs.single and found != usual and _beyond(costs, usual) <= _beyond(costs, found):
+        longest = (1 - WORTH) * greedy_step(costs, usual, work)
+        found = found if greedy_step(costs, found, work) < longest else usual
+    apart = by_rows(costs, work)
+    if apart is None or _beyond(costs, apart) > _beyond(costs, found):
         return found
-    longest = (1 - WORTH) * greedy_step(costs, usual, work)
-    return found if greedy_step(costs, found, work) < longest else usual
+    return apart if greedy_step(costs, apart, work) < greedy_step(costs, found, work) else found
+
+
+def by_rows(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...] | None:
+    """`balanced` of those partitions where no stage has layers of two rows, so that rows run beside each other; None for one
+    row, and where there are more rows than stages."""
+    rows = begun(costs.layers)
+    if not rows or len(rows) >= costs.stages:
+        return None
+    row, each = np.searchsorted(rows, np.arange(len(costs.layers)), "right"), spans(work)
+    each[:-1, 1:][row[:, None] != row[None]] = np.inf
+    factors = costs.factors
+    return even(lambda s: each[None] * factors[costs.stages - s], len(costs.layers), costs.stages)
 
 
 def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float]) -> float:
@@ -184,24 +201,25 @@ def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float])
     late = [0.0 if costs.fused else c.W for c in costs.layers]
     backward = [whole - f - w for whole, f, w in zip(work, forward, late, strict=True)]
     F, B, W = (_of_stages(costs, counts, one).tolist() for one in (forward, backward, late))
-    sent = (costs.messages[layer_cuts(counts)[1:-1]] / 2e3 * costs.between_ranks).tolist()
     # Positions of a microbatch: its forwards, its backwards, and as many further its weight gradients.
-    times, waits = [*F, *reversed(B), *reversed(W)], [*sent, 0.0, *reversed(sent), 0.0]
+    times, behind = [*F, *reversed(B), *reversed(W)], _waiting(costs, counts)
+    lacking = [Counter(to for one in behind for to, _ in one) for _ in range(microbatches)]
     places = [*range(stages), *reversed(range(stages)), *reversed(range(stages))]
     turns = [1] * stages + [0] * stages + [2] * stages
     free, ready = [0.0] * costs.ranks, [list[tuple[int, int, int]]() for _ in range(costs.ranks)]
-    events, woken = [(0.0, k, 0, False) for k in range(microbatches)], set[int]()  # when, microbatch, position, ended
+    first = [at for at in range(stages) if not lacking[0][at]]
+    events, woken = [(0.0, k, at, False) for k in range(microbatches) for at in first], set[int]()  # when, which, ended
     while events:
         now, k, at, ended = heappop(events)
         rank = costs.routes[k % len(costs.routes)][places[at]]
         woken.add(rank)
-        if not ended:
-            heappush(ready[rank], (turns[at], -at, k))
-        elif at < 2 * stages:
-            if at + 1 < 2 * stages:
-                heappush(events, (now + waits[at], k, at + 1, False))
-            if at >= stages:
-                heappush(events, (now, k, at + stages, False))
+        if ended:
+            for to, wait in behind[at]:
+                heappush(events, (now + wait, k, to, False))
+        else:
+            lacking[k][at] -= 1
+            if lacking[k][at] <= 0:
+                heappush(ready[rank], (turns[at], -at, k))
         if events and events[0][0] <= now:
             continue
         for rank in [rank for rank in woken if ready[rank] and free[rank] <= now]:
@@ -211,6 +229,26 @@ def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float])
         woken.clear()
     busiest = float((costs.shares @ _of_stages(costs, counts, work)).max())
     return max(free) + (costs.microbatches - microbatches) * busiest
+
+
+def _waiting(costs: StageCosts, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """For each position of a microbatch (see `greedy_step`) those that wait for it, and µs of the message to them."""
+    stages, begins = costs.stages, {*begun_stages(costs.layers, counts), costs.stages}
+    sent = (costs.messages[layer_cuts(counts)[1:-1]] / 2e3 * costs.between_ranks).tolist()
+    last, found = 2 * stages - 1, [list[tuple[int, float]]() for _ in range(3 * stages)]
+    for stage in range(stages):
+        if stage + 1 in begins:
+            found[stage].append((last - stage, 0.0))
+        else:
+            found[stage].append((stage + 1, sent[stage]))
+            found[last - stage - 1].append((last - stage, sent[stage]))
+        found[last - stage].append((last - stage + stages, 0.0))
+    for side in side_inputs(costs.layers, counts, costs.link):
+        for taker in side.takers:
+            found[side.giver].append((taker, float(side.comm)))
+            if side.gradient:
+                found[last - taker].append((last - side.giver, float(side.comm)))
+    return found
 
 
 def _of_stages(costs: StageCosts, counts: Sequence[int], each: Sequence[float]) -> Floats:

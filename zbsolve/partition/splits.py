@@ -62,8 +62,9 @@ class Splits:
 
     @classmethod
     def of(cls, costs: StageCosts) -> Splits | None:
-        """Of a step; None where stages' times are not the sums of their layers', or microbatches take several routes."""
-        plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained
+        """Of a step; None where stages' times are not the sums of their layers', stages are no row, or microbatches take
+        several routes."""
+        plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained and costs.row
         if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
             return None
         kinds = ("F", "BW") if costs.fused else ("F", "B", "W")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layer import Layer, Link, Tied, layer_cuts, split_known, untrained_layers
+from ..layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_known, untrained_layers
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cut_table import Floats, cut_dp
@@ -194,15 +194,56 @@ class StageCosts:
 
     @cached_property
     def messages(self) -> Floats:
-        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back."""
-        ways = [1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
+        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back; none where a row begins."""
+        rows = {*begun(self.layers)}
+        ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
         return np.rint([0.0, *(1e3 * n * self.link.message(one) for n, one in zip(ways, self.layers, strict=True))])
+
+    @cached_property
+    def row(self) -> bool:
+        """Whether the layers are one row: none but the first begins one."""
+        return not begun(self.layers)
+
+    @cached_property
+    def ways(self) -> Ways:
+        """The longest ways of a microbatch through the layers as a graph (see `Ways`)."""
+        return Ways.of(self.layers, self.fused)
 
     def steps(self, factor: float = 1.0) -> tuple[Floats, Floats]:
         """[a, b]: µs of a stage's work (times `factor`) and of its all-to-alls, as whole ns: the longer of both, which is
         what each microbatch adds behind the slowest stage, and the other, which the first one's way takes too."""
         work, sent = np.rint(1e3 * (factor * spans(self.times))), np.rint(1e3 * spans(self.all_to_alls))
         return np.maximum(work, sent), np.minimum(work, sent)
+
+
+class Ways(NamedTuple):
+    """µs of the longest ways of one microbatch through a graph of layers, without messages: to each layer's F, and behind
+    its B (or BW), shape (layers + 1,) each, infinite behind the last; and whole ways through each layer's F, and through
+    its B, shape (layers,) each. In one row these are sums of all layers before, and of all layers."""
+
+    to_f: Floats
+    behind_b: Floats
+    through_f: Floats
+    through_b: Floats
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], fused: bool) -> Ways:
+        """A layer waits for the one before, unless it begins a row, and for those that give what it takes; a gradient goes
+        back to all of these but givers that get none."""
+        n, values = len(layers), side_values([one.names for one in layers])
+        F, B = (np.array([getattr(one, kind) for one in layers], np.float64) for kind in ("F", "BW" if fused else "B"))
+        links = [(i - 1, i, True) for i in range(1, n) if not layers[i].begins]
+        links += [(i, j, given.gradient) for i in range(n) for given in layers[i].gives for j in values[given.name][1]]
+        links.sort(key=lambda link: link[1])
+        to_f, behind_b = (np.append(np.zeros(n), np.inf) for _ in range(2))
+        for i, j, back in links:
+            to_f[j] = max(to_f[j], to_f[i] + F[i])
+            behind_b[j] = max(behind_b[j], behind_b[i] + B[i]) if back else behind_b[j]
+        from_f, to_b = B + behind_b[:-1], to_f[:-1] + F
+        for i, j, back in sorted(links, reverse=True):
+            from_f[i] = max(from_f[i], F[j] + from_f[j])
+            to_b[i] = max(to_b[i], to_b[j] + B[j]) if back else to_b[i]
+        return cls(to_f, behind_b, to_f[:-1] + F + from_f, to_b + B + behind_b[:-1])
 
 
 HALF = 0.5  # µs: durations are whole, so each may be so much less than its layers say
@@ -212,10 +253,11 @@ def least_step(costs: StageCosts, objective: str) -> int:
     """µs: no schedule of any partition takes less, on these ranks and this placement.
 
     Stage j starts when F went through the layers before, then works m times, and behind its last B the B of the layers
-    before are still to come, all-to-alls on both ways. And one microbatch's whole way, F and B of all layers, comes behind
-    m − 1 passes F of each stage, or before as many B. The least maximum of both over j is a dynamic programme. In any case:
-    all work over all ranks, and what each rank waits for before its first stage and behind that one's last backward. Of
-    a sharded vocabulary S and T are work of every rank. Where microbatches take several routes: the work alone.
+    before are still to come, all-to-alls on both ways. And one microbatch's whole way through the stage, F and B of all
+    layers in one row, comes behind m − 1 passes F of it, or before as many B. The least maximum of both over j is a
+    dynamic programme. In any case: all work over all ranks, and what each rank waits for before its first stage and behind
+    that one's last backward. Of a sharded vocabulary S and T are work of every rank. Where microbatches take several
+    routes: the work alone.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
@@ -227,11 +269,11 @@ def least_step(costs: StageCosts, objective: str) -> int:
     roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
     total = _of_all(costs, np.asarray(once), roundings)
     alone = len(costs.routes) > 1 or objective == "span"
-    idle = 0.0 if alone else float((_ends(costs, sums) / factors).sum())
+    idle = 0.0 if alone else float((_ends(costs) / factors).sum())
     shared = ceil((float(total) + idle) / float((1 / factors).sum()) - 1e-6)
     if len(costs.routes) > 1:
         return shared
-    way = 0.0 if objective == "span" else float(_ways(costs, sums).sum(axis=0)[-1])
+    ways = [_most(one) for one in _whole_ways(costs)]
 
     def price(s: int) -> Floats:
         stage = costs.stages - s
@@ -239,7 +281,9 @@ def least_step(costs: StageCosts, objective: str) -> int:
         # One microbatch's whole way is behind the others' F on the stage, or before their B.
         if costs.microbatches > 1 and objective != "span":
             passes = [_at_least(costs, one, kind, costs.factors[stage]) for one, kind in zip(sums, "FB", strict=False)]
-            found = np.maximum(found, way + (costs.microbatches - 1) * np.max(passes, axis=0))
+            found = np.max(
+                [found, *(way + (costs.microbatches - 1) * one for way, one in zip(ways, passes, strict=True))], 0
+            )
         return np.asarray(found)[None]
 
     table = cut_dp(len(costs.layers), costs.stages, price, maximum=True)
@@ -253,36 +297,56 @@ def _message(costs: StageCosts) -> float:
     return max(0.0, time - HALF * bool(costs.microbatch_factors))
 
 
-def _at_least(costs: StageCosts, times: Floats, kind: str, factor: float, stages: int = 1) -> Floats:
-    """µs of the shortest microbatch's passes of a kind, on so many stages whose layers take `times`, at least: roundings are
-    off."""
-    off = _rounding(costs, "BW" if kind == "B" and costs.fused else kind)
-    shortest = min(costs.microbatch_factors, default=1.0)
-    once = np.asarray(times) * factor - stages * (off * factor + HALF * bool(costs.rank_factors))
-    return np.asarray(np.maximum(0.0, shortest * once - HALF * stages * bool(costs.microbatch_factors)))
+def _at_least(costs: StageCosts, times: Floats, kinds: str, factor: float, stages: int = 1) -> Floats:
+    """µs of the shortest microbatch's passes of these kinds, on so many stages whose layers take `times`, at least:
+    roundings are off."""
+    off = sum(_rounding(costs, "BW" if kind == "B" and costs.fused else kind) for kind in kinds)
+    shortest, again = min(costs.microbatch_factors, default=1.0), HALF * len(kinds)
+    once = np.asarray(times) * factor - stages * (off * factor + again * bool(costs.rank_factors))
+    return np.asarray(np.maximum(0.0, shortest * once - again * stages * bool(costs.microbatch_factors)))
 
 
-def _ways(costs: StageCosts, sums: list[Floats]) -> Floats:
-    """[way, s]: µs of a microbatch's F through the first s stages, and of its B (or BW) back through them, with messages, at
-    least: each stage has a layer, so those have the first s layers or more. Of all stages: all layers."""
-    factor, stages, each = min(costs.rank_factors, default=1.0), costs.stages, _message(costs)
-    hops = np.concatenate([[0], np.cumsum(np.diff(costs.routes[0]) != 0)])
-    hops = np.append(hops, hops[-1])
-    reach = [*range(stages), len(costs.layers)]
-
-    def way(layers: Floats, kind: str, message: float) -> list[float]:
-        through = [_at_least(costs, layers[n] if n else np.zeros(()), kind, factor, s) for s, n in enumerate(reach)]
-        return [float(time) + hops[s] * message for s, time in enumerate(through)]
-
-    return np.array([way(sums[0][0], "F", each), way(sums[1][0], "B", 0.0 if costs.untrained else each)])
+def _hops(costs: StageCosts, stages: int) -> int:
+    """Messages on the way through so many stages, at least: none where a way may begin anywhere."""
+    return int(np.count_nonzero(np.diff(costs.routes[0][:stages]))) if costs.row else 0
 
 
-def _ends(costs: StageCosts, sums: list[Floats]) -> Floats:
-    """µs that each rank waits, at least: before the first F of its first stage, and behind that stage's last backward.
-    Where the backward is split a W may be last there, and T of a sharded vocabulary: then nothing is sure to come."""
-    first = [costs.routes[0].index(rank) for rank in range(costs.ranks)]
-    ways = _ways(costs, sums)[:, first]
-    return np.asarray(ways[0] + (ways[1] if costs.fused and not costs.vocabulary.barriers else 0.0))
+def _whole_ways(costs: StageCosts) -> list[Floats]:
+    """µs of a microbatch's whole way through each layer's F, and through its B, with messages, at least."""
+    sent = _hops(costs, costs.stages) * _message(costs) * (1 if costs.untrained else 2)
+    factor, (*_, through_f, through_b) = min(costs.rank_factors, default=1.0), costs.ways
+    return [sent + _at_least(costs, one, "FB", factor, costs.stages) for one in (through_f, through_b)]
+
+
+def _most(each: Floats) -> Floats:
+    """[a, b]: the most of a … b − 1, shape (layers + 1, layers + 1)."""
+    found = np.zeros((len(each) + 1, len(each) + 1))
+    for a in range(len(each)):
+        found[a, a + 1 :] = np.maximum.accumulate(each[a:])
+    return found
+
+
+def _ends(costs: StageCosts) -> Floats:
+    """µs that each rank waits, at least: before the first F of any of its stages, and behind the last backward of any. In a
+    row that is its first stage. Where the backward is split a W may be last there, and T of a sharded vocabulary: then
+    nothing is sure to come.
+
+    Each stage has a layer, so before one are as many layers as stages, or more, and behind it too."""
+    route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
+    both = [("F", costs.ways.to_f, True)]
+    if costs.fused and not costs.vocabulary.barriers:
+        both.append(("B", costs.ways.behind_b, not costs.untrained))
+    found = np.zeros(costs.ranks)
+    for kind, way, sent in both:
+        least = np.array([_end(costs, s, float(way[s : s + more + 1].min()), kind, sent) for s in range(costs.stages)])
+        found += [least[route == rank].min() for rank in range(costs.ranks)]
+    return found
+
+
+def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: bool) -> float:
+    """µs of a way of passes of a kind to a stage, or from it, with messages where some are sent, at least."""
+    factor = min(costs.rank_factors, default=1.0)
+    return float(_at_least(costs, np.array(way), kind, factor, stage)) + sent * _hops(costs, stage + 1) * _message(costs)
 
 
 def _rounding(costs: StageCosts, kind: str) -> float:
@@ -321,13 +385,16 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     if objective == "span" or stage == 0:
         return np.asarray(work)
     rounding = stage * (max(rounded) * factors.max() + slower)
-    before = [np.maximum(0.0, factors.min() * np.nan_to_num(one[0], posinf=0.0) - rounding) for one in sums[:2]]
+    ways = [np.nan_to_num(one, posinf=0.0) for one in costs.ways[:2]]
+    before = [np.maximum(0.0, factors.min() * one - rounding) for one in ways]
     before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = _message(costs)
     sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
-    hops = int(np.count_nonzero(np.diff(costs.routes[0][: stage + 1])))
-    head, tail = (np.asarray(one) + others + hops * each for one, each in zip(before, (message, sent_back), strict=True))
+    head, tail = (
+        np.asarray(one) + others + _hops(costs, stage + 1) * each
+        for one, each in zip(before, (message, sent_back), strict=True)
+    )
     between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))

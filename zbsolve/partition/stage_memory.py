@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -69,8 +70,7 @@ class StageMemory:
     @cached_property
     def _counted_twice(self) -> Floats:
         """[a]: of tensors that layers before a count and the next one too."""
-        pairs = zip(self.layers, self.layers[1:], strict=False)
-        twice = [max(a.output_kept, b.input_unneeded) for a, b in pairs]
+        twice = [0 if b.begins else max(a.output_kept, b.input_unneeded) for a, b in pairwise(self.layers)]
         return np.concatenate([[0.0], np.cumsum(np.array(twice, np.float64)), [0.0]])
 
     @cached_property
@@ -171,9 +171,11 @@ class StageMemory:
 
     @cached_property
     def _messages(self) -> Floats:
-        """[a]: bytes of messages over a cut before layer a, on each side of it: none before the first layer and behind the
-        last."""
-        return np.array([0, *(MESSAGES * ceil(self.largest * one.output_bytes) for one in self.layers[:-1]), 0], np.float64)
+        """[a]: bytes of messages over a cut before layer a, on each side of it: none before a layer that begins a row and
+        behind the last."""
+        pairs = pairwise(self.layers)
+        sent = [0 if b.begins else MESSAGES * ceil(self.largest * a.output_bytes) for a, b in pairs]
+        return np.array([0, *sent, 0], np.float64)
 
     def messages(self, a: Place, b: Place) -> Any:
         """Bytes of messages at both ends of a stage, as many as usually wait. More do where a rank runs far ahead of the
@@ -212,7 +214,7 @@ class StageMemory:
     def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
         """How large messages between stages with so many layers are, and what each rank keeps free for them."""
         ranges = layer_ranges(counts)
-        sizes = tuple(ceil(self.largest * self.layers[here.stop - 1].output_bytes) for here in ranges[:-1])
+        sizes = tuple(int(self._messages[here.stop]) // MESSAGES for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
         reserved, sides = [sum(int(self.messages(*end)) for end in one) for one in ends], dict[tuple[int, int], int]()
         for side in side_inputs(self.layers, counts):
@@ -233,7 +235,7 @@ class StageMemory:
 def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_LINK) -> tuple[SideInput, ...]:
     """What goes from stage to stage beside the row, where stages have so many layers; those with the same ends together.
     Raises BadInput where layers do not fit each other."""
-    values = side_values([(tuple(one.name for one in layer.gives), layer.takes) for layer in layers])
+    values = side_values([layer.names for layer in layers])
     stage = [s for s, count in enumerate(counts) for _ in range(count)]
     size: dict[tuple[int, tuple[int, ...], bool], int] = {}
     for layer in layers:

@@ -218,6 +218,7 @@ def point_of(profile: Profile, where: str) -> Point:
             ("buffer_bytes", buffers, "a plan does not count weights that are no parameters"),
             ("all_to_all", layer.all_to_all, "expert parallelism is not in the space of plans"),
             ("gives", layer.gives, "a plan takes layers without side inputs"),
+            ("begins", layer.begins, "a plan takes one row of layers"),
         ):
             if there:
                 raise BadInput(f"{where}: field '{name}': {why}")

@@ -179,7 +179,7 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
 def check_sides(layers: Sequence[Layer], where: str) -> None:
     """Raise BadInput where layers give and take side inputs that do not fit each other."""
     try:
-        side_values([(tuple(one.name for one in layer.gives), layer.takes) for layer in layers])
+        side_values([layer.names for layer in layers])
     except BadInput as error:
         raise BadInput(f"{where}: {error}") from None
 

@@ -69,7 +69,7 @@ PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")
 # Fields of layers that files leave out where there is nothing, as before there were such fields.
 OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
 OF_SIZES = ("fixed_F", "fixed_B", "fixed_W", "fixed_BW")
-NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "gives", "takes")
+NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "gives", "takes", "begins")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..device.rank_device import RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
 from ..lowering import lower
+from ..sides import reading
 from ..slices.cutting import Cutting
 from ..transport.format import Format
 from ..transport.mailbox import Mailbox
@@ -200,6 +201,7 @@ class ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
         view, peers = pipeline.view.forwards(count), pipeline.peers
         program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
+        program = reading(program, {s: one.layers for s, one in pipeline.stages.items()})
         gpu, mailbox = device_and_mailbox(peers, program, pipeline, pipeline.hooks)
         stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)

@@ -146,7 +146,7 @@ class End:
         """A higher loss, to `grain` µs, by tries of `most` microbatches at most: so many partial orders in one, `allowed` in
         all; how many were tried."""
         tried, self.step = 0, max(self.step, grain)
-        while self.step >= grain and tried < allowed:
+        while self.step >= grain and tried < allowed and self.loss < WINDOW:  # more is lost where nothing fits the memory
             answer, count, reached = self.attempt(self.loss + self.step, min(states, allowed - tried), most)
             tried += count
             if answer is Answer.REFUTED:
