@@ -1,0 +1,136 @@
+"""Builds the make-believe GPU and runs the checks: `python -m tests.make_believe_gpu [words of their names]`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BUILT = ROOT / "build" / f"make_believe_gpu-{torch.__version__}"
+SECONDS = 300
+MODELS = str(HERE / "models.py") + ":"
+
+
+class Check(NamedTuple):
+    """A step that two ranks run with `--check`. solve, run: options. line: what the run says besides."""
+
+    name: str
+    model: str
+    solve: str = ""
+    run: str = ""
+    line: str = ""
+
+
+CHECKS = [
+    Check("plain", MODELS + "plain", "--placement vee"),
+    Check("captured", MODELS + "plain", "--placement vee", "--capture", "captured: "),
+    Check("graph", MODELS + "plain", "", "--capture --split graph", "captured: "),
+    Check("dropout", MODELS + "dropout", "", "--capture", "captured: "),
+    Check("recompute", MODELS + "dropout", "--recompute all", "--capture", "captured: "),
+    Check("offload", MODELS + "plain", "--offload half", "--capture", "captured: "),
+    Check("vocabulary", "gpt-tiny", "--vocabulary sharded", "--capture", "captured: "),
+    Check("side inputs", MODELS + "sides", "", "--capture", "not captured: side inputs"),
+    Check("slices", "gpt-tiny", "--slices 2", "--capture", "not captured: labels of slices"),
+    Check("replicas", MODELS + "plain", "", "--mesh pp=2,dp=2"),
+    Check("memory limit", MODELS + "plain", "", "--memory-limit 1GiB"),
+    Check("watched", MODELS + "plain", "", "--watch"),
+]
+
+
+def build() -> None:
+    """Compile what changed, into a folder that git ignores."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    hooks, library = BUILT / "hooks.so", Path(torch.__file__).parent / "lib"
+    if not hooks.exists() or hooks.stat().st_mtime < (HERE / "hooks.cpp").stat().st_mtime:
+        where = [*(f"-I{path}" for path in cpp_extension.include_paths()), f"-L{library}", f"-Wl,-rpath,{library}"]
+        flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-ltorch_cpu", "-lc10"]
+        subprocess.run(["g++", str(HERE / "hooks.cpp"), "-o", str(hooks), *where, *flags], check=True, timeout=SECONDS)
+    given = f"'make_believe_device', [{str(HERE / 'device.cpp')!r}], build_directory={str(BUILT)!r}, extra_cflags=['-O1']"
+    code = f"from torch.utils.cpp_extension import load; load({given})"  # `load` also imports it, and this torch is a CPU's
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=3 * SECONDS)
+
+
+def command(folder: Path, *words: str, gpus: int = 0, module: str = "zbsolve.cli") -> tuple[int, str]:
+    """Exit code and output of a module's run in `folder`, with make-believe GPUs or without."""
+    path = [str(HERE / "site")] * bool(gpus) + [str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "MAKE_BELIEVE_BUILT": str(BUILT), "NO_COLOR": "1"}
+    environment |= {"MAKE_BELIEVE_GPUS": str(gpus)} if gpus else {}
+    line = [sys.executable, "-W", "ignore", "-m", module, *words]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stdout + done.stderr
+
+
+def wrong_of(check: Check, folder: Path) -> str:
+    """What is wrong of a check; "": nothing."""
+    steps = [
+        (["profile", check.model, "--estimate", "h100", "-o", "profile.json"], 0),
+        (
+            [
+                "solve",
+                "profile.json",
+                *["--ranks", "2", "--microbatches", "4", "--effort", "0.05"],
+                *check.solve.split(),
+                "-o",
+                "s.json",
+            ],
+            0,
+        ),
+        (
+            [
+                "run",
+                "s.json",
+                "--model",
+                check.model,
+                *["--local", "--device", "cuda", "--check", "--steps", "3"],
+                *check.run.split(),
+            ],
+            4,
+        ),
+    ]
+    for words, gpus in steps:
+        code, said = command(folder, *words, gpus=gpus)
+        if code:
+            return said.strip().splitlines()[-1]
+    missing = [line for line in ("check: right", "make-believe GPU", check.line) if line not in said]
+    return f"it does not say '{missing[0]}'" if missing else ""
+
+
+def ranks() -> list[str]:
+    """What is wrong of `make gpu`'s steps of four ranks, small ones in float64, each against the unsplit model's."""
+    from benchmarks.gpu_ranks import all_cases, ranks_run
+    from benchmarks.gpu_ranks import wrong_of as wrong_of_runs
+
+    cases = [replace(one, wide=16, tokens=4, dtype="float64", timeout=120.0) for one in all_cases()]
+    return wrong_of_runs(ranks_run(cases, 4, "cuda", seconds=SECONDS))
+
+
+def main(words: list[str]) -> int:
+    build()
+    failed = 0
+    for check in [one for one in CHECKS if not words or any(word in one.name for word in words)]:
+        with tempfile.TemporaryDirectory() as folder:
+            wrong = wrong_of(check, Path(folder))
+        print(f"{check.name}: {wrong or 'right'}", flush=True)
+        failed += bool(wrong)
+    if not words or "ranks" in words:
+        code, said = command(ROOT, "ranks only", gpus=1, module="tests.make_believe_gpu")
+        print(f"four ranks: {'right' if not code else said.strip()}", flush=True)
+        failed += code
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["ranks only"]:
+        found = ranks()
+        print(*found, sep="\n")
+        sys.exit(bool(found))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,352 @@
+"""Puts the make-believe GPUs into torch: what `torch.cuda` has in a build for GPUs, as far as zbsolve uses it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+COUNT = int(os.environ["MAKE_BELIEVE_GPUS"])
+MEMORY = 8 << 30
+
+
+def _built() -> Any:
+    path = os.environ["MAKE_BELIEVE_BUILT"] + "/make_believe_device.so"
+    spec = importlib.util.spec_from_file_location("make_believe_device", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+device = _built()
+current = threading.local()
+
+
+def number(given: Any = None) -> int:
+    """Of a device as torch takes it: None, a number, a name, a torch.device."""
+    if isinstance(given, int):
+        return given
+    index = None if given is None else torch.device(given).index
+    return int(device.device() if index is None else index)
+
+
+class Stream:
+    made = 0
+
+    def __init__(self, on: Any = None, priority: int = 0, **_: Any) -> None:
+        Stream.made += 1
+        self.device, self.cuda_stream = torch.device("cuda", number(on)), Stream.made
+
+    def wait_event(self, event: Event) -> None:
+        assert event.recorded is not None, "a wait for an event that was not recorded"
+
+    def wait_stream(self, other: Stream) -> None:
+        assert isinstance(other, Stream)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        synchronize()
+
+    def query(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+
+class Event:
+    """recorded: when, ns; None: never; 0: in a graph that was not replayed yet."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        self.timed, self.external = enable_timing, external
+        self.recorded: int | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        assert stream is None or isinstance(stream, Stream)
+        if not device.is_capturing():
+            self._now()
+            return
+        assert self.external or not self.timed, "an event with a time that a graph captures has to be external"
+        self.recorded = self.recorded or 0
+        if self.external:
+            device.log(self._now)
+
+    def _now(self) -> None:
+        self.recorded = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        synchronize()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.timed, "an event without a time"
+        assert other.timed, "an event without a time"
+        if not self.recorded or not other.recorded:
+            raise RuntimeError("an event that was not recorded")
+        return (other.recorded - self.recorded) / 1e6
+
+
+class OnStream:
+    """`torch.cuda.stream`."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self.before = getattr(current, "stream", None)
+        current.stream = self.stream or self.before
+
+    def __exit__(self, *_: object) -> None:
+        current.stream = self.before
+
+
+DEFAULT = {i: Stream(i) for i in range(COUNT)}
+
+
+def current_stream(on: Any = None) -> Stream:
+    return getattr(current, "stream", None) or DEFAULT[number(on)]
+
+
+def set_stream(stream: Stream) -> None:
+    current.stream = stream
+
+
+def synchronize(on: Any = None) -> None:
+    if device.is_capturing():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class OnDevice:
+    """`torch.cuda.device`."""
+
+    def __init__(self, on: Any) -> None:
+        self.index = number(on)
+
+    def __enter__(self) -> None:
+        self.before = device.device()
+        device.set_device(self.index)
+
+    def __exit__(self, *_: object) -> None:
+        device.set_device(self.before)
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.log: Any = None
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        assert isinstance(generator, torch.Generator)
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.log = device.Graph()
+        device.begin(self.log)
+
+    def capture_end(self) -> None:
+        device.end()
+
+    def replay(self) -> None:
+        self.log.replay()
+
+    def reset(self) -> None:
+        self.log = None
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+
+class Capturing:
+    """`torch.cuda.graph`."""
+
+    def __init__(self, graph: Graph, pool: Any = None, stream: Stream | None = None, capture_error_mode: str = "") -> None:
+        self.graph, self.stream = graph, OnStream(stream or Stream())
+
+    def __enter__(self) -> None:
+        self.stream.__enter__()
+        self.graph.capture_begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.graph.capture_end()
+        self.stream.__exit__()
+
+
+Own = torch.Generator
+
+
+class Generator(Own):  # type: ignore[misc]
+    """On any device; a CPU's draws for it."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        return Own.__new__(cls, "cpu")  # type: ignore[return-value]
+
+    def __init__(self, device: Any = "cpu") -> None: ...
+
+    def graphsafe_get_state(self) -> torch.Generator:
+        return self
+
+    def get_offset(self) -> int:
+        return 0
+
+
+class DeviceGenerator:
+    """The devices' own, whose state may be another generator's. Its offset says whether it drew since it was seeded."""
+
+    device = torch.device("cuda", 0)
+    seeded: torch.Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(device.get_default(), name)
+
+    def manual_seed(self, seed: int) -> DeviceGenerator:
+        device.get_default().manual_seed(seed)
+        self.seeded = self.get_state().clone()
+        return self
+
+    def set_state(self, state: torch.Tensor) -> None:
+        device.get_default().set_state(state)
+        self.seeded = state.clone()
+
+    def get_offset(self) -> int:
+        return 0 if self.seeded is not None and torch.equal(self.seeded, self.get_state()) else 4
+
+    def graphsafe_get_state(self) -> torch.Generator:
+        return device.get_default()  # type: ignore[no-any-return]
+
+    def graphsafe_set_state(self, generator: torch.Generator) -> None:
+        device.set_default(generator)
+
+
+class Properties:
+    name, total_memory, major, minor, multi_processor_count, L2_cache_size = "make-believe GPU", MEMORY, 9, 0, 132, 1 << 20
+
+
+class Nccl(device.Fake):  # type: ignore[misc, name-defined]
+    """`ProcessGroupNCCL`, over gloo."""
+
+    class Options:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._timeout = c10d.default_pg_timeout
+
+    def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Nccl:
+        return device.Fake.__new__(cls)  # type: ignore[no-any-return]
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        self.gloo = c10d.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+        super().__init__(self.gloo, rank, size)
+        self.options = options
+        KEPT.append(self)
+
+    def abort(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def _set_default_timeout(self, timeout: Any) -> None:
+        self.gloo._set_default_timeout(timeout)
+
+
+KEPT: list[Nccl] = []  # torch holds the C++ part alone
+
+
+def unpinned(make: Any) -> Any:
+    """A function that makes tensors, which pins no memory."""
+
+    def made(*given: Any, pin_memory: bool = False, **more: Any) -> Any:
+        return make(*given, **more)
+
+    return made
+
+
+def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    assert isinstance(stream, Stream)
+    assert tensor.is_cuda
+
+
+def put(place: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(place, name, value)
+
+
+OWN = DeviceGenerator()
+put(
+    torch.cuda,
+    is_available=lambda: True,
+    is_initialized=lambda: True,
+    _is_compiled=lambda: True,
+    init=lambda: None,
+    _lazy_init=lambda: None,
+    _is_in_bad_fork=lambda: False,
+    device_count=lambda: COUNT,
+    current_device=device.device,
+    set_device=lambda on: device.set_device(number(on)),
+    device=OnDevice,
+    Stream=Stream,
+    Event=Event,
+    stream=OnStream,
+    StreamContext=OnStream,
+    synchronize=synchronize,
+    current_stream=current_stream,
+    default_stream=lambda on=None: DEFAULT[number(on)],
+    set_stream=set_stream,
+    CUDAGraph=Graph,
+    graph=Capturing,
+    graph_pool_handle=lambda: (0, 1),
+    is_current_stream_capturing=device.is_capturing,
+    empty_cache=lambda: None,
+    get_device_properties=lambda on=None: Properties(),
+    get_device_name=lambda on=None: Properties.name,
+    get_device_capability=lambda on=None: (9, 0),
+    clock_rate=lambda on=None: 1980,
+    memory_allocated=lambda on=None: device.allocated(),
+    max_memory_allocated=lambda on=None: device.peak(),
+    reset_peak_memory_stats=lambda on=None: device.reset_peak(),
+    memory_stats=lambda on=None: {},
+    mem_get_info=lambda on=None: (MEMORY - device.allocated(), MEMORY),
+    set_per_process_memory_fraction=lambda fraction, on=None: None,
+    is_bf16_supported=lambda *_, **__: True,
+    default_generators=(OWN,) * COUNT,
+    manual_seed=OWN.manual_seed,
+    manual_seed_all=OWN.manual_seed,
+    get_rng_state=lambda on=None: OWN.get_state(),
+    set_rng_state=lambda state, on=None: OWN.set_state(state),
+    _sleep=lambda cycles: None,
+)
+put(torch.cuda.graphs, CUDAGraph=Graph, graph=Capturing)
+put(torch.cuda.random, manual_seed=OWN.manual_seed, manual_seed_all=OWN.manual_seed)
+put(torch, Generator=Generator)
+put(torch, **{name: unpinned(getattr(torch, name)) for name in ("empty", "zeros", "ones", "empty_strided", "empty_like")})
+put(torch.Tensor, pin_memory=lambda self, *_: self, is_pinned=lambda self, *_: True, record_stream=record_stream)
+put(
+    torch._C,
+    **{f"_cuda_{name}": lambda *_: 0 for name in ("getCurrentRawStream", "exchangeDevice", "maybeExchangeDevice")},
+    _cuda_setDevice=device.set_device,
+    _cuda_getDevice=device.device,
+    _cuda_getDeviceCount=lambda: COUNT,
+    _cuda_isCurrentStreamCapturing=device.is_capturing,
+)
+put(c10d, ProcessGroupNCCL=Nccl, _NCCL_AVAILABLE=True, is_nccl_available=lambda: True)
+put(c10d, default_pg_nccl_timeout=c10d.default_pg_nccl_timeout or c10d.default_pg_timeout)
+put(dist, ProcessGroupNCCL=Nccl, is_nccl_available=lambda: True)
