@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Batch, Layer, Link, Problem, Profile, Step, bound_over_sizes, solve_auto, verify
+from zbsolve import BadInput, Batch, Layer, Link, Problem, Profile, Step, bound_over_sizes, preset, solve_auto, verify
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS
 from zbsolve.features.sizes import SIZES, of_sizes
+from zbsolve.profile import from_trace
 
 from ..support.exact_streams import optimum
+from ..support.runs import trace_of
 
 # F 1 + 9, B 2 + 8, W 0 + 6, BW 2 + 14 µs for one sequence; 3 bytes until B, 5 until W; a message of 1 + 4.
 LAYER = Layer("l", 10, 10, 6, 16, 3, 5, 0, 8, fixed_F=1, fixed_B=2, fixed_BW=2)
@@ -79,6 +81,23 @@ def test_a_profiles_microbatch_may_have_several_sequences() -> None:
 def test_what_is_fixed_stays_with_lengths_too() -> None:
     problem = Step(2, 2, lengths=LENGTHS.fields[0].read("1x,3x")).problem(PROFILE)
     assert [duration(problem, f"0F{i}") for i in range(2)] == [10, 1 + 3 * 9]
+
+
+def test_what_is_fixed_of_a_role_stays_too() -> None:
+    """The last stage takes 2 µs beside its layer's 1 + 9 a sequence, whatever the size."""
+    none = Layer("r", 0, 0, 0, 0, 0, 0, 0, 0)
+    with_roles = replace(PROFILE, roles=(none, none, replace(none, F=2, fixed_F=2)))
+    problem = Step(2, 2, sizes=(1, 3)).problem(with_roles)
+    assert [duration(problem, f"1F{i}") for i in range(2)] == [10 + 2, 1 + 3 * 9 + 2]
+
+
+def test_a_run_scales_what_is_fixed() -> None:
+    """A run takes half of what its profile says: so does what is fixed, and files take it."""
+    twice = {one: 2 * getattr(LAYER, one) for one in ("F", "B", "W", "BW", "fixed_F", "fixed_B", "fixed_BW")}
+    schedule = preset("1f1b", Step(2, 2).problem(PROFILE))
+    timeline = schedule.timeline()
+    run = from_trace(trace_of(schedule, (timeline, timeline.start)), replace(PROFILE, layers=(replace(LAYER, **twice),) * 2))
+    assert [(one.F, one.fixed_F, one.fixed_B) for one in run.layers] == [(10, 1, 2)] * 2
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ortools.sat.python.cp_model import OPTIMAL
 
-from zbsolve import BadInput, Layer, Link, Profile, Schedule, Step, preset, verify
+from zbsolve import BadInput, Edge, Layer, Link, Problem, Profile, Schedule, Step, preset, verify
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
@@ -271,3 +271,21 @@ def test_splits_that_rise() -> None:
     assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
     assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
     assert rising("single", 4) == []
+
+
+def test_bytes_that_go_before_the_backward_make_another_step() -> None:
+    """Of a split whose rank holds two microbatches at once. Where each F gives its bytes back behind the next one, more of
+    them come before the first backward: waves say nothing of that."""
+    layers = tuple(Layer(f"l{i}", 1, 0, 0, 9, 10, 0, 0, 0, message=60) for i in range(3))
+    step = Step(2, 4, "single", (1, 2), fused=True, memory="45B,45B")
+    splits = Splits.of(step.costs(Profile("given", "tight", layers, Link(60, 1e12), 0.0, None, {}, {})))
+    assert splits is not None
+    own = splits.problem((1, 2))
+    assert splits.covers(own)
+    e, names = own.edges, own.names
+    held = [Edge(f"{s}F{i}", f"{s}F{i + 1}", 0, 10 * (1 + s)) for s in range(2) for i in range(3)]
+    held += [Edge(f"{s}F3", f"{s}BW3", 0, 10 * (1 + s)) for s in range(2)]
+    plain = [Edge(names[a], names[b], int(lag)) for a, b, lag in zip(e.before, e.after, e.lag, strict=True)]
+    early = replace(own, edges=Problem.of(tuple(own.passes), [*plain, *held]).edges)
+    assert (early.taken == own.taken).all()
+    assert not splits.covers(early)

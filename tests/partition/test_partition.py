@@ -470,6 +470,9 @@ def test_a_layer_on_several_devices():
     times = [getattr(block, kind) for kind in ("F", "B", "W")]
     assert times == pytest.approx([25 + 2 * ring, 27.5 + 2 * ring, 22.5])
     assert (block.held_until_B, block.held_until_W, block.parameter_bytes, block.output_bytes) == (10, 15, 30, 1000)
+    (block,) = on_devices((replace(transformer().layers[1], buffer_bytes=9),), profile.link, 2, {2: 0.8})
+    assert (block.buffer_bytes, block.begins) == (5, False)
+    assert type(block.begins) is bool  # as files have it
     assert on_devices(profile.layers, profile.link, 2)[0].B == 0  # an embedding has no input gradient to wait for
     forward = [on_devices(profile.layers, profile.link, 2)[-1].F, on_devices(profile.layers, profile.link, 2, {2: 0.8})[1].F]
     assert forward == pytest.approx([110 + 2 * 2 * (1.0 + 8 / 2 / 400), 62.5])

@@ -53,7 +53,7 @@ def test_too_few_layers_and_too_little_memory_are_told():
     _, tried = solve_auto(equal_layers(4), Step(2, 2, "auto"), effort=0.1)
     assert next(one for one in tried if one.placement == "loop4").why == "partition: 4 layers do not make 8 stages"
     uneven = equal_layers(4, 1000)  # single: 2 layers of 4000 bytes a rank
-    with pytest.raises(Infeasible, match=r"no choice of placement fits: .*rank 0 needs .* \(single, loop, vee\)"):
+    with pytest.raises(Infeasible, match=r"no tried choice of placement fits: .*rank 0 needs .* \(single, loop, vee\)"):
         solve_auto(uneven, Step(2, 2, "auto", memory=7_000))
     with pytest.raises(BadInput, match="4 layers do not make 5 stages"):
         solve_auto(equal_layers(4), Step(5, 2, "auto"))
@@ -182,7 +182,7 @@ def test_memory_chooses_the_partition():
     assert any(one.value is None and "rank" in one.why for one in tried)
     assert schedule.problem.layers != profile.problem(4, 8).layers
     assert verify(schedule.problem, schedule) == ()
-    with pytest.raises(Infeasible, match=r"no choice of partition fits: .*balanced"):
+    with pytest.raises(Infeasible, match=r"no tried choice of partition fits: .*balanced"):
         solve_auto(profile, Step(4, 8, partition="auto", memory=3_000), effort=0.1)
 
 

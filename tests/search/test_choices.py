@@ -210,7 +210,7 @@ def test_on_the_command_line(tmp_path, capsys) -> None:
 
 
 def test_what_does_not_fit_is_told() -> None:
-    with pytest.raises(Infeasible, match=r"no choice of recompute fits: .*\(single recompute=all\)"):
+    with pytest.raises(Infeasible, match=r"no tried choice of recompute fits: .*\(single recompute=all\)"):
         solve_auto(uneven(), Step(3, 4, memory=100, recompute="auto"), effort=0.5)
     with pytest.raises(BadInput, match="the profile knows no host link"):
         solve_auto(replace(uneven(), host=None), Step(3, 4, memory=100, offload="auto"), effort=0.5)

@@ -213,13 +213,15 @@ def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
     duration = p.duration.astype(np.float64)
     for kind, names in UNLIKE.items():
         counts = problem.recomputed or staged.counts if kind == "X" else staged.counts
-        runs = [here[:count] for here, count in zip(layer_ranges(staged.counts), counts, strict=True)]
+        runs = [[layers[i] for i in here[:n]] for here, n in zip(layer_ranges(staged.counts), counts, strict=True)]
+        if kind != "X":
+            runs = [[*run, *staged.costs.beside(stage)] for stage, run in enumerate(runs)]
         rows = problem.rows(kind)
-        usual = np.array([round(sum(time_of(layers[i], kind) for i in run)) for run in runs])
+        usual = np.array([round(sum(time_of(one, kind) for one in run)) for run in runs])
         exact = np.rint(usual[p.stage[rows]] * slow[p.rank[rows]]) * factor[p.microbatch[rows]]
         duration[rows] += exact - np.rint(exact)  # rounded once
         for name, times in zip(names, (attention, np.ones(len(factor))), strict=True):
-            part = np.array([sum(getattr(layers[i], name, 0.0) for i in run) for run in runs])
+            part = np.array([sum(getattr(one, name, 0.0) for one in run) for run in runs])
             duration[rows] += (part[p.stage[rows]] * slow[p.rank[rows]]) * (times - factor)[p.microbatch[rows]]
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 

@@ -41,9 +41,9 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
         changed: dict[str, Any] = {}
         for one in fields(layer):
             value = getattr(layer, one.name)
-            if isinstance(value, float | int) and one.name not in ("output_bytes", "message"):
+            if isinstance(value, float | int) and one.name not in ("output_bytes", "message", "begins"):
                 wait = 2 * ring if scaling is None and value and one.name in WAITING else 0.0
-                whole = one.name.startswith(("held", "parameter", "frozen", "transient", "output", "input", "kv"))
+                whole = one.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
                 changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
         found.append(replace(layer, **changed))
     return tuple(found)

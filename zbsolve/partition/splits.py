@@ -166,13 +166,15 @@ class Splits:
         known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
         wanted = zip((rows[mine.before] * names + rows[mine.after]).tolist(), mine.lag.tolist(), strict=True)
         rooms = (0,) if self.room is None else self.room
+        stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
+        kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until its stage's backward, or W
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
             and (problem.passes.duration[rows] >= own.passes.duration).all()
             and all(known.get(pair, -1) >= lag for pair, lag in wanted)
             and (self.room is None or problem.capacity is not None)
             and all(one <= room for one, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
-            and (self.room is None or (problem.taken[rows] >= own.taken).all())
+            and (self.room is None or (kept[rows] >= own.taken).all())
         )
 
 

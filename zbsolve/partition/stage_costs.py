@@ -384,10 +384,8 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)
     if objective == "span" or stage == 0:
         return np.asarray(work)
-    rounding = stage * (max(rounded) * factors.max() + slower)
-    ways = [np.nan_to_num(one, posinf=0.0) for one in costs.ways[:2]]
-    before = [np.maximum(0.0, factors.min() * one - rounding) for one in ways]
-    before = [np.maximum(0.0, shortest * one - HALF * stage * bool(costs.microbatch_factors)) for one in before]
+    ways = zip(costs.ways[:2], "FB", strict=True)
+    before = [_at_least(costs, np.nan_to_num(one, posinf=0.0), kind, factors.min(), stage) for one, kind in ways]
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = _message(costs)

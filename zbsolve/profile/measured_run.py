@@ -231,7 +231,12 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
         if (i, kind) not in samples and all((i, one) in samples for one in partners):
             before = sum(getattr(layer, one) for one in partners)
             new[kind] = getattr(layer, kind) * (sum(new[one] for one in partners) / before if before else 1.0)
-    for name, kind in (("attention_F", "F"), ("attention_B", "B" if layer.B else "BW")):
+    parts = {
+        "attention_F": "F",
+        "attention_B": "B" if layer.B else "BW",
+        **{f"fixed_{kind}": kind for kind in ("F", "B", "W", "BW")},
+    }
+    for name, kind in parts.items():
         if known := getattr(layer, name):  # its part of a pass stays
             new[name] = known * new.get(kind, getattr(layer, kind)) / getattr(layer, kind)
     return replace(layer, **new)

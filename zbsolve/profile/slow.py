@@ -4,9 +4,8 @@ other ranks. (The question is that of "Understanding Stragglers in Large Model T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,7 +132,7 @@ def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], rep
     times = float(_beside(trace, several)[rank])
     usual = np.median(several[:, mine].mean(axis=1)) / times if mine.any() else 1.0
     scale = np.where(mine, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
-    return _slow(trace, steps, (f"rank {rank}", replica), times, partial(_same, scale))
+    return _slow(trace, steps, (f"rank {rank}", replica), times, scale)
 
 
 def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:
@@ -145,12 +144,12 @@ def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:
     found = []
     for i in np.flatnonzero(lasting >= SLOWER).tolist():
         shorter = np.where(of == i, 1 / lasting[i], 1.0)
-        found.append(_slow(trace, every, (f"microbatch {i}", ""), float(lasting[i]), partial(_same, shorter)))
+        found.append(_slow(trace, every, (f"microbatch {i}", ""), float(lasting[i]), shorter))
     if not lengths.explain:
         return found
     longest = float(np.median(lengths.each.max(axis=1)))
     scale = np.pad(1 / lengths.each, ((0, 0), (0, 1)), constant_values=1.0)  # the last: of passes of no microbatch
-    return [*found, _slow(trace, every, ("microbatches", ""), longest, lambda step: scale[step][of])]
+    return [*found, _slow(trace, every, ("microbatches", ""), longest, scale[:, of])]
 
 
 def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
@@ -187,13 +186,8 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
             lag, sent = e.lag.copy(), e.sent.copy()
             lag[rows], sent[rows] = np.rint(lag[rows] / times), np.rint(sent[rows] / times)
             healed, what = replace(now.problem, edges=replace(e, lag=lag, sent=sent)), (f"link {a} → {b}", "")
-            found.append(_slow(now, range(len(now.steps)), what, times, partial(_same, 1.0), healed))
+            found.append(_slow(now, range(len(now.steps)), what, times, np.ones(1), healed))
     return found
-
-
-def _same(scale: Any, step: int) -> Any:
-    """What is multiplied in every step."""
-    return scale
 
 
 def _slow(
@@ -201,16 +195,17 @@ def _slow(
     steps: Sequence[int],
     what: tuple[str, str],
     times: float,
-    scale: Callable[[int], Any],
+    scale: Floats,
     healed: Problem | None = None,
 ) -> Slow:
-    """With its cost: of some of the `steps`, replayed with their own times and with those that scale(step) multiplies.
-    healed: the problem with other messages then."""
+    """With its cost: of some of the `steps`, replayed with their own times and with those that `scale` multiplies, shape
+    (steps or 1, passes or 1). healed: the problem with other messages then."""
     problem, own, without = trace.problem, list[float](), list[float]()
+    scale = np.broadcast_to(scale, (len(trace.steps), len(problem.passes)))
     sent = 0 if healed is None else problem.sending - healed.sending
     for step in steps[:: 1 + len(steps) // REPLAYED] if times >= SLOWER else ():
         took = trace.steps[step]
-        end = took.start + (took.end - took.start) * scale(step) - sent
+        end = took.start + (took.end - took.start) * scale[step] - sent
         own.append(trace.replayed(step).value)
         without.append(replace(trace, problem=healed or problem).replayed(step, end - took.start).value)
     mean = float(np.mean(own or [0.0]))

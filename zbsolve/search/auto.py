@@ -412,11 +412,11 @@ def _spend(race: Race, keep: float) -> None:
 
 def _nothing(race: Race, step: Step) -> Infeasible:
     """Why no run has a schedule."""
-    names: dict[str, list[str]] = {}
+    who: dict[str, list[str]] = {}
     for run in race.runs:
-        names.setdefault(run.failed, []).append(race.label(run))
+        who.setdefault(run.failed, []).append(race.label(run))
     what = ", ".join(name for name in OPEN if is_auto(getattr(step, name)))
-    return Infeasible(f"no choice of {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in names.items()))
+    return Infeasible(f"no tried choice of {what} fits: " + "; ".join(f"{why} ({', '.join(of)})" for why, of in who.items()))
 
 
 def _tried(race: Race, run: Run, best: Run, profile: Profile) -> Tried:

@@ -3,7 +3,7 @@ backward, copies and attention of other ranks bring."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO, is_auto
 from ..features.offload import NO_OFFLOAD, is_none
 from ..features.sharded_vocabulary import vocabularies, vocabulary_of
-from ..features.sizes import batch_of, numbers_of
+from ..features.sizes import Batch, batch_of, numbers_of
 from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
 from ..ilp.bounds.any_sizes import bound_over_sizes
 from ..kinds import WORK
@@ -96,10 +96,12 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
     steps = {one: replace(step, placement=one) for one in placed}
+    free = replace(profile, capacity=None)
     if is_auto(step.order):
-        return _bounds_of_orders(profile, steps, tried)
+        return _least_on_layers(ORDER, steps, tried, lambda one: bound_over_orders(one.problem(free)))
     if is_auto(step.sizes):
-        return _bounds_of_sizes(profile, steps, tried)
+        sizes = batch_of(step, profile), numbers_of(step, profile)
+        return _least_on_layers(SIZES, steps, tried, lambda one: _bound_of_sizes(free, one, *sizes))
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
     if step.partition == AUTO and (step.lengths or step.sizes):
@@ -118,36 +120,29 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     return {}
 
 
-def _bounds_of_orders(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` of any order of microbatches, on the layers of stages that were tried; what else is open is closed,
-    as it adds passes and takes none away. None where number and microbatch do not change places alone."""
+def _least_on_layers(
+    what: str, steps: dict[str, Step], tried: Sequence[Tried], bound: Callable[[Step], int]
+) -> dict[str, dict[str, int]]:
+    """What it holds for, and placement → the least `bound` of its step without a limit of memory, on the layers of stages
+    that were tried, wherever the vocabulary may be. What else is open is closed, as it adds passes and takes none away.
+    Nothing where number and microbatch do not change places alone."""
     found = {}
     for place, step in steps.items():
         counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
-        built = [replace(step.closed, partition=layers).problem(profile) for layers in counts]
+        free = [replace(one, memory=None) for _, one in vocabularies(step)]
         try:
-            found[place] = min(map(bound_over_orders, built))
+            found[place] = min(bound(replace(one.closed, partition=layers)) for one in free for layers in counts)
         except BadInput:
             return {}
-    return {ORDER: found}
+    return {what: found}
 
 
-def _bounds_of_sizes(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` of any sizes of microbatches, as `_bounds_of_orders`."""
-    found = {}
-    for place, step in steps.items():
-        batch, numbers, bounds = batch_of(step, profile), numbers_of(step, profile), list[int]()
-        free, largest = replace(profile, capacity=None), batch.sequences - numbers[0] + 1
-        for layers in {one.layers for one in tried if one.layers and one.placement.split()[0] == place}:
-            on_it = replace(step.closed, partition=layers, memory=None)
-            try:
-                check_numbers(on_it.problem(free))
-                each = (replace(on_it, microbatches=1, sizes=(size,)).problem(free) for size in range(1, largest + 1))
-                bounds.append(bound_over_sizes(list(each), batch.sequences, numbers))
-            except BadInput:
-                return {}
-        found[place] = min(bounds)
-    return {SIZES: found}
+def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequence[int]) -> int:
+    """µs that no sizes of the step's microbatches take less than. Raises BadInput."""
+    check_numbers(step.problem(profile))
+    sizes = range(1, batch.sequences - numbers[0] + 2)
+    each = [replace(step, microbatches=1, sizes=(size,)).problem(profile) for size in sizes]
+    return bound_over_sizes(each, batch.sequences, numbers)
 
 
 def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
