@@ -172,12 +172,12 @@ class Peers:
 
 
 @contextmanager
-def together(peers: Peers, what: str) -> Iterator[None]:
-    """Inside, each rank does what it does by itself; where one cannot, all raise (see `agreed`). Raises RunFailed where a
-    rank is lost, or was before."""
+def together(peers: Peers, what: str, content: str = "") -> Iterator[None]:
+    """Inside, each rank does what it does by itself; where one cannot, or has other `content`, all raise (see `agreed`).
+    Raises RunFailed where a rank is lost, or was before."""
     peers.refuse_failed()
     try:
-        with agreed(peers.wires, what, ""):
+        with agreed(peers.wires, what, content):
             yield
     except LostRank as error:
         with peers.telling(what):
