@@ -11,7 +11,6 @@ gradients waits for the mean, and the end of a step for sums that passes C have 
 
 from __future__ import annotations
 
-import hashlib
 import time
 import weakref
 from collections import Counter
@@ -37,7 +36,19 @@ from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_byte
 from .connecting import Connecting
 from .layers import tie
 from .mesh.place import PipelineMesh, group_along, ranks_along
-from .transport.wires import Wires, abort, break_off_groups, connect, joined, receive_tensor, send_tensor, stamped, waiting
+from .transport.wires import (
+    Wires,
+    abort,
+    all_of,
+    break_off_groups,
+    connect,
+    digest,
+    joined,
+    receive_tensor,
+    send_tensor,
+    stamped,
+    waiting,
+)
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
@@ -405,11 +416,9 @@ def begin_alike(group: Any, module: nn.Module, content: str) -> None:
 def check_same(group: Any, content: str, device: torch.device) -> None:
     """Raise BadInput where pipelines have other `content` (what a schedule says, see `peers`): their sums would come in
     other orders. All ranks of `group` call this."""
-    mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
-    marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(marks, torch.tensor([mark], device=device), group=group)
+    marks = all_of(group, torch.tensor(digest(content), device=device), "other pipelines").tolist()
     for place, other in enumerate(marks):
-        if int(other) != int(marks[0]):
+        if other != marks[0]:
             raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
 
 

@@ -44,8 +44,7 @@ from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .splits import RUN_SPLITS, merged
 from .step_view import StepView
-from .transport.cells import shared_cells
-from .transport.peers import Peers, agreed, together
+from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
 from .updates import Updates, check_updates
 from .vocabulary.parts import Shard, WholeVocabulary

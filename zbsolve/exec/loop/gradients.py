@@ -27,7 +27,7 @@ from ..slices.cutting import Counting, Cutting
 from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.peers import Peers, together
-from ..transport.wires import Wires, waiting
+from ..transport.wires import Wires, all_of
 from ..updates import WeightVersions
 from ..vocabulary.parts import WholeVocabulary
 
@@ -106,12 +106,8 @@ def together_on_mesh(pipeline: OnRank, what: str) -> Iterator[None]:
 
 
 def _gathered(pipeline: OnRank, mine: Tensor, group: Any, what: str) -> Tensor:
-    mine = mine.to(pipeline.device)
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    with pipeline.peers.telling(what), waiting("ranks beside"):
-        work: Any = dist.all_gather(rows, mine, group=group, async_op=True)
-        work.wait(pipeline.peers.timeout)
-    return torch.stack(rows).cpu()
+    with pipeline.peers.telling(what):
+        return all_of(group, mine.to(pipeline.device), "ranks beside", pipeline.peers.timeout).cpu()
 
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it

@@ -22,8 +22,8 @@ from ...util.errors import BadInput, ZbsolveError
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ...util.text import format_time
-from ..exchange import Replicas, Shared
 from ..reports import StepReport, trace_of
+from ..slack import more_than_plain
 from ..step_view import StepView
 from ..transport.peers import together
 from .gradients import OnRank
@@ -145,13 +145,13 @@ class Search:
 
 def not_switched(pipeline: OnRank) -> str:
     """Why this pipeline keeps its order; "" where it may change."""
-    odd = next((part.name for part in pipeline.parts if not isinstance(part, (Shared, Replicas))), "")
     if pipeline.device.type == "cuda":
         return "a GPU's receives and graphs are made for one order"
-    if pipeline.view.part is not None or pipeline.ahead:
-        return "it is a file of rounds" if pipeline.view.part is not None else "PostValidated cuts it"
+    if pipeline.ahead:
+        return "PostValidated cuts it"
     if pipeline.mesh is not None and pipeline.mesh.others:
         return f"the mesh has a dimension {pipeline.mesh.others[0]}"
+    odd = more_than_plain(pipeline.view, pipeline.parts)
     return f"not with {odd}" if odd else ""
 
 
