@@ -247,6 +247,22 @@ def test_a_watched_step_knows_which_code_draws_random_numbers_on_the_host(monkey
         assert (watched.host, watched.draws) == (said, [])
 
 
+def test_a_watched_step_that_recomputes_draws_nothing_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recompute puts the generators back; what it drew on the device is kept."""
+    from zbsolve.exec.backward.layer_split import run_layers
+    from zbsolve.exec.backward.replay import torch_random_kept
+
+    drawn = SimpleNamespace(get_offset=lambda: 4)
+    monkeypatch.setattr("zbsolve.exec.device.capture._generator", lambda device: drawn)
+    layers, x, watched = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)], torch.ones(3, 2), Watched()
+    with watched.watching(7, layers[0], torch.device("cpu")):
+        run_layers(layers, x, 0, 7)
+        with torch_random_kept():
+            run_layers(layers, x, 0, 8)
+        run_layers(layers, x, 0, 9)
+    assert (watched.host, watched.draws) == ("", [(offset, layer) for offset in (0, 1, 2) for layer in (0, 1)])
+
+
 def test_what_a_process_needs_that_shares_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "at_once", lambda: True)
     alone, shared = host.device_environment(0, 1), host.device_environment(3, 4)

@@ -39,7 +39,8 @@ class SideValues:
     def __init__(self, stages: Mapping[int, Any]) -> None:
         self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
         self.last = {number for number, stage in stages.items() if stage.loss is not None}
-        self._begun = {number for number, stage in stages.items() if names_of(stage.layers[0]).begins}
+        # A pass that a graph replays (see `profiler.timing`) has no layers.
+        self._begun = {number for number, stage in stages.items() if any(names_of(one).begins for one in stage.layers[:1])}
         self.values: dict[tuple[str, int], Any] = {}
         self.gradients: dict[tuple[str, int], list[Any]] = {}
         # Names, and how many tensors with a gradient each has, of what a stage got and made.

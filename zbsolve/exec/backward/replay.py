@@ -119,6 +119,9 @@ def torch_generators() -> list[torch.Generator]:
     return [torch.default_generator, *cuda]
 
 
+before_restoring: list[Callable[[], None]] = []  # each is called before generators are put back to what they were
+
+
 @contextmanager
 def torch_random_kept() -> Iterator[None]:
     """Afterwards torch's own generators are as before. `run_layers` seeds them for every layer: without this a data loader
@@ -130,6 +133,8 @@ def torch_random_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        for call in before_restoring:
+            call()
         for set_state, state in states:
             set_state(state)
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backward.layer_split import layer_seed, seeding, set_seeds
+from ..backward.replay import before_restoring
 from ..base.part import Data, Record
 from ..base.torch_private import end_pool
 from ..base.values import each_tensor, local, tensors_of
@@ -61,6 +62,7 @@ class Watched:
                     self.draws.append((offset, number))
                 if not torch.equal(torch.default_generator.get_state(), cpu):
                     self.host = f"layer {number} draws random numbers on the CPU"
+                last.clear()
 
         def seeded(given: int, number: int) -> None:
             look()
@@ -68,9 +70,13 @@ class Watched:
             last[:] = given - seed, number, torch.default_generator.get_state()
 
         before = random.getstate(), repr(np.random.get_state())
-        with seeding(seeded):
-            yield
-            look()
+        before_restoring.append(look)  # a recompute puts generators back, and what it drew would be lost
+        try:
+            with seeding(seeded):
+                yield
+                look()
+        finally:
+            before_restoring.remove(look)
         self.graded = [p for p in module.parameters() if p.grad is not None]
         if before != (random.getstate(), repr(np.random.get_state())):
             self.host = "its layers draw random numbers in Python or numpy"
