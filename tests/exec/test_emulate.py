@@ -303,7 +303,8 @@ def test_what_runs_beside_compute(beside: dict[str, int], tmp_path: Path, capsys
 @pytest.mark.usefixtures("forked")
 def test_sums_over_replicas_have_their_devices_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pipelines of one rank with two stages. What the last stage's sum takes is hidden beside the first one's backward,
-    and the first one's, which waits for it on its stream, is not."""
+    and the first one's, which waits for it on its stream, is not: four F and the last stage's two BW end at 28 ms, its sum
+    at 48, and the other sum takes 9 behind it."""
     step = pipeline(4_000, BW=6_000, placement=(0, 0), microbatches=2, layers=[4] * 2)
     problem = with_exchange(step, [9_000, 20_000], replicas=True)
     schedule, path, out = solve(problem, method="greedy"), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
@@ -313,7 +314,7 @@ def test_sums_over_replicas_have_their_devices_times(tmp_path: Path, capsys: pyt
     assert "check: right" in capsys.readouterr().out
     predicted, (measured,) = schedule.timeline(), Trace.load(out).steps
     began = measured.start.min()
-    assert predicted["0C0"] == (54_000, 63_000)
+    assert predicted["0C0"] == (48_000, 57_000)
     assert (measured.start - began >= predicted.start - 1).all()
     assert (measured.end - began >= predicted.end - 1).all()  # later by as much as the real sum on a busy machine
 

@@ -54,7 +54,17 @@ def test_ranks_switch_together() -> None:
     assert all(one["same"] for one in found["replicas"])
     assert len({str(one["order"]) for one in found["replicas"]}) == 1
     assert found["replicas"][0]["order"][:5] != ["0F0", "0F1", "0F2", "0F3", "0B0"]
-    for other, odd, wrong in found["refused"]:
+    for other, odd, wrong, mixed in found["refused"]:
         assert other == "switch: another order of the same passes is needed, on the same ranks, with the same edges"
         assert odd.startswith("rank 2 has another schedule than rank 0")
         assert wrong.startswith("Watch: every 2, steps 3")
+        assert mixed == "trace: some of these steps ran in another order than the last one"
+
+
+@pytest.mark.slow
+def test_all_ranks_hear_of_what_one_cannot() -> None:
+    found = jobs_on(2, "tests.support.exec_jobs_watch", {"some_ranks": None, "fails": None})
+    assert found["some_ranks"] == ["rank 1: not with work", ""]
+    assert all(one.startswith("rank 0, watching: OSError: no room") for one in found["fails"])
+    (alike,) = {*jobs_on(4, "tests.support.exec_jobs_watch", {"one_pipeline": None})["one_pipeline"]}
+    assert alike == "replicas: pipeline 1 has another schedule than pipeline 0"

@@ -10,9 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from zbsolve import Schedule, pipeline, preset
+from zbsolve.build import Work, with_work
 from zbsolve.exec import Pipeline, Watch
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.loop import watching
+from zbsolve.exec.memory import Memory
+from zbsolve.exec.transport.failure import RunFailed
 
 from .exec_jobs import toy
 from .exec_tools import refusal
@@ -97,5 +100,42 @@ def refused(rank: int, argument: None) -> list[str]:
         refusal(lambda: Watch(runner, every=2, steps=3)),
     ]
     x = torch.linspace(-1, 1, 32).reshape(8, 4)
-    runner.step(x, x.flip(0))  # still runs
-    return lines
+    before = runner.step(x, x.flip(0))  # still runs
+    runner.switch(other)
+    steps = [before, runner.step(x, x.flip(0))]
+    return [*lines, refusal(lambda: runner.trace(steps, Memory((), (), (), 0), {}))]
+
+
+def some_ranks(rank: int, argument: None) -> str:
+    """Only rank 1 has work beside the step, so only there the order may not change: what is said of it."""
+    given, _ = orders(2, 30)
+    problem = with_work(given.problem, Work(1, 10, after=1))
+    alone = {"compute:1": (*given.order["compute:1"], "1J0")}
+    schedule = Schedule(problem, {**given.order, **alone})
+    runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, timeout=5, work=lambda *piece: None)
+    watch, x = Watch(runner, every=1, steps=1), torch.linspace(-1, 1, 32).reshape(8, 4)
+    said = [watch(runner.step(x, x.flip(0))) for _ in range(2)]
+    return "" if rank else said[-1].why
+
+
+def fails(rank: int, argument: None) -> str:
+    """Rank 0 cannot say what is slow: what all ranks say."""
+    given, _ = orders(2, 30)
+    group, x = dist.new_group([0, 1]), torch.linspace(-1, 1, 32).reshape(8, 4)
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, timeout=5)
+    watch = Watch(runner, every=1, steps=1)
+    with mock.patch.object(watching, "slow_parts", side_effect=OSError("no room")):
+        try:
+            watch(runner.step(x, x.flip(0)))
+        except RunFailed as error:
+            return str(error)
+    return ""
+
+
+def one_pipeline(rank: int, argument: None) -> str:
+    """One of two pipelines switches to another order than the other."""
+    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
+    given, other = orders(2, 30)
+    group, beside = groups[0][rank // 2], groups[1][rank % 2]
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside, timeout=20)
+    return refusal(lambda: runner.switch(other if rank < 2 else given))

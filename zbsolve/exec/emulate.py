@@ -39,8 +39,8 @@ from ..util.errors import BadInput
 from .awaits import crossings
 from .base.program import Message
 from .handlers import passes_where
-from .transport.cells import Signals, shared_cells
 from .transport.failure import LostRank
+from .transport.peers import Signals, shared_cells
 from .transport.wires import Wires
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem

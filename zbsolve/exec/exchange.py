@@ -11,7 +11,6 @@ gradients waits for the mean, and the end of a step for sums that passes C have 
 
 from __future__ import annotations
 
-import hashlib
 import time
 import weakref
 from collections import Counter
@@ -37,7 +36,19 @@ from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_byte
 from .connecting import Connecting
 from .layers import tie
 from .mesh.place import PipelineMesh, group_along, ranks_along
-from .transport.wires import Wires, abort, break_off_groups, connect, joined, receive_tensor, send_tensor, stamped, waiting
+from .transport.wires import (
+    Wires,
+    abort,
+    all_of,
+    break_off_groups,
+    connect,
+    digest,
+    joined,
+    receive_tensor,
+    send_tensor,
+    stamped,
+    waiting,
+)
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
@@ -391,21 +402,24 @@ def _gradient(p: nn.Parameter) -> Tensor:
 
 def begin_alike(group: Any, module: nn.Module, content: str) -> None:
     """Give all pipelines the first one's values of `module`. All ranks of `group`, those with these stages, call this at
-    once. Raises BadInput where pipelines have other `content` (what a schedule says, see `peers`)."""
+    once. Raises BadInput (see `check_same`)."""
     values = [*module.parameters(), *module.buffers()]
-    device = next((t.device for t in values), torch.device("cpu"))
-    mark = int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
-    marks = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(marks, torch.tensor([mark], device=device), group=group)
-    for place, other in enumerate(marks):
-        if int(other) != int(marks[0]):
-            raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
+    check_same(group, content, next((t.device for t in values), torch.device("cpu")))
     with torch.no_grad():
         for tensor in values:
             whole = tensor.contiguous()
             dist.broadcast(whole, group=group, group_src=0)
             if whole is not tensor:
                 tensor.copy_(whole)
+
+
+def check_same(group: Any, content: str, device: torch.device) -> None:
+    """Raise BadInput where pipelines have other `content` (what a schedule says, see `peers`): their sums would come in
+    other orders. All ranks of `group` call this."""
+    marks = all_of(group, torch.tensor(digest(content), device=device), "other pipelines").tolist()
+    for place, other in enumerate(marks):
+        if other != marks[0]:
+            raise BadInput(f"replicas: pipeline {place} has another schedule than pipeline 0")
 
 
 def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,36 +75,14 @@ def first_not_finite(losses: Mapping[int, float]) -> str:
     return next((f"the loss of step {step} is {loss}" for step, loss in losses.items() if not isfinite(loss)), "")
 
 
-class Transport(Protocol):
-    """Where messages come from and go to."""
-
-    def post(self, message: Message) -> None:
-        """Get ready to receive it; never waits."""
-
-    def here(self, message: Message) -> bool:
-        """Is it here, or is that not known? Asked only where a rank may do something else meanwhile; never waits."""
-
-    def receive(self, message: Message) -> None:
-        """All that it needs of this rank is launched; waits for its format at most, where that is not known yet."""
-
-    def take(self, message: Message) -> tuple[Any, Any]:
-        """Wait for it. Its tensors, and when it was here, monotonic ns or a mark of a device."""
-
-    def send(self, message: Message, value: Any) -> None:
-        """Start sending it; never waits."""
-
-    def gone(self, message: Message) -> None:
-        """By the schedule it has gone; never waits."""
-
-
 class Interpreter:
-    """Runs one rank's program. record: of the step that runs, or ran last. handed_bytes: pass → bytes that another pass of
-    this rank handed to it, in the last step that a meter counted. slack: what may run while the rank waits; None:
-    nothing."""
+    """Runs one rank's program. transport: its `Mailbox`, or what does as that. record: of the step that runs, or ran last.
+    handed_bytes: pass → bytes that another pass of this rank handed to it, in the last step that a meter counted. slack:
+    what may run while the rank waits; None: nothing."""
 
     slack: Slack | None = None
 
-    def __init__(self, program: Program, state: RankState, transport: Transport, hooks: Hooks | None = None) -> None:
+    def __init__(self, program: Program, state: RankState, transport: Any, hooks: Hooks | None = None) -> None:
         self.program = program
         self.state = state
         self.transport = transport

@@ -28,7 +28,7 @@ from .base.torch_private import default_group
 from .connecting import Given, Own, OwnWork, Update
 from .devices import group_device, with_number
 from .emulate import Times
-from .exchange import Replicas, Shared, begin_alike, optimizers_wait
+from .exchange import Replicas, Shared, begin_alike, check_same, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
 from .layers import Layers, check_untrained, forwards_alone
@@ -44,8 +44,7 @@ from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .splits import RUN_SPLITS, merged
 from .step_view import StepView
-from .transport.cells import shared_cells
-from .transport.peers import Peers, agreed, together
+from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
 from .updates import Updates, check_updates
 from .vocabulary.parts import Shard, WholeVocabulary
@@ -250,11 +249,14 @@ class Pipeline:
 
     def switch(self, schedule: Schedule) -> None:
         """From the next step on run another order of the same passes on the same ranks, with whatever times its problem has.
-        All ranks call this between two steps, with the same schedule. Raises BadInput on all of them where one cannot."""
-        self.peers.refuse_failed()
-        with agreed(self.wires, "schedule", StepView.of(schedule).content):
+        All ranks, of all replicas, call this between two steps, with the same schedule. Raises BadInput on all of them where
+        one cannot."""
+        with together(self.peers, "schedule", StepView.of(schedule).content):
             view = watching.checked_order(self, schedule)
             programs = lower(view, training=not forwards_alone(view.step))
+        if self.replicas is not None:
+            with together(self.peers, "schedule"):
+                check_same(self.replicas.group, view.content, self.device)
         self.view, self.schedule, self.programs, self.program = view, schedule, programs, programs[self.rank]
         self._runner.switch(view, programs)
 
@@ -353,7 +355,10 @@ class Pipeline:
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
     ) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
-        schedule of the whole step on rank 0, where each rank has only its part."""
+        schedule of the whole step on rank 0, where each rank has only its part. Raises BadInput for steps of another
+        order."""
+        if any(one.seen.table.schedule is not self.schedule for one in results):
+            raise BadInput("trace: some of these steps ran in another order than the last one")
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())

@@ -208,7 +208,20 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
 
 
 def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
-    """A trace of these steps. memory: of each rank, from one step like them."""
+    """A trace of these steps. memory: of each rank, from one step like them; (): it was not counted."""
+    found = Trace(
+        schedule.problem,
+        dict(schedule.order),
+        tuple(seen.timeline for seen in steps),
+        tuple(seen.columns[2] for seen in steps),
+        tuple(seen.loss for seen in steps),
+        ((0,) * schedule.problem.ranks,) * len(steps),
+        facts,
+        tuple(seen.columns[3] for seen in steps),
+        syncs=schedule.syncs,
+    )
+    if not memory:
+        return found
     held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
     host: dict[str, Any] = {}
     if any(one.device for one in memory):
@@ -216,21 +229,10 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
     if any(one.host for one in memory):
         host["host_peaks"] = [max(one.host, default=0) for one in memory]
         host["predicted_host_peaks"] = [max(one.predicted_host, default=0) for one in memory]
-    return Trace(
-        schedule.problem,
-        dict(schedule.order),
-        tuple(seen.timeline for seen in steps),
-        tuple(seen.columns[2] for seen in steps),
-        tuple(seen.loss for seen in steps),
-        (tuple(one.peak for one in memory),) * len(steps),
-        {
-            **facts,
-            **host,
-            "predicted_peaks": [one.predicted_peak for one in memory],
-            "transient_peaks": [one.most for one in memory],
-            "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
-        },
-        tuple(seen.columns[3] for seen in steps),
-        np.array([held[name] for name in schedule.problem.names]),
-        schedule.syncs,
-    )
+    host |= {
+        "predicted_peaks": [one.predicted_peak for one in memory],
+        "transient_peaks": [one.most for one in memory],
+        "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
+    }
+    peaks, bytes_held = tuple(one.peak for one in memory), np.array([held[name] for name in schedule.problem.names])
+    return replace(found, peaks=(peaks,) * len(steps), facts=facts | host, held=bytes_held)

@@ -276,8 +276,8 @@ class SideInputs(Part):
 def told(peers: Peers, mine: Mapping[int, Names], layers: int) -> list[Names]:
     """The names of all layers, of which each rank tells its own. All ranks call this. Raises LostRank."""
     body = json.dumps(list(mine.items())).encode()
-    length = int(_everybody(peers, torch.tensor([len(body)])).max())
-    rows = _everybody(peers, torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8))
+    length = int(peers.gathered(torch.tensor([len(body)]), "side inputs").max())
+    rows = peers.gathered(torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8), "side inputs")
     known = {number: Names(*names) for row in rows for number, names in json.loads(row.numpy().tobytes())}
     return [known.get(number, Names()) for number in range(layers)]
 
@@ -291,9 +291,3 @@ def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Prog
         return tuple(sorted({*before, *(one.part for one in forwards)}))
 
     return replace(program, inputs=read(program.inputs, INPUTS), targets=read(program.targets, TARGETS))
-
-
-def _everybody(peers: Peers, mine: Tensor) -> Tensor:
-    everything = torch.empty((peers.wires.size, len(mine)), dtype=mine.dtype)
-    peers.wait(peers.wires.control.allgather([list(everything.unbind())], [mine]), "side inputs")
-    return everything

@@ -24,7 +24,7 @@ from .base.program import Action, Message, Program
 from .base.torch_private import version_of
 from .exchange import Replicas, Shared
 from .step_view import StepView
-from .transport.cells import Cells
+from .transport.peers import Cells
 
 PASSED = tuple(PLAIN)
 WEIGHTS = next(kind for kind, handler in PLAIN.items() if handler.adds_gradients and not handler.takes)
@@ -53,7 +53,7 @@ class Slack:
         self._trained: list[nn.Parameter] | None = None
         self._marks: dict[int, Any] = {}
         self._added: dict[bool, set[int]] = {}
-        self._from: dict[int, int] = {}
+        self._from: dict[int, int] | None = None  # see `earliest`; None: it is not known yet
 
     def of(self, schedule: Schedule, programs: Sequence[Program]) -> Slack:
         """The same rank's in another order. What others began in the old one counts as begun."""
@@ -68,9 +68,9 @@ class Slack:
         before, nothing runs early: the rank looks which gradients B's and W's add to."""
         trained = list(parameters)
         if self._trained is None or list(map(id, trained)) != list(map(id, self._trained)):
-            self._trained, self._from, self._added = trained, {}, {True: set(), False: set()}
+            self._trained, self._from, self._added = trained, None, {True: set(), False: set()}
             self._marks = self._marked()
-        elif not self._from:
+        elif self._from is None:
             both = self._added[True] & self._added[False]  # such a sum has an order, which must stay
             passed = [kind for kind in PASSED if not (both and kind in ADDING)]
             self._from = earliest(self._schedule.problem, self._schedule.syncs, self._actions, passed)
@@ -85,7 +85,7 @@ class Slack:
 
     def ended(self, action: Action) -> None:
         """A pass has ended: note what it added to, where that is to be known."""
-        if self._from or (action.kind != WEIGHTS and action.kind not in ADDING):
+        if self._from is not None or (action.kind != WEIGHTS and action.kind not in ADDING):
             return
         now = self._marked()
         self._added[action.kind == WEIGHTS] |= {key for key, mark in now.items() if mark != self._marks.get(key)}
@@ -97,13 +97,15 @@ class Slack:
 
     def pull(self, missing: Iterable[Message]) -> Action | None:
         """The W to run now, where the pass at its turn waits for these messages; None: to wait is best."""
+        if self._from is None:
+            return None
         while self._next < len(self._weights) and self._weights[self._next] <= self.at:
             self._next += 1
         if self._next == len(self._weights):
             return None
         place = self._weights[self._next]
         action = self._actions[place]
-        if self._from.get(place, place) > self.at or self._took[action.name] > max(map(self._left, missing)):
+        if self._from[place] > self.at or self._took[action.name] > max(map(self._left, missing)):
             return None
         self._next += 1
         return action
@@ -141,7 +143,12 @@ def earliest(
 
 def check_slack(view: StepView, parts: Iterable[Part]) -> None:
     """Raise BadInput for what has no slack, or is not known to keep its sums."""
-    odd = "a step without W" if not view.step.passes.are(WEIGHTS).any() else "" if view.part is None else "a file of rounds"
-    for what in (odd, *(part.name for part in parts if not isinstance(part, (Shared, Replicas)))):
-        if what:
-            raise BadInput(f"split '{SLACK}': not with {what}")
+    odd = "a step without W" if not view.step.passes.are(WEIGHTS).any() else more_than_plain(view, parts)
+    if odd:
+        raise BadInput(f"split '{SLACK}': not with {odd}")
+
+
+def more_than_plain(view: StepView, parts: Iterable[Part]) -> str:
+    """What a step has whose order is not known to be free: a feature, or rounds; "": nothing but sums over ranks."""
+    odd = (part.name for part in parts if not isinstance(part, (Shared, Replicas)))
+    return next(odd, "" if view.part is None else "a file of rounds")

@@ -6,74 +6,27 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...util.errors import BadInput
-from ..backward.stage import Stage
-from ..base.part import Hooks, Part
 from ..base.torch_private import default_group, norms_of, scale_all
 from ..base.values import is_dtensor, laid_out_as, local
-from ..exchange import Replicas, Shared
-from ..mesh.place import PipelineMesh
-from ..slices.cutting import Counting, Cutting
-from ..step_view import StepView
 from ..transport.failure import RunFailed
-from ..transport.peers import Peers, together
-from ..transport.wires import Wires, waiting
-from ..updates import WeightVersions
-from ..vocabulary.parts import WholeVocabulary
+from ..transport.peers import together
+from ..transport.wires import all_of
 
 SAID_BYTES = 512  # of what did not work on a rank
 
 
-class OnRank(Protocol):
-    """One rank's pipeline: see `Pipeline`. group: its process group, None for the default one. rounds: programs of forwards
-    that were made so far. cutting: how sequences are cut into slices. counting: which labels count in the loss."""
-
-    view: StepView
-    group: Any
-    mesh: PipelineMesh | None
-    device: torch.device
-    rank: int
-    inputs: tuple[int, ...]
-    targets: tuple[int, ...]
-    cutting: Cutting
-    counting: Counting
-    wires: Wires
-    peers: Peers
-    hooks: Hooks
-    module: nn.ModuleDict
-    stages: Mapping[int, Stage]
-    shared: Shared
-    versions: Mapping[int, WeightVersions]
-    vocabulary: WholeVocabulary
-    replicas: Replicas | None
-    place: int
-    seed: int
-    steps: int
-    rounds: dict[Any, Any]
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """What features have here."""
-
-    @property
-    def ahead(self) -> bool:
-        """Do steps begin before the optimizer's last one is validated?"""
-
-    def finish(self) -> None:
-        """Wait until the optimizer's last step is final."""
-
-    def wait_gradients(self) -> None:
-        """Wait until `.grad` is the mean over all replicas."""
+OnRank = Any  # one rank's `Pipeline`, which imports these functions
 
 
 def beside(pipeline: OnRank, numbers: Sequence[float], what: str) -> Tensor:
@@ -106,12 +59,8 @@ def together_on_mesh(pipeline: OnRank, what: str) -> Iterator[None]:
 
 
 def _gathered(pipeline: OnRank, mine: Tensor, group: Any, what: str) -> Tensor:
-    mine = mine.to(pipeline.device)
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    with pipeline.peers.telling(what), waiting("ranks beside"):
-        work: Any = dist.all_gather(rows, mine, group=group, async_op=True)
-        work.wait(pipeline.peers.timeout)
-    return torch.stack(rows).cpu()
+    with pipeline.peers.telling(what):
+        return all_of(group, mine.to(pipeline.device), "ranks beside", pipeline.peers.timeout).cpu()
 
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it

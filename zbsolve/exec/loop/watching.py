@@ -18,16 +18,17 @@ import torch.distributed as dist
 
 from ...profile.slow import Slow, problem_now, slow_parts
 from ...schedule import Schedule
-from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ...util.text import format_time
-from ..exchange import Replicas, Shared
-from ..reports import MeasuredStep
+from ..reports import StepReport, trace_of
+from ..slack import more_than_plain
 from ..step_view import StepView
+from ..transport.peers import together
 from .gradients import OnRank
 
+WHAT = "watching"
 AGAIN = "import sys; from zbsolve.search.today import order_in_file; order_in_file(*sys.argv[1:])"
 
 
@@ -70,9 +71,8 @@ class Watch:
                 f"Watch: every {every}, steps {steps}, seconds {seconds:g}, gain {gain:g}: 1 ≤ steps ≤ every, 0 ≤ the others"
             )
         self.pipeline, self.every, self.steps, self.seconds, self.gain = pipeline, every, steps, seconds, gain
-        self.why = not_switched(pipeline)
         self._planned = pipeline.schedule.problem  # what is slow is so beside its times, whatever runs later
-        self._count, self._seen = 0, list[MeasuredStep]()
+        self._count, self._seen = 0, list[StepReport]()
         self._search: Search | None = None
 
     def __call__(self, result: Any) -> Watched | None:
@@ -84,20 +84,25 @@ class Watch:
             return None
         seen, self._seen = self._seen, []
         pipeline, decides = self.pipeline, self.pipeline.rank == 0 and self.pipeline.place == 0
-        watched, found = self._looked(seen) if decides else (None, b"")
-        if not self.why and (body := _everywhere(pipeline, found)):
+        with pipeline.peers.telling(WHAT):
+            why = _stays(pipeline)
+            watched, found = self._looked(seen, why) if decides else (None, b"")
+            body = b"" if why else _everywhere(pipeline, found)
+        if body:
             pipeline.switch(Schedule.from_json(json.loads(body)))
         return watched
 
-    def _looked(self, seen: Sequence[MeasuredStep]) -> tuple[Watched, bytes]:
-        """What is slow now; and the schedule that the last search found, b"" where none is to be taken."""
-        trace = _traced(self.pipeline, seen)
+    def _looked(self, seen: Sequence[StepReport], why: str) -> tuple[Watched, bytes]:
+        """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
+        stays."""
+        schedule, facts = self.pipeline.schedule, {"split": self.pipeline.split}
+        trace = trace_of(schedule, [one.measured for one in seen], (), facts)
         step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
         running = self._search
-        if running is None:
-            if self.seconds and not self.why:
+        if running is None or why:
+            if self.seconds and not why:
                 self._search = Search(Schedule(problem_now(trace), trace.schedule, trace.syncs), self.seconds)
-            return Watched(step, slow, why=self.why), b""
+            return Watched(step, slow, why=why), b""
         if not running.ended:
             return Watched(step, slow), b""
         self._search, found = None, running.found()
@@ -140,13 +145,13 @@ class Search:
 
 def not_switched(pipeline: OnRank) -> str:
     """Why this pipeline keeps its order; "" where it may change."""
-    odd = next((part.name for part in pipeline.parts if not isinstance(part, (Shared, Replicas))), "")
     if pipeline.device.type == "cuda":
         return "a GPU's receives and graphs are made for one order"
-    if pipeline.view.part is not None or pipeline.ahead:
-        return "it is a file of rounds" if pipeline.view.part is not None else "PostValidated cuts it"
+    if pipeline.ahead:
+        return "PostValidated cuts it"
     if pipeline.mesh is not None and pipeline.mesh.others:
         return f"the mesh has a dimension {pipeline.mesh.others[0]}"
+    odd = more_than_plain(pipeline.view, pipeline.parts)
     return f"not with {odd}" if odd else ""
 
 
@@ -162,32 +167,26 @@ def checked_order(pipeline: OnRank, schedule: Schedule) -> StepView:
     return StepView.of(schedule)
 
 
-def _traced(pipeline: Any, seen: Sequence[MeasuredStep]) -> Trace:
-    """A trace of these steps, without memory."""
-    schedule, facts = pipeline.schedule, {"split": pipeline.split}
-    return Trace(
-        schedule.problem,
-        dict(schedule.order),
-        steps=tuple(one.timeline for one in seen),
-        ready=tuple(one.columns[2] for one in seen),
-        losses=tuple(one.loss for one in seen),
-        peaks=((0,) * schedule.problem.ranks,) * len(seen),
-        facts=facts,
-        host=tuple(one.columns[3] for one in seen),
-        syncs=schedule.syncs,
-    )
+def _stays(pipeline: Any) -> str:
+    """Why the order stays, by what any rank says: parts of some features are on some ranks alone. All ranks call this."""
+    try:
+        with together(pipeline.peers, WHAT):
+            if why := not_switched(pipeline):
+                raise BadInput(why)
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def _everywhere(pipeline: Any, body: bytes) -> bytes:
-    """What rank 0 of the first pipeline says, on all ranks, which call this together. Raises RunFailed."""
+    """What rank 0 of the first pipeline says, on all ranks, which call this together. Raises LostRank."""
     size = int(_sent(pipeline, torch.tensor([len(body)])))
     row = torch.frombuffer(bytearray(body or bytes(size)), dtype=torch.uint8) if size else torch.zeros(0)
     return _sent(pipeline, row).numpy().tobytes() if size else b""
 
 
 def _sent(pipeline: Any, row: torch.Tensor) -> torch.Tensor:
-    with pipeline.peers.telling("watching"):
-        if pipeline.replicas is not None and pipeline.rank == 0:
-            dist.broadcast(row, group=pipeline.replicas.group, group_src=0)
-        pipeline.wires.wait(pipeline.wires.control.broadcast(row, 0))
+    if pipeline.replicas is not None and pipeline.rank == 0:
+        dist.broadcast(row, group=pipeline.replicas.group, group_src=0)
+    pipeline.wires.wait(pipeline.wires.control.broadcast(row, 0))
     return row

@@ -20,7 +20,7 @@ from ..base.torch_private import without_modes
 from ..base.values import tensors_of
 from ..connecting import Connecting
 from ..device.copying import Begun, Copy, CopyStreams, Launched, LaunchedCopies, SideWork, timed_event
-from ..transport.cells import Signals, shared_cells
+from ..transport.peers import Signals, shared_cells
 from .keeper import ALIGNED, TOGETHER, HostPool, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 
 Spot = tuple[int, int]  # stage, microbatch

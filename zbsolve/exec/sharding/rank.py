@@ -4,7 +4,6 @@ gradients waits for those. Where nothing is sharded they are times."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..layers import layer_numbers
 from ..mesh.place import ranks_along
-from ..transport.wires import break_off_groups, joined, waiting
+from ..transport.wires import all_of, break_off_groups, digest
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
 DOES = {"AG": "gather", "AGB": "gather", "RS": "reduce"}
@@ -149,11 +148,13 @@ class Sharding(Part):
     def check_alike(self, content: str) -> None:
         wrong: list[str] = []  # told when all have heard all
         for number, stage in self.stages.items():
-            ranks = stage.parameters[0].mesh_ranks
-            said = _digest([content, number, ranks, [list(p.shape) for p in trained(stage.parameters)]])
+            mesh = stage.parameters[0].mesh_ranks
+            said = digest(json.dumps([content, number, mesh, [list(p.shape) for p in trained(stage.parameters)]]))
             for group in _groups(stage.parameters[0]):
-                others = _all_say(group, [number, said], stage.parameters[0].sharded.device, self.timeout)
-                for rank, (other, what) in zip(dist.get_process_group_ranks(group), others, strict=True):
+                mine = torch.tensor([number, said], device=stage.parameters[0].sharded.device)
+                ranks = dist.get_process_group_ranks(group)
+                others = all_of(group, mine, f"comparison of what is sharded over ranks {_listed(ranks)}", self.timeout)
+                for rank, (other, what) in zip(ranks, others.tolist(), strict=True):
                     if other != number:
                         wrong.append(f"stage {number}: it is sharded with rank {rank}, which has stage {other} there")
                     elif what != said:
@@ -208,19 +209,6 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
 
 def _groups(parameter: Parameter) -> list[Any]:
     return [group for group in (parameter.shard_group, parameter.replica_group) if group is not None]
-
-
-def _digest(content: Any) -> int:
-    return int.from_bytes(hashlib.sha256(json.dumps(content).encode()).digest()[:7], "big")
-
-
-def _all_say(group: Any, numbers: Sequence[int], device: torch.device, timeout: timedelta) -> list[list[int]]:
-    """What every rank of a group says. Raises LostRank."""
-    mine = torch.tensor(numbers, device=device)
-    everyone = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
-    with waiting(f"comparison of what is sharded over ranks {_listed(dist.get_process_group_ranks(group))}"):
-        joined(dist.all_gather(everyone, mine, group=group, async_op=True), timeout, device)
-    return [one.tolist() for one in everyone]
 
 
 def _ask(state: RankState, number: int, does: Callable[..., Any], *given: Any) -> Any:

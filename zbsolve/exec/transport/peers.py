@@ -1,5 +1,5 @@
-"""How ranks tell each other why they stop, so that every one of them ends soon and says the same; and how far apart their
-clocks are.
+"""How ranks tell each other why they stop, so that every one of them ends soon and says the same; how far apart their
+clocks are; and whole numbers in memory that all ranks of a machine share.
 
 gloo knows that a connection broke, or that nothing came; neither says which rank began it. So a rank that stops leaves a
 note in the process group's store and breaks its connections off. That wakes the ranks that wait for it, and they read the
@@ -15,16 +15,22 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...util.errors import BadInput, ZbsolveError
+from ...util.temporary import temporary_folder
 from .failure import LostRank, RunFailed, one_line
 from .wires import BROKE, BYTES, Wires, broken, call_beside, receive_bytes, send_bytes
 
+Cells = NDArray[np.int64]
+SHORTEST, LONGEST = 2e-5, 1e-3  # seconds between two looks
 NOTES_SECONDS = 1.0  # for the others' notes to come
 SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
 Note = dict[str, Any]
@@ -172,12 +178,12 @@ class Peers:
 
 
 @contextmanager
-def together(peers: Peers, what: str) -> Iterator[None]:
-    """Inside, each rank does what it does by itself; where one cannot, all raise (see `agreed`). Raises RunFailed where a
-    rank is lost, or was before."""
+def together(peers: Peers, what: str, content: str = "") -> Iterator[None]:
+    """Inside, each rank does what it does by itself; where one cannot, or has other `content`, all raise (see `agreed`).
+    Raises RunFailed where a rank is lost, or was before."""
     peers.refuse_failed()
     try:
-        with agreed(peers.wires, what, ""):
+        with agreed(peers.wires, what, content):
             yield
     except LostRank as error:
         with peers.telling(what):
@@ -249,3 +255,49 @@ def _machine() -> str:
             return stream.read().strip()
     except OSError:
         return socket.gethostname()
+
+
+def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
+    """Zeros that all ranks share; all of them call this. They are a file that rank 0 makes, and that loses its name once all
+    have it. Raises BadInput naming `what` where a rank does not find it: on another machine."""
+    others = range(1, wires.size) if wires.rank == 0 else ()
+    with nullcontext() if wires.rank else temporary_folder("cells") as folder:
+        if folder is None:
+            path = receive_bytes(wires, 0).decode()
+        else:
+            path = str(folder / "cells")
+            Path(path).write_bytes(bytes(int(np.prod(shape)) * 8))
+        try:
+            for other in others:
+                send_bytes(wires, path.encode(), other)
+            cells: Cells = np.memmap(path, np.int64, "r+", shape=shape)
+            if wires.rank:
+                send_bytes(wires, b"", 0)
+            for other in others:
+                receive_bytes(wires, other)
+        except OSError:
+            raise BadInput(f"{what}: all ranks must be on one machine") from None
+    return cells
+
+
+class Signals:
+    """What copies of several ranks tell each other: where ranks share a bus or host memory, a copy waits for another rank's.
+    cells: pass → the last step in which it has ended, shape (passes,), of all ranks. rows: the passes by name; ranks: of
+    each. timeout: seconds to wait for one. step: this rank's."""
+
+    def __init__(self, cells: Cells, rows: Mapping[str, int], ranks: Mapping[str, int], timeout: float) -> None:
+        self.cells, self.rows, self.ranks, self.timeout = cells, rows, ranks, timeout
+        self.step = 0
+
+    def tell(self, name: str, step: int) -> None:
+        """Pass `name` has ended in a step."""
+        self.cells[self.rows[name]] = step
+
+    def hear(self, name: str, step: int) -> None:
+        """Wait until pass `name` of another rank has ended in a step. Raises LostRank."""
+        row, pause, until = self.rows[name], SHORTEST, time.monotonic() + self.timeout
+        while self.cells[row] < step:
+            if time.monotonic() > until:
+                raise LostRank(f"waiting for {name}: not done after {self.timeout:g} s", self.ranks[name])
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -182,10 +183,23 @@ class Wires:
 ALONE = Wires(0, 1, CPU, None, None)  # of one rank, which never speaks
 
 
-def joined(work: Any, timeout: timedelta, device: torch.device) -> None:
+def joined(work: Any, timeout: timedelta | None, device: torch.device) -> None:
     """What comes next is behind the work. On a GPU the current stream waits, and the host goes on: with a timeout the host
-    would wait. Elsewhere the host does."""
-    _ = work.wait() if device.type == "cuda" else work.wait(timeout)
+    would wait. Elsewhere the host does. timeout: None: as long as the process group's."""
+    _ = work.wait() if device.type == "cuda" or timeout is None else work.wait(timeout)
+
+
+def all_of(group: Any, mine: Tensor, what: str, timeout: timedelta | None = None) -> Tensor:
+    """What all ranks of a process group tell, shape (ranks, …). All of them call this. Raises LostRank naming `what`."""
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    with waiting(what):
+        joined(dist.all_gather(rows, mine, group=group, async_op=True), timeout, mine.device)
+    return torch.stack(rows)
+
+
+def digest(content: str) -> int:
+    """A number for a text, which fits a tensor."""
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
 
 
 def passed(device: torch.device, timeout: timedelta) -> None:
