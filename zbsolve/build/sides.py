@@ -55,8 +55,8 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     there that takes it; each taker until its W, where it has one. From its first backward there on a rank with several
     takers holds as much for the sum of their gradients, the giver's rank until the giver's backward.
 
-    sides: in any order. begins: stages but the first that begin a row of their own: they take the batch, so the stage before
-    hands nothing on to them, and gets no gradient from them.
+    sides: in any order.
+    begins: stages but the first that begin a row: they take the batch, and nothing goes between them and the stage before.
 
     Put them in before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
     """

@@ -287,7 +287,7 @@ def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Prog
     takes = {stage: outer_names(layers)[1] for stage, layers in stages.items()}
 
     def read(before: Sequence[int], name: str) -> tuple[int, ...]:
-        forwards = (one for one in program.actions if one.kind == "F" and name in takes[one.stage])
-        return tuple(sorted({*before, *(one.part for one in forwards)}))
+        taking = (one for one in program.actions if one.kind in PLAIN and name in takes[one.stage])
+        return tuple(sorted({*before, *(one.part for one in taking)}))
 
     return replace(program, inputs=read(program.inputs, INPUTS), targets=read(program.targets, TARGETS))

@@ -207,7 +207,7 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
 def _check_edges(schedule: Schedule, target: Target) -> None:
     """What waits on another rank must wait for a message that the engine sends. (On one rank the line says it all.)"""
     problem, says = schedule.problem, f"{target.engine} links ranks by activations and gradients only"
-    if begun := rows_begun(problem):
+    if problem.edges.carrying("activation").any() and (begun := rows_begun(problem)):
         raise Refused(f"stage {begun[0]}: it begins a row of its own, and {target.engine} has stages in one row only")
     edges, names, rank = problem.edges, problem.names, problem.passes.rank
     silent = (rank[edges.before] != rank[edges.after]) & ~edges.carrying("activation", "gradient")
