@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILT = ROOT / "build" / f"make_believe_gpu-{torch.__version__}"
 SECONDS = 300
+PACKAGE = "tests.make_believe_gpu"
 MODELS = str(HERE / "models.py") + ":"
 
 
@@ -69,39 +72,40 @@ def command(folder: Path, *words: str, gpus: int = 0, module: str = "zbsolve.cli
     return done.returncode, done.stdout + done.stderr
 
 
+def solved(folder: Path, model: str, options: str = "") -> None:
+    """A schedule of two ranks, `s.json`. Raises RuntimeError."""
+    given = ["profile.json", *["--ranks", "2", "--microbatches", "4", "--effort", "0.05", "-o", "s.json"], *options.split()]
+    for words in (["profile", model, "--estimate", "h100", "-o", "profile.json"], ["solve", *given]):
+        code, said = command(folder, *words)
+        if code:
+            raise RuntimeError(said)
+
+
 def wrong_of(check: Check, folder: Path) -> str:
     """What is wrong of a check; "": nothing."""
-    steps = [
-        (["profile", check.model, "--estimate", "h100", "-o", "profile.json"], 0),
-        (
-            [
-                "solve",
-                "profile.json",
-                *["--ranks", "2", "--microbatches", "4", "--effort", "0.05"],
-                *check.solve.split(),
-                "-o",
-                "s.json",
-            ],
-            0,
-        ),
-        (
-            [
-                "run",
-                "s.json",
-                "--model",
-                check.model,
-                *["--local", "--device", "cuda", "--check", "--steps", "3"],
-                *check.run.split(),
-            ],
-            4,
-        ),
+    solved(folder, check.model, check.solve)
+    words = [
+        *["run", "s.json", "--local", "--device", "cuda", "--check", "--steps", "3", "--model"],
+        check.model,
+        *check.run.split(),
     ]
-    for words, gpus in steps:
-        code, said = command(folder, *words, gpus=gpus)
-        if code:
-            return said.strip().splitlines()[-1]
+    code, said = command(folder, *words, gpus=4)
     missing = [line for line in ("check: right", "make-believe GPU", check.line) if line not in said]
-    return f"it does not say '{missing[0]}'" if missing else ""
+    return said if code else f"it does not say '{missing[0]}'" if missing else ""
+
+
+def wrong_of_loop(folder: Path) -> str:
+    """The same of a training loop of one's own."""
+    solved(folder, MODELS + "plain")
+    words = ["--standalone", "--nproc-per-node", "2", "-m", f"{PACKAGE}.loop", "s.json", str(folder)]
+    code, said = command(folder, *words, gpus=2, module="torch.distributed.run")
+    return said if code or said.count("loop: right") != 2 else ""
+
+
+def wrong_of_ranks(folder: Path) -> str:
+    """The same of four ranks, which a process with a GPU starts."""
+    code, said = command(ROOT, "ranks only", gpus=1, module=PACKAGE)
+    return said if code else ""
 
 
 def ranks() -> list[str]:
@@ -114,18 +118,17 @@ def ranks() -> list[str]:
 
 
 def main(words: list[str]) -> int:
+    """Run the checks whose names have one of the words."""
     build()
-    failed = 0
-    for check in [one for one in CHECKS if not words or any(word in one.name for word in words)]:
+    wrong: dict[str, Callable[[Path], str]] = {check.name: partial(wrong_of, check) for check in CHECKS}
+    wrong |= {"loop": wrong_of_loop, "four ranks": wrong_of_ranks}
+    failed = False
+    for name in [one for one in wrong if not words or any(word in one for word in words)]:
         with tempfile.TemporaryDirectory() as folder:
-            wrong = wrong_of(check, Path(folder))
-        print(f"{check.name}: {wrong or 'right'}", flush=True)
-        failed += bool(wrong)
-    if not words or "ranks" in words:
-        code, said = command(ROOT, "ranks only", gpus=1, module="tests.make_believe_gpu")
-        print(f"four ranks: {'right' if not code else said.strip()}", flush=True)
-        failed += code
-    return int(failed > 0)
+            found = wrong[name](Path(folder)).strip()
+        print(f"{name}: {found or 'right'}", flush=True)
+        failed |= bool(found)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,50 @@
-// A make-believe CUDA device in host memory: every operation runs on the CPU at once; graphs are logs that are run again.
+// A make-believe CUDA device in host memory. Every operation runs on the CPU at once, on tensors that share the memory
+// (`cpu_of`). A graph is a log of what was called while it was captured; a replay calls it all again, into the same memory.
 #include <torch/extension.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/native/Resize.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/library.h>
-#include <atomic>
-#include <mutex>
-#include <unordered_map>
 
-static int COUNT = std::getenv("MAKE_BELIEVE_GPUS") ? std::atoi(std::getenv("MAKE_BELIEVE_GPUS")) : 0;
-static thread_local int current = 0;
-static std::atomic<bool> is_capturing{false};
-static std::atomic<int64_t> allocated{0}, peak{0};
+#include <atomic>
+#include <functional>
+
+using at::Tensor;
+using c10::IntArrayRef;
+using c10::IValue;
+using c10::TensorImpl;
+using torch::jit::Stack;
+
+// --- Devices and streams: there is one thing to do at a time ---
+
+static const int COUNT = std::getenv("MAKE_BELIEVE_GPUS") ? std::atoi(std::getenv("MAKE_BELIEVE_GPUS")) : 0;
+static thread_local c10::DeviceIndex current = 0;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static c10::Stream stream(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, d); }
+
   c10::DeviceType type() const override { return c10::kCUDA; }
-  c10::Device exchangeDevice(c10::Device d) const override { auto old = current; if (d.index() >= 0) current = d.index(); return {c10::kCUDA, (c10::DeviceIndex)old}; }
-  c10::Device getDevice() const override { return {c10::kCUDA, (c10::DeviceIndex)current}; }
+  c10::Device getDevice() const override { return {c10::kCUDA, current}; }
   void setDevice(c10::Device d) const override { current = d.index(); }
   void uncheckedSetDevice(c10::Device d) const noexcept override { current = d.index(); }
-  c10::Stream getStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
-  c10::Stream getDefaultStream(c10::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
-  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
-  c10::Stream getNewStream(c10::Device d, int) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
-  c10::Stream exchangeStream(c10::Stream s) const override { return c10::Stream(c10::Stream::DEFAULT, s.device()); }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    auto before = getDevice();
+    if (d.index() >= 0) current = d.index();
+    return before;
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return COUNT; }
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override { *event = (void*)1; }
+  c10::Stream getStream(c10::Device d) const override { return stream(d); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return stream(d); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return stream(d); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return stream(d); }
+  c10::Stream exchangeStream(c10::Stream s) const override { return stream(s.device()); }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
+    *event = const_cast<int*>(&COUNT);  // anything but null
+  }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
@@ -41,340 +55,501 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
-static void freed(void* context) {
-  auto* block = (int64_t*)context;
-  allocated -= *block;
-  std::free(block);
+// --- Graphs ---
+
+// Of the device; a graph's replay puts the one in place that drew at the capture.
+static at::Generator& drawer() {
+  static at::Generator one = at::make_generator<at::CPUGeneratorImpl>(1234);
+  return one;
 }
+
+// What was called: an operation with what it got and made, or else any function.
+struct Call {
+  std::optional<c10::OperatorHandle> operation;
+  Stack given;
+  std::vector<IValue> made;
+  at::Generator drawer;
+  std::function<void()> function;
+};
+
+struct Graph {
+  std::vector<Call> calls;
+};
+
+static std::shared_ptr<Graph> graph;  // that is captured: one at a time, by any thread
+static bool replaying = false;
+
+static bool capturing() { return graph && !replaying; }
+
+// --- Memory: what nobody wrote is NaN, but 0 while a graph is captured, where numbers are those of no run ---
+
+static std::atomic<int64_t> allocated{0}, peak{0};
+static constexpr size_t UNIT = 512;  // bytes, as torch's allocator rounds; the first ones of a block say its size
+
 struct Memory final : c10::Allocator {
-  c10::DataPtr allocate(size_t size) override {
-    c10::Device device(c10::kCUDA, (c10::DeviceIndex)current);
-    if (!size) return {nullptr, nullptr, &freed_nothing, device};
-    size_t rounded = (size + 511) / 512 * 512;
-    void* block = nullptr;
-    if (posix_memalign(&block, 512, rounded + 512)) throw std::bad_alloc();
-    *(int64_t*)block = rounded;
-    auto now = allocated += rounded;
-    for (auto p = peak.load(); p < now && !peak.compare_exchange_weak(p, now);) {}
-    std::memset((char*)block + 512, is_capturing ? 0 : 0xff, rounded);  // what nobody wrote is NaN
-    return {(char*)block + 512, block, &freed, device};
+  static void free_block(void* block) {
+    allocated -= *static_cast<int64_t*>(block);
+    std::free(block);
   }
-  static void freed_nothing(void*) {}
+  static void free_nothing(void*) {}
+
+  c10::DataPtr allocate(size_t size) override {
+    c10::Device device(c10::kCUDA, current);
+    if (!size) return {nullptr, nullptr, &free_nothing, device};
+    int64_t rounded = (size + UNIT - 1) / UNIT * UNIT;
+    void* block = nullptr;
+    if (posix_memalign(&block, UNIT, rounded + UNIT)) throw std::bad_alloc();
+    *static_cast<int64_t*>(block) = rounded;
+    auto now = allocated += rounded;
+    for (auto most = peak.load(); most < now && !peak.compare_exchange_weak(most, now);) {
+    }
+    auto data = static_cast<char*>(block) + UNIT;
+    std::memset(data, capturing() ? 0 : 0xff, rounded);
+    return {data, block, &free_block, device};
+  }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, std::size_t n) const override { std::memcpy(to, from, n); }
+  void copy_data(void* to, const void* from, std::size_t size) const override { std::memcpy(to, from, size); }
 };
 static Memory memory;
 REGISTER_ALLOCATOR(c10::kCUDA, &memory)
 
-// --- graphs
-struct Entry { std::optional<c10::OperatorHandle> op; torch::jit::Stack in; std::vector<c10::IValue> out; std::function<void()> call; at::Generator drawer; };
-struct Graph { std::vector<Entry> entries; };
-static std::shared_ptr<Graph> capturing;  // one at a time, of any thread
-static bool replaying = false;
+static const c10::DispatchKeySet CUDA(c10::DispatchKey::CUDA), CPU(c10::DispatchKey::CPU);
 
-static at::Generator& default_generator() {
-  static at::Generator g = at::make_generator<at::CPUGeneratorImpl>(1234);
-  return g;
+// A tensor of a storage, with all that says where its numbers lie.
+static Tensor tensor_of(c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta type, IntArrayRef size,
+                        IntArrayRef stride, int64_t offset) {
+  auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), keys, type);
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  return made;
 }
 
-static at::Tensor cpu_of(const at::Tensor& t) {
+// The CPU's tensor with the same memory, which it keeps.
+static Tensor cpu_of(const Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return t;
-  at::Tensor keep = t;
-  auto options = at::TensorOptions().dtype(t.dtype()).device(at::kCPU);
-  auto storage = c10::Storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(),
-      c10::DataPtr(const_cast<void*>(t.storage().data()), new at::Tensor(t.detach()), [](void* p) { delete (at::Tensor*)p; }, at::kCPU), nullptr, false);
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+  auto keep = new Tensor(t.detach());
+  c10::DataPtr data(const_cast<void*>(t.storage().data()), keep, [](void* one) { delete static_cast<Tensor*>(one); }, at::kCPU);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), std::move(data), nullptr, false);
+  auto made = tensor_of(std::move(storage), CPU, t.dtype(), t.sizes(), t.strides(), t.storage_offset());
   if (t.is_conj()) made._set_conj(true);
   if (t.is_neg()) made._set_neg(true);
   return made;
 }
 
-
-static at::Tensor made_of(c10::IntArrayRef size, c10::IntArrayRef stride, c10::ScalarType dtype, std::optional<c10::Device> device) {
-  auto old = current;
-  if (device && device->index() >= 0) current = device->index();
-  auto t = at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype);
-  current = old;
-  return t;
-}
-static at::Tensor empty_memory_format(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  auto old = current;
-  if (device && device->index() >= 0) current = device->index();
-  auto t = at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype())), format);
-  current = old;
-  return t;
-}
-static at::Tensor empty_strided_(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
-  return made_of(size, stride, dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype())), device);
-}
-
-static at::Tensor snap(const at::Tensor& t) {
+// The same view of the same storage: tensors change, whose storage a log has to know as it was.
+static Tensor as_now(const Tensor& t) {
   if (!t.defined() || !t.is_cuda()) return t;
-  auto v = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(t.storage()), t.key_set(), t.dtype());
-  v.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
-  return v;
-}
-static void snap(std::vector<c10::IValue>& vs) {
-  for (auto& v : vs) {
-    if (v.isTensor()) v = snap(v.toTensor());
-    else if (v.isTensorList()) { auto l = v.toTensorVector(); for (auto& t : l) t = snap(t); v = c10::List<at::Tensor>(l); }
-    else if (v.isOptionalTensorList()) { c10::List<std::optional<at::Tensor>> l; for (std::optional<at::Tensor> t : v.toOptionalTensorList()) l.push_back(t ? std::optional<at::Tensor>(snap(*t)) : t); v = l; }
-  }
+  return tensor_of(c10::Storage(t.storage()), t.key_set(), t.dtype(), t.sizes(), t.strides(), t.storage_offset());
 }
 
-static void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const auto& schema = op.schema();
-  auto n = schema.arguments().size();
-  auto first = stack->size() - n;
-  std::vector<c10::IValue> given(stack->begin() + first, stack->end());
-  std::optional<c10::Device> device;
-  std::vector<std::pair<at::Tensor, at::Tensor>> aliases;  // (ours, the CPU's)
-  auto cpu = [&](const at::Tensor& t) {
-    if (t.defined() && t.is_cuda()) {
-      if (!device) device = t.device();
-      auto a = cpu_of(t);
-      aliases.emplace_back(t, a);
-      return a;
-    }
-    return t;
-  };
-  bool any = false;
-  for (size_t i = 0; i < n; i++) {
-    auto& v = (*stack)[first + i];
-    auto& arg = schema.arguments()[i];
-    if (v.isTensor()) {
-      auto t = v.toTensor();
-      any |= t.defined() && t.is_cuda();
-      if (arg.is_out() && t.defined() && t.is_cuda() && t.numel() == 0) {
-        auto a = at::empty({0}, t.options().device(at::kCPU));
-        aliases.emplace_back(t, a);
-        if (!device) device = t.device();
-        v = a;
-      } else v = cpu(t);
-    } else if (v.isTensorList()) {
-      auto list = v.toTensorVector();
-      for (auto& t : list) { any |= t.defined() && t.is_cuda(); t = cpu(t); }
-      v = c10::List<at::Tensor>(list);
-    } else if (v.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (std::optional<at::Tensor> t : v.toOptionalTensorList()) list.push_back(t ? std::optional<at::Tensor>(cpu(*t)) : t);
-      v = list;
-    } else if (v.isDevice() && v.toDevice().is_cuda()) {
-      device = v.toDevice(); v = c10::Device(c10::kCPU);
-    }
+// `change` of all tensors in a value.
+template <class Change>
+static IValue each_tensor(const IValue& value, Change change) {
+  if (value.isTensor()) return change(value.toTensor());
+  if (value.isTensorList()) {
+    auto list = value.toTensorVector();
+    for (auto& t : list) t = change(t);
+    return c10::List<Tensor>(list);
   }
-  auto& name = schema.name();
-  bool mute = capturing && !replaying;
-  TORCH_CHECK(!(mute && (name == "aten::_local_scalar_dense" || name == "aten::nonzero" || name == "aten::masked_select" || name == "aten::equal")), "operation not permitted when stream is capturing: ", name);
-  bool writes = schema.is_mutable() && schema.returns().size() <= 1 || name.find("_foreach") != std::string::npos && name.back() == '_';
-  bool grows = false;
-  for (size_t i = 0; i < n; i++) if (schema.arguments()[i].is_out() && given[i].isTensor() && given[i].toTensor().numel() == 0) grows = true;
-  if (mute && any && writes && !grows) {  // nothing runs while a graph is captured: what is written stays as it is
-    stack->resize(first);
-    for (auto& ret : schema.returns()) for (size_t i = 0; i < n; i++) {
-      auto* a = schema.arguments()[i].alias_info();
-      if (a && ret.alias_info() && a->isWrite() && a->beforeSet() == ret.alias_info()->beforeSet()) { stack->push_back(given[i]); break; }
-    }
-    Entry e; e.op = op; e.in = given; e.drawer = default_generator();
-    e.out.assign(stack->begin() + first, stack->end());
-    snap(e.in); snap(e.out); capturing->entries.push_back(std::move(e));
-    return;
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (std::optional<Tensor> t : value.toOptionalTensorList()) list.push_back(t ? std::optional<Tensor>(change(*t)) : t);
+    return list;
   }
-  bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
-  if (draws) {
-    auto host = at::detail::getDefaultCPUGenerator();
-    auto drawer = default_generator();
-    auto saved = host.get_state();
-    host.set_state(drawer.get_state());
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    drawer.set_state(host.get_state());
-    host.set_state(saved);
-  } else op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  auto r = schema.returns().size();
-  auto back = stack->size() - r;
-  for (auto& [ours, theirs] : aliases)
-    if (!ours.sizes().equals(theirs.sizes())) {
-      ours.unsafeGetTensorImpl();
-      auto fresh = made_of(theirs.sizes(), theirs.strides(), ours.scalar_type(), ours.device());
-      cpu_of(fresh).copy_(theirs);
-      auto o = ours;
-      o.unsafeGetTensorImpl()->set_storage_keep_dtype(fresh.storage());
-      o.unsafeGetTensorImpl()->set_sizes_and_strides(theirs.sizes(), theirs.strides(), 0);
-    }
-  auto gpu = [&](const at::Tensor& t) -> at::Tensor {
-    if (!t.defined() || !t.device().is_cpu()) return t;
-    for (auto& [ours, theirs] : aliases) if (theirs.is_same(t)) return ours;
-    for (auto& [ours, theirs] : aliases)
-      if (t.has_storage() && t.storage().unsafeGetStorageImpl() == theirs.storage().unsafeGetStorageImpl()) {
-        auto v = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(ours.storage()), c10::DispatchKeySet(c10::DispatchKey::CUDA), t.dtype());
-        v.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
-        return v;
-      }
-    auto fresh = made_of(t.sizes(), t.strides(), t.scalar_type(), device);
-    cpu_of(fresh).copy_(t);
-    return fresh;
-  };
-  for (size_t i = 0; i < r; i++) {
-    auto& v = (*stack)[back + i];
-    if (v.isTensor() && device) v = gpu(v.toTensor());
-    else if (v.isTensorList() && device) {
-      auto list = v.toTensorVector();
-      for (auto& t : list) t = gpu(t);
-      v = c10::List<at::Tensor>(list);
-    }
-  }
-  if (capturing && !replaying) {
-    Entry e; e.op = op; e.in = given; e.drawer = default_generator();
-    e.out.assign(stack->begin() + back, stack->end());
-    snap(e.in); snap(e.out); capturing->entries.push_back(std::move(e));
-  }
+  return value;
 }
 
-static void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { run(op, stack); }
+static void log(Call call) {
+  for (auto& value : call.given) value = each_tensor(value, as_now);
+  for (auto& value : call.made) value = each_tensor(value, as_now);
+  graph->calls.push_back(std::move(call));
+}
 
-static at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
-  if (!(capturing && !replaying)) { auto a = cpu_of(self); a.copy_(cpu_of(src)); }
-  if (capturing && !replaying) {
-    TORCH_CHECK(!self.is_cpu() || non_blocking, "operation not permitted when stream is capturing: copy to the host");
-    Entry e; e.op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-    e.in = {self, src, non_blocking}; e.out = {self}; e.drawer = default_generator();
-    snap(e.in); snap(e.out); capturing->entries.push_back(std::move(e));
-  }
-  return self;
+// --- Tensors ---
+
+// Makes what `make` makes, on a device.
+template <class Make>
+static Tensor made_on(std::optional<c10::Device> device, Make make) {
+  auto before = current;
+  if (device && device->index() >= 0) current = device->index();
+  auto made = make();
+  current = before;
+  return made;
 }
-static at::Tensor strided_of(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<int64_t> offset) {
-  auto v = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), self.dtype());
-  v.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset.value_or(self.storage_offset()));
-  return v;
+
+static c10::ScalarType type_of(std::optional<at::ScalarType> said) {
+  return said.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
 }
-static at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) {
-  auto v = cpu_of(self).view(size);
-  return strided_of(self, v.sizes(), v.strides(), self.storage_offset());
+
+static Tensor strided_room(IntArrayRef size, IntArrayRef stride, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+                            std::optional<at::Device> device, std::optional<bool>) {
+  return made_on(device, [&] { return at::detail::empty_strided_generic(size, stride, &memory, CUDA, type_of(type)); });
 }
-static at::Tensor view_dtype(const at::Tensor& self, at::ScalarType type) {
-  auto v = cpu_of(self).view(type);
-  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), v.dtype());
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(v.sizes(), v.strides(), v.storage_offset());
-  return t;
+
+static Tensor room(IntArrayRef size, std::optional<at::ScalarType> type, std::optional<at::Layout>,
+                    std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return made_on(device, [&] { return at::detail::empty_generic(size, &memory, CUDA, type_of(type), format); });
 }
-static const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat>) {
-  auto need = (size_t)(c10::multiply_integers(size) + self.storage_offset()) * self.itemsize();
-  if (self.storage().nbytes() < need) {
-    auto ptr = memory.allocate(need);
-    if (self.storage().nbytes()) std::memcpy(ptr.get(), self.storage().data(), self.storage().nbytes());
-    self.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(ptr));
-    self.storage().unsafeGetStorageImpl()->set_nbytes(need);
+
+// A tensor on the device with the numbers of one of the CPU.
+static Tensor copied(const Tensor& t, std::optional<c10::Device> device) {
+  auto made = strided_room(t.sizes(), t.strides(), t.scalar_type(), std::nullopt, device, std::nullopt);
+  cpu_of(made).copy_(t);
+  return made;
+}
+
+static Tensor strided_view(const Tensor& self, IntArrayRef size, IntArrayRef stride, std::optional<int64_t> offset) {
+  auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), self.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset.value_or(self.storage_offset()));
+  return made;
+}
+
+static Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
+  return strided_view(self, size, stride, std::nullopt);
+}
+
+static Tensor view(const Tensor& self, IntArrayRef size) {
+  auto seen = cpu_of(self).view(size);
+  return strided_view(self, seen.sizes(), seen.strides(), std::nullopt);
+}
+
+static Tensor view_of_type(const Tensor& self, at::ScalarType type) {
+  auto seen = cpu_of(self).view(type);
+  auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(self.storage()), self.key_set(), seen.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(seen.sizes(), seen.strides(), seen.storage_offset());
+  return made;
+}
+
+static const Tensor& resize(const Tensor& self, IntArrayRef size, std::optional<at::MemoryFormat>) {
+  auto storage = self.storage().unsafeGetStorageImpl();
+  size_t need = (c10::multiply_integers(size) + self.storage_offset()) * self.itemsize();
+  if (storage->nbytes() < need) {
+    auto data = memory.allocate(need);
+    if (storage->nbytes()) std::memcpy(data.get(), storage->data(), storage->nbytes());
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_nbytes(need);
   }
   self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
   return self;
 }
-static at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+
+static Tensor& set_storage(Tensor& self, at::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
-  auto s = stride.vec();
-  if (s.empty() && !size.empty()) { s.resize(size.size()); int64_t k = 1; for (int i = size.size(); i--;) { s[i] = k; k *= std::max<int64_t>(size[i], 1); } }
-  self.unsafeGetTensorImpl()->set_sizes_and_strides(size, s, offset);
+  if (stride.size() == size.size()) self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  else {
+    self.unsafeGetTensorImpl()->set_storage_offset(offset);
+    self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  }
   return self;
 }
-static at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) { return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides()); }
-static at::Tensor reshape_alias(const at::Tensor& t, c10::IntArrayRef a, c10::IntArrayRef b) { return strided_of(t, a, b, std::nullopt); }
-static at::Tensor& set_whole(at::Tensor& self, at::Storage s) { return set_storage(self, s, 0, {(int64_t)(s.nbytes() / self.itemsize())}, {}); }
-static void record_stream(at::Tensor&, c10::Stream) {}
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+static Tensor& set_whole_storage(Tensor& self, at::Storage source) {
+  int64_t count = source.nbytes() / self.itemsize();
+  return set_storage(self, source, 0, {count}, {});
+}
+
+static Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+static Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  if (!capturing()) {
+    cpu_of(self).copy_(cpu_of(source));
+    return self;
+  }
+  TORCH_CHECK(!self.is_cpu() || non_blocking, "operation not permitted when stream is capturing: copy to the host");
+  auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  log({operation, {self, source, non_blocking}, {self}, drawer(), nullptr});
+  return self;
+}
+
+static void record_stream(Tensor&, c10::Stream) {}
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", empty_memory_format);
-  m.impl("empty_strided", empty_strided_);
-  m.impl("copy_", copy_);
-  m.impl("as_strided", strided_of);
+  m.impl("empty.memory_format", room);
+  m.impl("empty_strided", strided_room);
+  m.impl("copy_", copy);
+  m.impl("as_strided", strided_view);
   m.impl("view", view);
-  m.impl("view.dtype", view_dtype);
+  m.impl("view.dtype", view_of_type);
   m.impl("_reshape_alias", reshape_alias);
-  m.impl("resize_", resize_);
+  m.impl("resize_", resize);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Tensor", set_tensor);
-  m.impl("set_.source_Storage", set_whole);
+  m.impl("set_.source_Storage", set_whole_storage);
   m.impl("record_stream", record_stream);
 }
 
-// --- NCCL in gloo's clothes
+// --- All other operations ---
+
+// What an operation gets and makes, between the device and the CPU.
+struct Between {
+  std::optional<c10::Device> device;
+  std::vector<std::pair<Tensor, Tensor>> both;  // the device's tensor, the CPU's
+
+  IValue down(const IValue& value, bool out) {
+    if (value.isDevice() && value.toDevice().is_cuda()) {
+      device = value.toDevice();
+      return c10::Device(c10::kCPU);
+    }
+    return each_tensor(value, [&](const Tensor& t) {
+      if (!t.defined() || !t.is_cuda()) return t;
+      if (!device) device = t.device();
+      // Memory that another owns does not grow: what is empty gets its own.
+      auto lower = out && t.numel() == 0 ? at::empty({0}, t.options().device(at::kCPU)) : cpu_of(t);
+      both.emplace_back(t, lower);
+      return lower;
+    });
+  }
+
+  // Outputs that the operation has made larger.
+  void grow() {
+    for (auto& [upper, lower] : both) {
+      if (upper.sizes().equals(lower.sizes())) continue;
+      auto made = copied(lower, upper.device());
+      upper.unsafeGetTensorImpl()->set_storage_keep_dtype(made.storage());
+      upper.unsafeGetTensorImpl()->set_sizes_and_strides(made.sizes(), made.strides(), 0);
+    }
+  }
+
+  Tensor up(const Tensor& t) const {
+    if (!t.defined() || !t.device().is_cpu()) return t;
+    for (auto& [upper, lower] : both)
+      if (lower.is_same(t)) return upper;
+    for (auto& [upper, lower] : both)  // a view
+      if (t.has_storage() && t.storage().unsafeGetStorageImpl() == lower.storage().unsafeGetStorageImpl())
+        return tensor_of(c10::Storage(upper.storage()), CUDA, t.dtype(), t.sizes(), t.strides(), t.storage_offset());
+    return copied(t, device);
+  }
+};
+
+// Random numbers come from the device's generator, which no operation on a GPU takes from the host.
+static void run_on_cpu(const c10::OperatorHandle& operation, Stack* stack) {
+  if (!operation.hasTag(at::Tag::nondeterministic_seeded)) {
+    operation.redispatchBoxed(CPU, stack);
+    return;
+  }
+  auto host = at::detail::getDefaultCPUGenerator(), own = drawer();
+  auto before = host.get_state();
+  host.set_state(own.get_state());
+  operation.redispatchBoxed(CPU, stack);
+  own.set_state(host.get_state());
+  host.set_state(before);
+}
+
+// Does it write into what it gets, and make nothing else?
+static bool writes(const c10::FunctionSchema& schema) {
+  bool many = schema.name().find("_foreach") != std::string::npos && schema.name().back() == '_';
+  return many || (schema.is_mutable() && schema.returns().size() <= 1);
+}
+
+// What such an operation returns.
+static std::vector<IValue> written(const c10::FunctionSchema& schema, const Stack& given) {
+  std::vector<IValue> found;
+  for (auto& result : schema.returns())
+    for (size_t i = 0; i < given.size(); i++) {
+      auto alias = schema.arguments()[i].alias_info();
+      if (alias && result.alias_info() && alias->isWrite() && alias->beforeSet() == result.alias_info()->beforeSet()) {
+        found.push_back(given[i]);
+        break;
+      }
+    }
+  return found;
+}
+
+static void check_capture(const std::string& name) {
+  for (auto waiting : {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
+    TORCH_CHECK(name != waiting, "operation not permitted when stream is capturing: ", name);
+}
+
+static void run(const c10::OperatorHandle& operation, Stack* stack) {
+  const auto& schema = operation.schema();
+  auto count = schema.arguments().size(), first = stack->size() - count;
+  Stack given(stack->begin() + first, stack->end());
+  if (capturing()) check_capture(schema.name());
+  Between between;
+  bool grows = false;
+  for (size_t i = 0; i < count; i++) {
+    bool out = schema.arguments()[i].is_out();
+    grows |= out && given[i].isTensor() && given[i].toTensor().numel() == 0;
+    (*stack)[first + i] = between.down(given[i], out);
+  }
+  if (capturing() && between.both.size() && writes(schema) && !grows) {  // a capture runs nothing: all stays as it is
+    stack->resize(first);
+    for (auto& value : written(schema, given)) stack->push_back(value);
+  } else {
+    run_on_cpu(operation, stack);
+    between.grow();
+    for (size_t i = first; i < stack->size(); i++)
+      if (between.device) (*stack)[i] = each_tensor((*stack)[i], [&](const Tensor& t) { return between.up(t); });
+  }
+  if (capturing()) log({operation, given, {stack->begin() + first, stack->end()}, drawer(), nullptr});
+}
+
+static void fallback(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) { run(operation, stack); }
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+// --- NCCL in gloo's clothes ---
+
 namespace c10d {
-static std::vector<at::Tensor> all(std::vector<at::Tensor>& ts) { std::vector<at::Tensor> o; for (auto& t : ts) o.push_back(cpu_of(t)); return o; }
-static std::vector<std::vector<at::Tensor>> all(std::vector<std::vector<at::Tensor>>& ts) { std::vector<std::vector<at::Tensor>> o; for (auto& t : ts) o.push_back(all(t)); return o; }
-struct Done : Work { bool isCompleted() override { return true; } bool wait(std::chrono::milliseconds) override { return true; } void synchronize() override {} c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { auto f = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors()); f->markCompleted(c10::IValue(c10::List<at::Tensor>())); return f; } };
-struct Fake : Backend {
-  c10::intrusive_ptr<Backend> inner;
-  Fake(c10::intrusive_ptr<Backend> in, int rank, int size) : Backend(rank, size), inner(std::move(in)) {}
+
+using Works = c10::intrusive_ptr<Work>;
+
+struct Done : Work {
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  void synchronize() override {}
+};
+
+static std::vector<Tensor> down(std::vector<Tensor>& many) {
+  std::vector<Tensor> found;
+  for (auto& t : many) found.push_back(cpu_of(t));
+  return found;
+}
+
+static std::vector<std::vector<Tensor>> down(std::vector<std::vector<Tensor>>& many) {
+  std::vector<std::vector<Tensor>> found;
+  for (auto& row : many) found.push_back(down(row));
+  return found;
+}
+
+static Tensor down(Tensor& t) { return cpu_of(t); }
+
+struct Nccl : Backend {
+  c10::intrusive_ptr<Backend> gloo;
+  static std::vector<Works>& sent() {  // by a replay, whose end waits: another rank may be at its own sends
+    static std::vector<Works> works;
+    return works;
+  }
+
+  Nccl(c10::intrusive_ptr<Backend> gloo, int rank, int size) : Backend(rank, size), gloo(std::move(gloo)) {}
   const std::string getBackendName() const override { return "nccl"; }
-  using W = c10::intrusive_ptr<Work>;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void startCoalescing() override {}
-  W endCoalescing() override { return c10::make_intrusive<Done>(); }
-  template <class Fn> W did(Fn call) {
-    if (capturing && !replaying) { Entry e; e.call = [call]() mutable { call()->wait(); }; snap(e.in); snap(e.out); capturing->entries.push_back(std::move(e)); return c10::make_intrusive<Done>(); }
-    return call();
+  Works endCoalescing() override { return c10::make_intrusive<Done>(); }
+
+  // Run it, or put it into the graph.
+  template <class Function>
+  Works did(Function function) {
+    if (!capturing()) return function();
+    log({std::nullopt, {}, {}, drawer(), [function]() mutable { function()->wait(); }});
+    return c10::make_intrusive<Done>();
   }
-  W broadcast(std::vector<at::Tensor>& t, const BroadcastOptions& o) override { auto a = all(t); return did([=, this]() mutable { return inner->broadcast(a, o); }); }
-  W allreduce(std::vector<at::Tensor>& t, const AllreduceOptions& o) override { auto a = all(t); return did([=, this]() mutable { return inner->allreduce(a, o); }); }
-  W allreduce_coalesced(std::vector<at::Tensor>& t, const AllreduceCoalescedOptions& o) override { auto a = all(t); return did([=, this]() mutable { return inner->allreduce_coalesced(a, o); }); }
-  W reduce(std::vector<at::Tensor>& t, const ReduceOptions& o) override { auto a = all(t); return did([=, this]() mutable { return inner->reduce(a, o); }); }
-  W allgather(std::vector<std::vector<at::Tensor>>& out, std::vector<at::Tensor>& in, const AllgatherOptions& o) override { auto a = all(out); auto b = all(in); return did([=, this]() mutable { return inner->allgather(a, b, o); }); }
-  W _allgather_base(at::Tensor& out, at::Tensor& in, const AllgatherOptions& o) override { auto a = cpu_of(out), b = cpu_of(in); return did([=, this]() mutable { return inner->_allgather_base(a, b, o); }); }
-  W reduce_scatter(std::vector<at::Tensor>& out, std::vector<std::vector<at::Tensor>>& in, const ReduceScatterOptions& o) override { auto a = all(out); auto b = all(in); return did([=, this]() mutable { return inner->reduce_scatter(a, b, o); }); }
-  W _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const ReduceScatterOptions& o) override { auto a = cpu_of(out), b = cpu_of(in); return did([=, this]() mutable { return inner->_reduce_scatter_base(a, b, o); }); }
-  W alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& x, std::vector<int64_t>& y, const AllToAllOptions& o) override { auto a = cpu_of(out), b = cpu_of(in); return did([=, this]() mutable { return inner->alltoall_base(a, b, x, y, o); }); }
-  W alltoall(std::vector<at::Tensor>& out, std::vector<at::Tensor>& in, const AllToAllOptions& o) override { auto a = all(out); auto b = all(in); return did([=, this]() mutable { return inner->alltoall(a, b, o); }); }
-  W gather(std::vector<std::vector<at::Tensor>>& out, std::vector<at::Tensor>& in, const GatherOptions& o) override { auto a = all(out); auto b = all(in); return did([=, this]() mutable { return inner->gather(a, b, o); }); }
-  W scatter(std::vector<at::Tensor>& out, std::vector<std::vector<at::Tensor>>& in, const ScatterOptions& o) override { auto a = all(out); auto b = all(in); return did([=, this]() mutable { return inner->scatter(a, b, o); }); }
-  W send(std::vector<at::Tensor>& t, int to, int tag) override { auto a = all(t); return did([=, this]() mutable -> W { auto w = inner->send(a, to, tag); if (!replaying) return w; pending().push_back(w); return c10::make_intrusive<Done>(); }); }
-  static std::vector<W>& pending() { static std::vector<W> p; return p; }
-  W recv(std::vector<at::Tensor>& t, int from, int tag) override { auto a = all(t); return did([=, this]() mutable { auto w = inner->recv(a, from, tag); return w; }); }
-  W allgather_into_tensor_coalesced(std::vector<at::Tensor>& out, std::vector<at::Tensor>& in, const AllgatherOptions& o) override { for (size_t i = 0; i < out.size(); i++) _allgather_base(out[i], in[i], o)->wait(); return c10::make_intrusive<Done>(); }
-  W reduce_scatter_tensor_coalesced(std::vector<at::Tensor>& out, std::vector<at::Tensor>& in, const ReduceScatterOptions& o) override { for (size_t i = 0; i < out.size(); i++) _reduce_scatter_base(out[i], in[i], o)->wait(); return c10::make_intrusive<Done>(); }
-  W barrier(const BarrierOptions& o) override { BarrierOptions b = o; b.device_ids.clear(); b.device.reset(); return inner->barrier(b); }
+
+  template <class Way, class One, class Options>
+  Works of_one(Way way, One& one, const Options& options) {
+    return did([=, this, a = down(one)]() mutable { return (gloo.get()->*way)(a, options); });
+  }
+
+  template <class Way, class Out, class In, class Options>
+  Works of_two(Way way, Out& out, In& in, const Options& options) {
+    return did([=, this, a = down(out), b = down(in)]() mutable { return (gloo.get()->*way)(a, b, options); });
+  }
+
+  using Row = std::vector<Tensor>;
+  using Rows = std::vector<Row>;
+  Works broadcast(Row& row, const BroadcastOptions& o) override { return of_one(&Backend::broadcast, row, o); }
+  Works allreduce(Row& row, const AllreduceOptions& o) override { return of_one(&Backend::allreduce, row, o); }
+  Works reduce(Row& row, const ReduceOptions& o) override { return of_one(&Backend::reduce, row, o); }
+  Works allgather(Rows& out, Row& in, const AllgatherOptions& o) override { return of_two(&Backend::allgather, out, in, o); }
+  Works _allgather_base(Tensor& out, Tensor& in, const AllgatherOptions& o) override {
+    return of_two(&Backend::_allgather_base, out, in, o);
+  }
+  Works reduce_scatter(Row& out, Rows& in, const ReduceScatterOptions& o) override {
+    return of_two(&Backend::reduce_scatter, out, in, o);
+  }
+  Works _reduce_scatter_base(Tensor& out, Tensor& in, const ReduceScatterOptions& o) override {
+    return of_two(&Backend::_reduce_scatter_base, out, in, o);
+  }
+  Works alltoall(Row& out, Row& in, const AllToAllOptions& o) override { return of_two(&Backend::alltoall, out, in, o); }
+  Works gather(Rows& out, Row& in, const GatherOptions& o) override { return of_two(&Backend::gather, out, in, o); }
+  Works scatter(Row& out, Rows& in, const ScatterOptions& o) override { return of_two(&Backend::scatter, out, in, o); }
+  Works alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& outs, std::vector<int64_t>& ins,
+                      const AllToAllOptions& o) override {
+    return did([=, this, a = down(out), b = down(in)]() mutable { return gloo->alltoall_base(a, b, outs, ins, o); });
+  }
+  Works allgather_into_tensor_coalesced(Row& out, Row& in, const AllgatherOptions& o) override {
+    for (size_t i = 0; i < out.size(); i++) _allgather_base(out[i], in[i], o)->wait();
+    return c10::make_intrusive<Done>();
+  }
+  Works send(Row& row, int to, int tag) override {
+    return did([=, this, a = down(row)]() mutable -> Works {
+      auto work = gloo->send(a, to, tag);
+      if (!replaying) return work;
+      sent().push_back(work);
+      return c10::make_intrusive<Done>();
+    });
+  }
+  Works recv(Row& row, int from, int tag) override {
+    return did([=, this, a = down(row)]() mutable { return gloo->recv(a, from, tag); });
+  }
+  Works barrier(const BarrierOptions& given) override {
+    BarrierOptions options = given;
+    options.device_ids.clear();
+    options.device.reset();
+    return gloo->barrier(options);
+  }
 };
+
+}  // namespace c10d
+
+// --- Replays ---
+
+static void put(const Tensor& into, const Tensor& from) {
+  if (into.defined() && into.data_ptr() != from.data_ptr()) cpu_of(into).copy_(cpu_of(from));
 }
 
-static void replay(std::shared_ptr<Graph> g) {
-  at::NoGradGuard no;
-  at::AutoDispatchBelowADInplaceOrView below;
-  replaying = true;
-  for (auto& e : g->entries) {
-    if (!e.op) { e.call(); continue; }
-    auto before = default_generator();
-    struct Back { at::Generator g; ~Back() { default_generator() = g; } } back{before};
-    default_generator() = e.drawer;
-    torch::jit::Stack stack = e.in;
-    if (e.op->schema().name() == "aten::copy_") { auto d = stack[0].toTensor(); cpu_of(d).copy_(cpu_of(stack[1].toTensor())); continue; }
-    run(*e.op, &stack);
-    for (size_t i = 0; i < e.out.size(); i++) {
-      auto put = [](const at::Tensor& into, const at::Tensor& from) {
-        if (into.defined() && !into.is_same(from) && into.data_ptr() != from.data_ptr()) cpu_of(into).copy_(cpu_of(from));
-      };
-      if (e.out[i].isTensor()) put(e.out[i].toTensor(), stack[i].toTensor());
-      else if (e.out[i].isTensorList()) { auto a = e.out[i].toTensorVector(), b = stack[i].toTensorVector(); for (size_t k = 0; k < a.size(); k++) put(a[k], b[k]); }
-    }
+static void repeat(const Call& call) {
+  if (!call.operation) return call.function();
+  drawer() = call.drawer;
+  Stack stack = call.given;
+  if (call.operation->schema().name() == "aten::copy_") {
+    cpu_of(stack[0].toTensor()).copy_(cpu_of(stack[1].toTensor()));
+    return;
   }
+  run(*call.operation, &stack);
+  for (size_t i = 0; i < call.made.size(); i++) {
+    if (call.made[i].isTensor()) put(call.made[i].toTensor(), stack[i].toTensor());
+    if (!call.made[i].isTensorList()) continue;
+    auto into = call.made[i].toTensorVector(), from = stack[i].toTensorVector();
+    for (size_t k = 0; k < into.size(); k++) put(into[k], from[k]);
+  }
+}
+
+static void replay(const Graph& of) {
+  at::NoGradGuard without;
+  at::AutoDispatchBelowADInplaceOrView below;
+  auto own = drawer();
+  replaying = true;
+  for (const auto& call : of.calls) repeat(call);
+  for (auto& work : c10d::Nccl::sent()) work->wait();
+  c10d::Nccl::sent().clear();
   replaying = false;
-  for (auto& w : c10d::Fake::pending()) w->wait();
-  c10d::Fake::pending().clear();
+  drawer() = own;
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph").def(py::init<>()).def("size", [](Graph& g) { return g.entries.size(); }).def("replay", [](std::shared_ptr<Graph> g) { py::gil_scoped_release r; replay(g); });
-  m.def("begin", [](std::shared_ptr<Graph> g) { capturing = g; is_capturing = true; });
-  m.def("end", [] { capturing = nullptr; is_capturing = false; });
-  m.def("is_capturing", [] { return (bool)capturing; });
-  m.def("is_replaying", [] { return replaying; });
-  m.def("log", [](py::object call) { if (capturing && !replaying) { Entry e; e.call = [call] { py::gil_scoped_acquire g; call(); }; snap(e.in); snap(e.out); capturing->entries.push_back(std::move(e)); } });
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph").def(py::init<>()).def("replay", [](const Graph& one) {
+    py::gil_scoped_release others;
+    replay(one);
+  });
+  m.def("begin", [](std::shared_ptr<Graph> one) { graph = one; });
+  m.def("end", [] { graph = nullptr; });
+  m.def("is_capturing", [] { return capturing(); });
+  m.def("log", [](py::function function) {
+    auto again = [function] {
+      py::gil_scoped_acquire mine;
+      function();
+    };
+    log({std::nullopt, {}, {}, drawer(), again});
+  });
   m.def("allocated", [] { return allocated.load(); });
   m.def("peak", [] { return peak.load(); });
   m.def("reset_peak", [] { peak = allocated.load(); });
-  m.def("set_device", [](int d) { current = d; });
-  m.def("device", [] { return current; });
-  m.def("get_default", [] { return default_generator(); });
-  m.def("set_default", [](at::Generator g) { default_generator() = g; });
-  m.def("alias", [](at::Tensor t) { return cpu_of(t); });
-  py::class_<c10d::Fake, c10::intrusive_ptr<c10d::Fake>, c10d::Backend>(m, "Fake").def(py::init([](c10::intrusive_ptr<c10d::Backend> in, int r, int s) { return c10::make_intrusive<c10d::Fake>(in, r, s); }));
+  m.def("set_device", [](int number) { current = number; });
+  m.def("device", [] { return static_cast<int>(current); });
+  m.def("drawer", [] { return drawer(); });
+  m.def("set_drawer", [](at::Generator one) { drawer() = one; });
+  py::class_<c10d::Nccl, c10::intrusive_ptr<c10d::Nccl>, c10d::Backend>(m, "Nccl")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>());
 }

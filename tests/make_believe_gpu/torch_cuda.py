@@ -219,32 +219,32 @@ class DeviceGenerator:
     seeded: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(device.get_default(), name)
+        return getattr(device.drawer(), name)
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
-        device.get_default().manual_seed(seed)
+        device.drawer().manual_seed(seed)
         self.seeded = self.get_state().clone()
         return self
 
     def set_state(self, state: torch.Tensor) -> None:
-        device.get_default().set_state(state)
+        device.drawer().set_state(state)
         self.seeded = state.clone()
 
     def get_offset(self) -> int:
         return 0 if self.seeded is not None and torch.equal(self.seeded, self.get_state()) else 4
 
     def graphsafe_get_state(self) -> torch.Generator:
-        return device.get_default()  # type: ignore[no-any-return]
+        return device.drawer()  # type: ignore[no-any-return]
 
     def graphsafe_set_state(self, generator: torch.Generator) -> None:
-        device.set_default(generator)
+        device.set_drawer(generator)
 
 
 class Properties:
     name, total_memory, major, minor, multi_processor_count, L2_cache_size = "make-believe GPU", MEMORY, 9, 0, 132, 1 << 20
 
 
-class Nccl(device.Fake):  # type: ignore[misc, name-defined]
+class Nccl(device.Nccl):  # type: ignore[misc, name-defined]
     """`ProcessGroupNCCL`, over gloo."""
 
     class Options:
@@ -252,7 +252,7 @@ class Nccl(device.Fake):  # type: ignore[misc, name-defined]
             self._timeout = c10d.default_pg_timeout
 
     def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Nccl:
-        return device.Fake.__new__(cls)  # type: ignore[no-any-return]
+        return device.Nccl.__new__(cls)  # type: ignore[no-any-return]
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         self.gloo = c10d.ProcessGroupGloo(store, rank, size, timeout=options._timeout)

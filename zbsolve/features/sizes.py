@@ -24,7 +24,7 @@ from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, Open, is_
 from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
-ANY, FEW = "any", 3  # shapes of each number where that is open
+ANY, FEW = "any", 3  # so many shapes of each number are tried where that is open
 OTHER = (0.75, 4 / 3)  # numbers of microbatches that are tried from one, in its number
 PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same order; so many are made one after the other
 
@@ -144,8 +144,7 @@ def _further(now: Now) -> Iterator[Named]:
 
 def _moves(now: Now) -> Iterator[Named]:
     """Steps where sequences go from one microbatch to another: first where that leads by the best step's order, again and
-    again; then single moves, those that its order likes best first; and
-    other numbers of microbatches, the nearest first."""
+    again; then other numbers of microbatches, the nearest first; then single moves, those that its order likes best first."""
     step, numbers = now.step, numbers_of(now.said, now.profile)
     sizes = step.sizes or even(batch_of(now.said, now.profile).sequences, step.microbatches)
     order = None if now.schedule is None else _same_order(now, sizes)
