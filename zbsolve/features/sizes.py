@@ -144,7 +144,7 @@ def _further(now: Now) -> Iterator[Named]:
 
 def _moves(now: Now) -> Iterator[Named]:
     """Steps where sequences go from one microbatch to another: first where that leads by the best step's order, again and
-    again; then other numbers of microbatches, the nearest first; then single moves, those that its order likes best first."""
+    again; then other numbers of microbatches, the nearest first; then single moves, the best by its order first."""
     step, numbers = now.step, numbers_of(now.said, now.profile)
     sizes = step.sizes or even(batch_of(now.said, now.profile).sequences, step.microbatches)
     order = None if now.schedule is None else _same_order(now, sizes)
