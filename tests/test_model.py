@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Deadlock, Edge, Infeasible, Pass, Problem, Profile, Schedule, pipeline, verify
+from zbsolve import BadInput, Deadlock, Edge, Infeasible, Pass, Problem, Profile, Schedule, pipeline, solve, verify
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.partition.cuts import balanced
 from zbsolve.placement import check, describe, parse
@@ -92,7 +92,7 @@ def test_problem_of_views_equals_the_built_one():
         ({"BW": [1, 1]}, "either B"),
         ({"F": []}, "F: no stages"),
         ({"F": [1e18, 1]}, r"F\[0\]: 1e\+18 is larger"),
-        ({"F": [2**52, 1], "microbatches": 2000}, "more than zbsolve can count"),
+        ({"F": [2**52, 1]}, "the times of all passes add up to more than zbsolve can count"),
         ({"microbatches": 10**9}, "more than zbsolve handles"),
     ],
 )
@@ -121,6 +121,16 @@ def test_problem_refuses_memory_between_ranks_and_doubled_names():
         Problem.of(two, [Edge("0F0", "5F0")])
     with pytest.raises(BadInput, match="unknown kind 'Q'"):
         Problem.of([Pass("Q", 0, 0, 0, 1)], [])
+
+
+def test_sums_that_floats_would_round_are_refused():
+    """Of three passes of 2^51 + 1 µs the sum is above 2^52 and right; of two of 2^52 + 1 it would be rounded."""
+    long = [Pass("F", 0, number, 0, 2**51 + 1) for number in range(3)]
+    assert Problem.of(long, []).work == solve(Problem.of(long, []), effort=0.01).certificate.value == 3 * 2**51 + 3
+    with pytest.raises(BadInput, match="its times add up to more than zbsolve can count"):
+        Problem.of([replace(one, duration=2**52 + 1) for one in long[:2]], [])
+    with pytest.raises(BadInput, match="pass 0F0: takes or frees more bytes than zbsolve can count"):
+        Problem.of(long, [Edge("0F0", "0F1", bytes=2**52), Edge("0F0", "0F2", bytes=2**52)])
 
 
 def test_digest_tells_problems_apart():

@@ -12,7 +12,8 @@ from .tables import WHOLE, Edges, Ints, Passes, Pool, Slowdown
 from .util.errors import BadInput
 
 MAX_FACTOR = 1000.0
-MAX_SUM = 2.0**62  # of all times, and of all bytes, so that sums are whole numbers of 64 bits
+EXACT = 2.0**53  # µs of all passes and lags, and bytes of one pass, are below: there sums of floats are whole numbers
+MAX_SUM = 2.0**62  # bytes of all edges, so that sums are whole numbers of 64 bits
 
 
 def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
@@ -27,9 +28,13 @@ def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
             raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
     if len(edges):
         _check_edges(edges, passes, len(pools))
-    for what, column, lags in (("times", passes.duration, edges.lag), ("bytes", edges.bytes, edges.lag[:0])):
-        if float(column.sum(dtype=np.float64)) + float(lags.sum(dtype=np.float64)) > MAX_SUM:
+    for what, columns, most in (("times", (passes.duration, edges.lag), EXACT), ("bytes", (edges.bytes,), MAX_SUM)):
+        if sum(float(column.sum(dtype=np.float64)) for column in columns) >= most:
             raise BadInput(f"problem: its {what} add up to more than zbsolve can count")
+    for end in (edges.before, edges.after):
+        held = np.bincount(end, edges.bytes, len(passes))
+        if (over := np.flatnonzero(held >= EXACT)).size:
+            raise BadInput(f"pass {passes[int(over[0])].name}: takes or frees more bytes than zbsolve can count")
 
 
 def _check_passes(passes: Passes) -> None:

@@ -399,3 +399,11 @@ def test_sums_of_gradients_come_behind() -> None:
     assert len(problem.rows("C")) == 2
     plain = with_exchange(pipeline([1] * 2, BW=[2] * 2, microbatches=1), 3)
     assert with_side_inputs(plain, SideInput(0, (1,), comm=1)).edges.beside.sum() == 2
+
+
+def test_towers_that_nothing_joins_but_what_they_hold() -> None:
+    """The plain step of two forwards that begin a row each has no edges."""
+    forwards = pipeline([1, 1], microbatches=1, placement=(0, 0))
+    problem = with_side_inputs(forwards, SideInput(0, (1,), bytes=2), begins=(1,))
+    assert (problem.edges.before.tolist(), problem.edges.after.tolist()) == ([0], [1])
+    assert problem.taken.tolist() == [2, 0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, solve, verify
+from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, preset, solve, verify
 from zbsolve.build import Work, with_work
 from zbsolve.cli import main
 from zbsolve.features.work import WORK
@@ -254,6 +254,14 @@ def test_what_it_holds_counts() -> None:
     assert max(schedule.timeline().peak_bytes) == 2
     with pytest.raises(Infeasible):
         solve(with_work(plain, Work(0, 10, 2, held=3)), effort=0.1)
+
+
+def test_pieces_on_a_copy_engine_keep_their_turn_in_a_named_order() -> None:
+    """The first piece takes 4 bytes until the F that waits for the second one has ended, and is best taken late."""
+    problem = pipeline([1, 1], BW=[2, 2], placement=(0, 0), microbatches=3, held_until_B=1, capacity=9)
+    schedule = preset("breadth-first", with_work(problem, Work(0, (4, 4), before=0, held=4, stream="h2d")))
+    assert schedule.order["h2d:0"] == ("0J0", "0J1")
+    assert verify(schedule.problem, schedule) == ()
 
 
 def test_words_say_it() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Edge, Pass, Problem, Schedule, pipeline, verify
-from zbsolve.build import Host, with_offload
+from zbsolve.build import Host, with_exchange, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.serial_orders import one_after_another
 from zbsolve.greedy.orders.critical_moves import (
@@ -235,3 +235,18 @@ def test_a_stream_of_two_ranks_is_left_alone() -> None:
     shared = [replace(one, streams=("compute:0",)) for one in passes]
     assert decided_by_orders(Problem.of(passes, [Edge("0F0", "1F0")]))
     assert not decided_by_orders(Problem.of(shared, [Edge("0F0", "1F0")]))
+
+
+def test_a_pass_stays_on_its_stream() -> None:
+    """A critical path goes from 1W0, the last pass of one stream, to 1C0, the first of the next one."""
+    problem = pipeline([2, 12], [7, 2], [4, 10], placement=((0, 1), (1, 0)), microbatches=2, comm=1)
+    problem = with_exchange(problem, [6, 0], replicas=True)
+    order = {
+        "compute:0": ("0F0", "0B0", "0W0", "1F1", "1B1", "1W1"),
+        "compute:1": ("1F0", "1B0", "1W0", "0F1", "0B1", "0W1"),
+        "comm:0": ("1C0", "0C0"),
+        "comm:1": ("1C1", "0C1"),
+    }
+    best = searched(Schedule(problem, order), 0.01, 0)
+    assert verify(problem, best) == ()
+    assert best.timeline().value == 39

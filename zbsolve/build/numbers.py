@@ -14,7 +14,7 @@ from ..tables import Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 
-LARGEST = 2**52  # µs or bytes; and a whole step stays below 2**60, so that sums are whole numbers of 64 bits
+LARGEST = 2**52  # µs or bytes
 Numbers = Sequence[float] | NDArray[Any] | float
 # Of each stage a number, or a row of one a microbatch.
 Table = Numbers | Sequence[Sequence[float] | NDArray[Any] | float]

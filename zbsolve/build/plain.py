@@ -60,7 +60,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
 
 
 MAX_PASSES = 1_000_000  # stages times microbatches: three million passes, which take 3 GB
-MAX_TIME = 2**60  # µs of all passes together, so that sums are whole numbers of 64 bits
+MAX_TIME = 2**53  # µs of all passes together, so that sums of floats are whole numbers
 Placement = placements.Spot | str | None
 Routes = tuple[tuple[int, ...], ...]
 LinkTimes = Table | Mapping[tuple[int, int], float]

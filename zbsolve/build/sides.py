@@ -152,10 +152,8 @@ class _Found:
         size, added = old.bytes.copy(), Edges.of(old.before[:0], old.before[:0])
         if self.held:
             pairs, sizes = np.array(list(self.held), np.int64), np.array(list(self.held.values()), np.int64)
-            key, there = (
-                pairs @ np.array([count, 1]),
-                np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after),
-            )
+            there = np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after)
+            key, there = pairs @ np.array([count, 1]), np.append(there, -1)  # a step may have no edges
             order = np.argsort(there, kind="stable")
             place = order[np.minimum(np.searchsorted(there, key, sorter=order), len(order) - 1)]
             known = there[place] == key

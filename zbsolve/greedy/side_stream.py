@@ -219,7 +219,18 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
         behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
         start[rows] = scale * behind + 1 + 2 * turn
         end[rows] = start[rows] + 1
+    _behind_inputs(problem, start, end)
     return _in_one_row(problem, given, row, Moments(start, end), schedule.syncs)
+
+
+def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
+    """Move side passes, places in a row, in place, so that each comes behind those side passes that it waits for."""
+    e, aside = problem.edges, ~problem.computing
+    both = np.flatnonzero(aside[e.before] & aside[e.after])
+    before, after = e.before[both], e.after[both]
+    while (start[before] >= start[after]).any():  # a turn for each of a chain
+        np.maximum.at(start, after, start[before] + 1)
+    end[after] = np.maximum(end[after], start[after] + 1)
 
 
 def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:

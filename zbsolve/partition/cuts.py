@@ -152,7 +152,7 @@ def alpa(
         return total, total + (microbatches - 1) * limits[i]
 
     if len(limits) == 0 or not np.isfinite(value(len(limits) - 1)[0]):
-        raise Infeasible("partition: no partition fits the memory")
+        raise Infeasible("alpa: no partition fits the memory, where stages hold what they do in 1F1B and nothing recomputes")
     total, best = value(len(limits) - 1)
     at, open_parts = len(limits) - 1, [(0, len(limits) - 1, total)]
     while open_parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,6 +28,7 @@ from ..handover import needed
 from ..ilp.bounds.any_choice import bound_over_choices
 from ..ilp.bounds.closed_forms import closed_form
 from ..layer import layer_ranges
+from ..partition.file import Partition
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..step import Step
@@ -61,12 +62,6 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
         with suppress(Infeasible):  # copying less may fit where a copy of all does not: then the first alone holds
             bounds.append(bound_over_choices(replace(step, offload=FULL).problem(profile)).value)
     return max(bounds)
-
-
-def bound_of_every_vocabulary(profile: Profile, step: Step, known: Mapping[str, int]) -> int:
-    """`bound_of_every_choice` of a step that leaves open where the vocabulary is, and nothing else; known: bounds that were
-    proven of its choices, by the names of `vocabularies`. Raises BadInput."""
-    return min(max(bound_of_every_choice(profile, one), known.get(name, 0)) for name, one in vocabularies(step))
 
 
 class OfAnySlices(NamedTuple):
@@ -157,6 +152,7 @@ def curves(
     possible. Raises BadInput, Infeasible."""
     if is_auto(step.offload):
         known_host(profile.host)
+    step = _on_its_layers(profile, step)
     steps = _steps(step)
     clock, shared = Clock(seconds, effort), {"stop": stop, **options}
     (name, plain), *others = steps.items()
@@ -186,6 +182,14 @@ def _steps(step: Step) -> dict[str, Step]:
     if away:
         found[OFFLOADED] = replace(plain, offload=AUTO)
     return {**found, BOTH: step} if again and away else found
+
+
+def _on_its_layers(profile: Profile, step: Step) -> Step:
+    """The step on the layers of stages that it has without a limit of memory: bounds are about these."""
+    if isinstance(step.partition, Partition):
+        return step
+    free = replace(all_kept(step), memory=None).staged(replace(profile, capacity=None))
+    return replace(step, partition=free.counts)
 
 
 def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable[[str, State], None] | None:

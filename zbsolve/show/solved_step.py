@@ -26,7 +26,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.certify import certified
-from ..search.keeping import bound_of_any_slices, bound_of_every_choice, bound_of_every_vocabulary
+from ..search.keeping import bound_of_any_slices, bound_of_every_choice
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
 from ..step import Step
@@ -111,13 +111,27 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
     if step.gathers == AUTO:
         return {}
-    if step.keeping_open:
-        return {CHOICE: {place: bound_of_every_choice(profile, one) for place, one in steps.items()}}
-    if step.vocabulary == AUTO:
-        known = {one.placement: one.bound for one in tried if one.bound}
-        named = {place: {name.removeprefix(place): bound for name, bound in known.items()} for place in steps}
-        return {CHOICE: {place: bound_of_every_vocabulary(profile, one, named[place]) for place, one in steps.items()}}
+    if step.keeping_open or step.vocabulary == AUTO:
+        return {CHOICE: {place: _least_of_choices(profile, place, one, tried) for place, one in steps.items()}}
     return {}
+
+
+def _on_layers(step: Step, layers: tuple[int, ...]) -> Step:
+    """The step with so many layers a stage; on the submeshes that it has."""
+    return step if isinstance(step.partition, Partition) else replace(step, partition=layers)
+
+
+def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
+    """µs that no choice takes less than on a placement, on the layers of stages that were tried there. Where the
+    vocabulary's place alone is open, what was proven of each counts."""
+    found = dict[tuple[str, tuple[int, ...]], int]()
+    for name, one in vocabularies(step):
+        for row in (row for row in tried if row.layers and f"{row.placement} ".startswith(f"{place}{name} ")):
+            if (name, row.layers) not in found:
+                found[name, row.layers] = bound_of_every_choice(profile, _on_layers(one, row.layers))
+            if not step.keeping_open:
+                found[name, row.layers] = max(found[name, row.layers], row.bound or 0)
+    return min(found.values())
 
 
 def _least_on_layers(
@@ -131,7 +145,7 @@ def _least_on_layers(
         counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
         free = [replace(one, memory=None) for _, one in vocabularies(step)]
         try:
-            found[place] = min(bound(replace(one.closed, partition=layers)) for one in free for layers in counts)
+            found[place] = min(bound(_on_layers(one.closed, layers)) for one in free for layers in counts)
         except BadInput:
             return {}
     return {what: found}
