@@ -144,6 +144,8 @@ def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, cap
     for field, wrong in (("layers", ()), ("message", -1), ("room", (1,)), ("looked", ((1, 7),)), ("full", (0,))):
         with pytest.raises(BadInput, match=f"field '{field}' is not about the layers"):
             Splits.told(replace(every, **{field: wrong}), schedule.problem)
+    with pytest.raises(BadInput, match="its layers do not make this problem's stages"):  # and not: no schedule exists
+        Splits.told(replace(every, room=(0, 0)), schedule.problem)
 
 
 def test_the_fixture_with_costs_by_role_is_proven_over_every_split(tmp_path: Path, capsys: Any) -> None:

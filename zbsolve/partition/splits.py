@@ -37,7 +37,7 @@ from ..layer import layer_cuts
 from ..problem import Problem
 from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
-from ..util.errors import BadInput
+from ..util.errors import BadInput, Infeasible
 from .cut_table import Floats
 from .stage_costs import StageCosts
 from .stage_memory import StageMemory
@@ -158,7 +158,10 @@ class Splits:
         """Whether a problem is the step of one of these splits, or takes longer, or keeps more in no more room."""
         if len(problem.layers) != self.stages or sum(problem.layers) != self.layers or problem.objective != "makespan":
             return False
-        own = self.problem(problem.layers)
+        try:
+            own = self.problem(problem.layers)
+        except Infeasible:  # whatever a file says of layers and room
+            return False
         if sorted(own.names) != sorted(problem.names):  # a step with passes of features keeps other things
             return False
         rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
