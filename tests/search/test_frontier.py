@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from zbsolve import BadInput, Layer, Link, NotFound, Profile, Schedule, pipeline, solve, verify
+from zbsolve.build import Host, with_offload
 from zbsolve.cli import main
 from zbsolve.layer import HostLink
 from zbsolve.search.keeping import curves
@@ -296,3 +297,11 @@ def test_a_problem_has_a_frontier_of_activations() -> None:
     for arguments in ((problem, Step(2, 4)), (equal_layers(4),)):
         with pytest.raises(BadInput, match="a profile needs a step, and a problem is one"):
             frontier(*arguments)
+
+
+def test_named_orders_that_host_memory_does_not_hold_are_no_points() -> None:
+    """1F1B on a V holds 8 bytes of copies at once, where the host has room for 3."""
+    step = pipeline([2] * 4, BW=[4] * 4, placement="vee", microbatches=2, held_until_B=2)
+    found = frontier(with_offload(step, 3, 3, host=Host(capacity=3)), points=2, effort=0.2)
+    assert found.named == ()
+    assert all(verify(one.schedule.problem, one.schedule) == () for one in found.points)

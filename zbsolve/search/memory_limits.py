@@ -6,7 +6,6 @@ A schedule that fits less memory also fits more, and a bound proven for more mem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
 from ..systems.table import presets_of
 from ..util.clock import LEAST_TIME, Clock, limit_of
-from ..util.errors import Deadlock, Infeasible
+from ..util.errors import Infeasible
 from ..verifier import verify
 from ..workers.workers import WorkersLost
 from .certify import check_bound
@@ -242,11 +241,10 @@ def needs(schedule: Schedule, fixed: Ints) -> int:
 
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:
-    """The schedules of the literature that a problem knows, without two names for one order."""
+    """The schedules of the literature that a problem knows and that hold, pools beside the devices too, without two names
+    for one order."""
     found: list[tuple[str, Schedule]] = []
     for name, schedule in presets_of(problem):
-        with suppress(Deadlock):
-            schedule.timeline()
-            if all(schedule.order != other.order for _, other in found):
-                found.append((name, schedule))
+        if all(schedule.order != other.order for _, other in found) and not verify(problem, schedule):
+            found.append((name, schedule))
     return found
