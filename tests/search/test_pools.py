@@ -120,7 +120,7 @@ def test_room_that_a_copy_takes_ahead_lets_microbatches_overlap() -> None:
 
 
 def test_a_host_too_small_for_one_copy_is_named() -> None:
-    with pytest.raises(Infeasible, match="host:0 has 3 bytes, but one pass needs 4 bytes"):
+    with pytest.raises(Infeasible, match="host:0 needs 4 bytes for one pass, but has 3 bytes"):
         solve(tight(4, 3), effort=0.1)
 
 

@@ -152,7 +152,8 @@ def curves(
     possible. Raises BadInput, Infeasible."""
     if is_auto(step.offload):
         known_host(profile.host)
-    step = _on_its_layers(profile, step)
+    if not isinstance(step.partition, Partition):  # bounds are about the layers that stages have without a limit of memory
+        step = replace(step, partition=replace(all_kept(step), memory=None).staged(replace(profile, capacity=None)).counts)
     steps = _steps(step)
     clock, shared = Clock(seconds, effort), {"stop": stop, **options}
     (name, plain), *others = steps.items()
@@ -182,14 +183,6 @@ def _steps(step: Step) -> dict[str, Step]:
     if away:
         found[OFFLOADED] = replace(plain, offload=AUTO)
     return {**found, BOTH: step} if again and away else found
-
-
-def _on_its_layers(profile: Profile, step: Step) -> Step:
-    """The step on the layers of stages that it has without a limit of memory: bounds are about these."""
-    if isinstance(step.partition, Partition):
-        return step
-    free = replace(all_kept(step), memory=None).staged(replace(profile, capacity=None))
-    return replace(step, partition=free.counts)
 
 
 def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable[[str, State], None] | None:

@@ -241,8 +241,7 @@ def needs(schedule: Schedule, fixed: Ints) -> int:
 
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:
-    """The schedules of the literature that a problem knows and that hold, pools beside the devices too, without two names
-    for one order."""
+    """The schedules of the literature that a problem knows and all its pools hold, without two names for one order."""
     found: list[tuple[str, Schedule]] = []
     for name, schedule in presets_of(problem):
         if all(schedule.order != other.order for _, other in found) and not verify(problem, schedule):

@@ -318,16 +318,9 @@ def _nothing(state: State, method: str) -> ZbsolveError:
     if is_named(method):
         return Infeasible(f"{method}: {_lacks(preset(method, state.problem))}")
     problem = state.problem
-    if problem.capacity is not None:
-        most = np.zeros(problem.ranks, np.int64)
-        np.maximum.at(most, problem.passes.rank, problem.taken)
-        for rank in np.flatnonzero(most > problem.capacity):
-            told = exact_bytes(most[rank]), exact_bytes(problem.capacity[rank])
-            return Infeasible(f"capacity: rank {rank} needs {told[0]} for one pass, but has {told[1]}: no schedule exists")
-    for pool in range(problem.ranks, len(problem.room)):
-        need, room = int(problem.moved(pool)[0].max()), int(problem.room[pool])
-        if need > room:
-            what = f"{problem.pool_name(pool)} has {exact_bytes(room)}, but one pass needs {exact_bytes(need)}"
+    for pool, room in enumerate(problem.room.tolist()):
+        if (need := int(problem.moved(pool)[0].max())) > room:
+            what = f"{problem.pool_name(pool)} needs {exact_bytes(need)} for one pass, but has {exact_bytes(room)}"
             return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
         why = f"capacity: cp-sat proved that no order fits the memory of all ranks{_held_by_work(problem)}"

@@ -109,46 +109,39 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
-    if step.gathers == AUTO:
-        return {}
-    if step.keeping_open or step.vocabulary == AUTO:
+    if step.gathers != AUTO and (step.keeping_open or step.vocabulary == AUTO):
         return {CHOICE: {place: _least_of_choices(profile, place, one, tried) for place, one in steps.items()}}
     return {}
 
 
-def _on_layers(step: Step, layers: tuple[int, ...]) -> Step:
-    """The step with so many layers a stage; on the submeshes that it has."""
-    return step if isinstance(step.partition, Partition) else replace(step, partition=layers)
+def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str, tuple[int, ...]], Step]:
+    """The step on the layers of stages that were tried on a placement, wherever the vocabulary may be, by both."""
+    return {
+        (place + name, row.layers): one if isinstance(one.partition, Partition) else replace(one, partition=row.layers)
+        for name, one in vocabularies(step)
+        for row in tried
+        if row.layers and f"{row.placement} ".startswith(f"{place}{name} ")
+    }
 
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
-    """µs that no choice takes less than on a placement, on the layers of stages that were tried there. Where the
-    vocabulary's place alone is open, what was proven of each counts."""
-    found = dict[tuple[str, tuple[int, ...]], int]()
-    for name, one in vocabularies(step):
-        for row in (row for row in tried if row.layers and f"{row.placement} ".startswith(f"{place}{name} ")):
-            if (name, row.layers) not in found:
-                found[name, row.layers] = bound_of_every_choice(profile, _on_layers(one, row.layers))
-            if not step.keeping_open:
-                found[name, row.layers] = max(found[name, row.layers], row.bound or 0)
-    return min(found.values())
+    """µs that no choice takes less than on a placement. Of the vocabulary's places alone what was proven of each counts."""
+    found = {key: bound_of_every_choice(profile, one) for key, one in _on_tried(place, step, tried).items()}
+    proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
+    return min(max(bound, proven.get(key, 0)) for key, bound in found.items())
 
 
 def _least_on_layers(
     what: str, steps: dict[str, Step], tried: Sequence[Tried], bound: Callable[[Step], int]
 ) -> dict[str, dict[str, int]]:
-    """What it holds for, and placement → the least `bound` of its step without a limit of memory, on the layers of stages
-    that were tried, wherever the vocabulary may be. What else is open is closed, as it adds passes and takes none away.
-    Nothing where number and microbatch do not change places alone."""
-    found = {}
-    for place, step in steps.items():
-        counts = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
-        free = [replace(one, memory=None) for _, one in vocabularies(step)]
-        try:
-            found[place] = min(bound(_on_layers(one.closed, layers)) for one in free for layers in counts)
-        except BadInput:
-            return {}
-    return {what: found}
+    """What it holds for, and placement → the least `bound` of its step without a limit of memory, on the layers that were
+    tried. What else is open is closed, as it adds passes and takes none away. Nothing where number and microbatch do not
+    change places alone."""
+    every = {place: _on_tried(place, replace(step, memory=None), tried).values() for place, step in steps.items()}
+    try:
+        return {what: {place: min(bound(one.closed) for one in those) for place, those in every.items()}}
+    except BadInput:
+        return {}
 
 
 def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequence[int]) -> int:

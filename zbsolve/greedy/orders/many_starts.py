@@ -178,7 +178,7 @@ def better_orders(
     turn = SECONDS_PER_TURN + len(moved.passes) * SECONDS_PER_PASS
     if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(moved):
         return
-    seen = lru_cache(SEEN)(_itself if view is None else view.seen)
+    seen = lru_cache(SEEN)((lambda schedule: schedule) if view is None else view.seen)
     first, random = seen(known()), np.random.default_rng(seed)
     searches, value = [_Search(first)] if _fits(first) else [], int(first.timeline().value)
     while searches and clock.left > 0 and (value := min(value, int(seen(known()).timeline().value))) > target():
@@ -192,10 +192,6 @@ def better_orders(
         value = min(value, search.value)
         if not goes_on:
             searches.remove(search)
-
-
-def _itself(schedule: Schedule) -> Schedule:
-    return schedule
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:

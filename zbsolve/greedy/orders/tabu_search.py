@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import inner_kernel, kernel
+from ...util.kernels import kernel
 from .critical_moves import OrderTables, estimate, move, possible
 from .order_times import CIRCLE, hold, retime, time_all
 
@@ -130,8 +130,8 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
     other_a, other_b, other_forward, seen = -1, -1, True, 0
     high = length - 1
     while high >= 0:
-        low = high
-        while low > 0 and _directly_behind(t, state.path[low], state.path[low - 1]):
+        low, end = high, t.streams[t.passes[state.path[high]].stream].last
+        while low > 0 and t.passes[state.path[low]].place + 1 == t.passes[state.path[low - 1]].place < end:
             low -= 1
         first, last = t.passes[state.path[high]].place, t.passes[state.path[low]].place
         high = low - 1
@@ -155,13 +155,6 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
                 if found < least or np.random.randint(equals) == 0:
                     move_a, move_b, move_forward, least = a, b, forward, found
     return (other_a, other_b, other_forward) if move_a < 0 else (move_a, move_b, move_forward)
-
-
-@inner_kernel
-def _directly_behind(t: OrderTables, one: int, other: int) -> bool:
-    """Whether pass `other` is the next one on the stream of pass `one`; places of streams are side by side."""
-    first, second = t.passes[one], t.passes[other]
-    return bool(second.place == first.place + 1 and second.stream == first.stream)
 
 
 @kernel
