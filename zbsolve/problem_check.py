@@ -77,8 +77,7 @@ def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
         i = int(np.flatnonzero((edges.pool < 0) | (edges.pool > pools))[0])
         raise BadInput(f"{name(i)}: there is no pool {edges.pool[i]} beside the devices ({pools} are)")
     apart = passes.rank[edges.before] != passes.rank[edges.after]
-    bad = np.flatnonzero((edges.bytes > 0) & (edges.pool == 0) & apart)
-    if len(bad):
+    if (bad := np.flatnonzero((edges.bytes > 0) & (edges.pool == 0) & apart)).size:
         raise BadInput(f"{name(int(bad[0]))}: bytes on an edge between two ranks")
 
 

@@ -92,6 +92,8 @@ def test_wrong_use_is_named():
         updates(step(2, 5), 1, every=2, delay=1)
     with pytest.raises(BadInput, match="delay 0"):
         updates(step(2, 4), 1, every=2, delay=0)
+    with pytest.raises(BadInput, match="updates: stage 0 makes no gradients, so it has nothing to update"):
+        updates(step(2, 4, untrained=1), 1, every=2, delay=1)
     with pytest.raises(BadInput, match="updates: delay: 3 values, 2 are needed"):
         updates(step(2, 4), 1, every=2, delay=[1, 2, 3])
     with pytest.raises(BadInput, match="a stage lives on several ranks"):

@@ -324,6 +324,13 @@ def test_wrong_use_is_named(work: Work, why: str) -> None:
         with_work(textbook(), work)
 
 
+def test_a_microbatch_that_takes_another_route_is_named() -> None:
+    both_ways = pipeline([1, 1], BW=[2, 2], placement="mirror", microbatches=2)
+    assert with_work(both_ways, Work(0, 5, before=1, microbatches=(1,))).names[-1] == "0J0"
+    with pytest.raises(BadInput, match="work 0: microbatch 0 runs that stage on another rank"):
+        with_work(both_ways, Work(0, 5, before=1, microbatches=(0,)))
+
+
 def test_works_that_wait_for_each_other_are_named() -> None:
     with pytest.raises(BadInput, match=r"^work: its latest moment lies before its earliest: .*0J0 → 0J1"):
         with_work(textbook(), Work(0, 5, after=0), Work(0, 5, before=0, takes=0))

@@ -200,5 +200,7 @@ def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tu
     yield work.microbatches != () and moments == (None, None), "microbatches are of a moment: say 'before' or 'after'"
     for one in work.microbatches:
         yield not 0 <= one < problem.microbatches, f"there is no microbatch {one} (they are 0 to {problem.microbatches - 1})"
+        here = problem.in_microbatch & (problem.passes.rank == work.rank) & (problem.passes.microbatch == one)
+        yield {*moments}.isdisjoint(problem.passes.stage[here].tolist()), f"microbatch {one} runs that stage on another rank"
     why = "bytes are held from a first piece to a last one, and it has one: say 'before', or cut it"
     yield work.held > 0 and len(each) == 1 and work.before is None, why
