@@ -18,8 +18,7 @@ import numpy as np
 from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..util.errors import BadInput
 from .by_name import Partitioned
-from .cut_table import Floats
-from .cuts import alpa, equal, spans, submeshes
+from .cuts import Floats, alpa, equal, spans, submeshes
 from .stage_costs import StageCosts
 
 Scaling = Mapping[int, float]  # devices → parallel efficiency, 1: ideal

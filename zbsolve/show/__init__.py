@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
+    from .pictures.drawing import Style as Style
     from .pictures.drawing import to_svg as to_svg
     from .pictures.files import save_schedule_picture as save_schedule_picture
     from .pictures.schedule import comparison_drawing as comparison_drawing
-    from .pictures.style import Style as Style
     from .schedule_comparison import compare_schedules as compare_schedules
     from .schedule_comparison_text import schedules_as_text as schedules_as_text
     from .schedule_report import schedule_as_page as schedule_as_page

@@ -15,9 +15,8 @@ from ..systems.table import GROUPS, SYSTEMS, System, preset
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render
-from .pictures.drawing import to_svg
+from .pictures.drawing import Style, to_svg
 from .pictures.schedule import schedule_drawing
-from .pictures.style import Style
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
 STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
