@@ -6,6 +6,6 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .file import Partition as Partition
-    from .meshes import mesh_partitions as mesh_partitions
+    from .file import mesh_partitions as mesh_partitions
 
 __getattr__, __dir__ = handing_on(__name__)
