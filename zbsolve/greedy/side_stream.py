@@ -226,11 +226,10 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
     """Move side passes, places in a row, in place, so that each comes behind those side passes that it waits for."""
     e, aside = problem.edges, ~problem.computing
-    both = np.flatnonzero(aside[e.before] & aside[e.after])
-    before, after = e.before[both], e.after[both]
-    while (start[before] >= start[after]).any():  # a turn for each of a chain
-        np.maximum.at(start, after, start[before] + 1)
-    end[after] = np.maximum(end[after], start[after] + 1)
+    both = e.only(np.flatnonzero(aside[e.before] & aside[e.after]))
+    while (start[both.before] >= start[both.after]).any():  # a turn for each of a chain
+        np.maximum.at(start, both.after, start[both.before] + 1)
+    end[both.after] = np.maximum(end[both.after], start[both.after] + 1)
 
 
 def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:
