@@ -145,6 +145,7 @@ def transposed_weight() -> nn.Module:
 # name: (the module, how many calls it defers), on an input (3, 5, 8)
 MODULES: dict[str, tuple[Make, int]] = {
     "linear": (lambda: nn.Linear(8, 4), 1),
+    "changed in place behind": (lambda: nn.Sequential(nn.Linear(8, 4), nn.ReLU(inplace=True)), 1),
     "no bias": (lambda: nn.Linear(8, 4, bias=False), 1),
     "weight in another layout": (transposed_weight, 1),
     "norms": (lambda: nn.Sequential(nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8, bias=False), nn.GroupNorm(5, 5)), 0),

@@ -15,7 +15,7 @@ from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
-from ..base.torch_private import gradient_edge, run_backward
+from ..base.torch_private import gradient_edge, run_backward, version_of
 from ..base.values import checked, detached, gradients_of, release_memory, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
@@ -37,6 +37,20 @@ class Kept:
     extra: tuple[Tensor, Any] | None
 
 
+class _Entered(torch.autograd.Function):
+    """A leaf's memory as a value."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        """The value."""
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        """The leaf's gradient."""
+        return dy
+
+
 class LayerSplit:
     """Layers `first` … of a model, and the loss behind them where one is given."""
 
@@ -45,6 +59,7 @@ class LayerSplit:
         self.first = first
         self.loss = loss
         self.deferral = Deferral()
+        self._changes_input: bool | None = None  # in place; the first forward says it
         for layer in self.layers:
             defer(layer, self.deferral)
 
@@ -55,12 +70,23 @@ class LayerSplit:
         """
         x = detached(x)
         with self.deferral.during(split), auxiliary_losses() as extra:
-            y = outputs(self.layers, self.first, self.loss, x, target, seed)
+            y = self._run(x, target, seed)
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:
             auxiliary_loss(total.detach())
         return detached(y), Kept(trained(x), roots, deque() if split else None, more)
+
+    def _run(self, x: Any, target: Any, seed: int) -> Any:
+        """The outputs for an input without a graph. torch lets nobody change a leaf in place, so layers that do that to their
+        input (ReLU(inplace=True)) get it as a function's value, as behind a layer. The first forward shows which do. Of
+        several tensors none may be changed: two that share memory here do not behind a message."""
+        enters = self._changes_input is not False and type(x) is Tensor and x.requires_grad
+        before = version_of(x) if enters else 0
+        y = outputs(self.layers, self.first, self.loss, _Entered.apply(x) if enters else x, target, seed)
+        if enters:
+            self._changes_input = version_of(x) != before
+        return y
 
     def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:
