@@ -78,7 +78,7 @@ class LayerSplit:
         return detached(y), Kept(trained(x), roots, deque() if split else None, more)
 
     def _run(self, x: Any, target: Any, seed: int) -> Any:
-        """The outputs for an input without a graph. torch lets nobody change a leaf in place, so layers that do that to their
+        """The outputs for an input without a graph. torch lets nobody change a leaf in place, so layers that do so to their
         input (ReLU(inplace=True)) get it as a function's value, as behind a layer. The first forward shows which do. Of
         several tensors none may be changed: two that share memory here do not behind a message."""
         enters = self._changes_input is not False and type(x) is Tensor and x.requires_grad
