@@ -51,6 +51,13 @@ class _Entered(torch.autograd.Function):
         return dy
 
 
+def entered(x: Any) -> Any:
+    """torch lets nobody change a leaf in place. So layers that do so to their input (ReLU(inplace=True)) get it as a
+    function's value, as behind a layer. Of several tensors none may be changed: two that share memory here do not behind a
+    message."""
+    return _Entered.apply(x) if isinstance(x, Tensor) and x.requires_grad else x
+
+
 class LayerSplit:
     """Layers `first` … of a model, and the loss behind them where one is given."""
 
@@ -78,13 +85,11 @@ class LayerSplit:
         return detached(y), Kept(trained(x), roots, deque() if split else None, more)
 
     def _run(self, x: Any, target: Any, seed: int) -> Any:
-        """The outputs for an input without a graph. torch lets nobody change a leaf in place, so layers that do so to their
-        input (ReLU(inplace=True)) get it as a function's value, as behind a layer. The first forward shows which do. Of
-        several tensors none may be changed: two that share memory here do not behind a message."""
-        enters = self._changes_input is not False and type(x) is Tensor and x.requires_grad
-        before = version_of(x) if enters else 0
-        y = outputs(self.layers, self.first, self.loss, _Entered.apply(x) if enters else x, target, seed)
-        if enters:
+        """The outputs for an input without a graph. The first forward shows whether layers change it in place."""
+        before = version_of(x) if isinstance(x, Tensor) else 0
+        given = x if self._changes_input is False else entered(x)
+        y = outputs(self.layers, self.first, self.loss, given, target, seed)
+        if given is not x:
             self._changes_input = version_of(x) != before
         return y
 
