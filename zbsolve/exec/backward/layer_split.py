@@ -23,6 +23,7 @@ from .split import defer
 
 Loss = Callable[[Any, Any], Tensor]
 MAX_SEED = 2**63 - 1
+_DEFERRAL = Deferral()  # of all stages of a process: one runs at a time, and several may have the same module
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class LayerSplit:
         self.layers = tuple(layers)
         self.first = first
         self.loss = loss
-        self.deferral = Deferral()
+        self.deferral = _DEFERRAL
         self._changes_input: bool | None = None  # in place; the first forward says it
         for layer in self.layers:
             defer(layer, self.deferral)
