@@ -56,7 +56,7 @@ def entered(x: Any) -> Any:
     """torch lets nobody change a leaf in place. So layers that do so to their input (ReLU(inplace=True)) get it as a
     function's value, as behind a layer. Of several tensors none may be changed: two that share memory here do not behind a
     message."""
-    return _Entered.apply(x) if isinstance(x, Tensor) and x.requires_grad else x
+    return _Entered.apply(x) if isinstance(x, Tensor) and x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 class LayerSplit:
