@@ -61,7 +61,7 @@ class Replay:
         for place, now in self._buffers():
             old, version = before.get(place, (now, version_of(now)))
             copy = copies.get(place)
-            if copy is not None and (self.changing is not None or version_of(old) != version or not _equal(old, copy)):
+            if copy is not None and (self.changing is not None or version_of(old) != version or not torch.equal(old, copy)):
                 moment.buffers[place] = copy
                 found.add(place)
             elif copy is None and version_of(old) != version:
@@ -109,10 +109,6 @@ class Replay:
         np.random.set_state(states[1])
         for generator, state in zip(self.generators, states[2], strict=True):
             generator.set_state(state)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 def generators_of(module: nn.Module) -> dict[str, torch.Generator]:
