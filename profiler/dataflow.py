@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zbsolve.exec.backward.layer_split import entered
 from zbsolve.exec.backward.replay import as_written
 from zbsolve.exec.base.torch_private import (
     FAKE_REFUSALS,
@@ -297,7 +298,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     given = trained(x)
     with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
-        y: Any = called(layer, x)
+        y: Any = called(layer, entered(x))
     try:
         checked(y, i)
         for one in y if isinstance(y, Carried) else (y,):

@@ -194,6 +194,8 @@ def _borders(
     live = stage.live.pop(-1)
     graphs = [graph_saved(kept) for kept in live.kept] if isinstance(live, Live) else []
     saved |= {storage_key(tensor) for one in graphs for tensor in one or []}
+    # The batch and side inputs are no layer's own, also where it hands them on.
+    saved -= {storage_key(tensor) for tensor in tensors_of(x if stage.first == 0 else getattr(x, "sides", ()))}
     row, y_row = row_of(x), row_of(y)
     inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(row)
     kept = tuple(t.nbytes if storage_key(t) in saved else 0 for t in tensors_of(y_row))

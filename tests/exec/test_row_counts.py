@@ -106,6 +106,16 @@ def right():
     return made(constant)
 def plain():
     return made(mean)
+
+class Drawing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * torch.rand((), generator=self.own)
+
+def drawing():
+    (first, _), sample, loss = made(mean)
+    last = Drawing(16, 50)
+    last.own = torch.Generator().manual_seed(0)
+    return [first, last], sample, loss
 """
 
 
@@ -115,12 +125,13 @@ def plain():
         ("wrong", "WARNING: in the loss a row counts up to "),
         ("right", "the loss of rows is the sum of theirs: "),
         ("plain", ""),
+        ("drawing", ""),  # looking at the loss draws nothing that the step would
     ],
 )
 def test_a_run_says_it(name: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "llm.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
-    schedule = random_schedule(a_problem((0, 1), microbatches=4, layers=2), seed=1)
+    schedule = random_schedule(a_problem((0, 1), microbatches=4, layers=2), seed=1, in_order=True)
     found = run_on_one_device(schedule, f"llm.py:{name}", Options(steps=1, warmup=0, check=True)).facts["check"]
     assert found["passed"]
     said = _of_rows(found["loss_of_rows"])

@@ -241,10 +241,43 @@ def test_passes_out_of_place_are_refused() -> None:
     stage.recompute(0)
     with pytest.raises(BadInput, match="nothing to recompute"):
         stage.recompute(0)
-    stage = Stage([nn.ReLU(inplace=True), nn.Linear(6, 6)], first=0)
-    stage.forward(0, x, None, split=True, recompute=True)
+    stage.forward(1, x, None, split=True, recompute=True)
+    x += 1
     with pytest.raises(BadInput, match="changed in place"):
-        stage.recompute(0)
+        stage.recompute(1)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_may_change_their_input_in_place(recompute: bool) -> None:
+    x, dy = torch.randn(2, 2, 6)
+    expected = x.clone().requires_grad_()
+    nn.ReLU()(expected).backward(dy)
+    stage = Stage([nn.ReLU(inplace=True), nn.Identity()], first=1)
+    for m in range(2):
+        stage.forward(m, x.clone().requires_grad_(), None, split=True, recompute=recompute)
+        if recompute:
+            stage.recompute(m)
+        assert torch.equal(stage.backward(m, [dy])[0], expected.grad)
+
+
+def test_what_W_needs_and_the_next_forward_changes_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.register_buffer("sum", torch.zeros(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.sum += 1
+            return x * self.layer(self.sum)
+
+    x, stage = torch.randn(2, 6), Stage([Counting()], first=1)
+    for m in range(2):
+        stage.forward(m, x, None, split=True)
+        stage.backward(m, [x])
+    stage.weights(1)
+    with pytest.raises(BadInput, match=r"layer of weight \(6, 6\) was changed in place between its B and its W"):
+        stage.weights(0)
 
 
 def test_a_buffer_that_changes_only_later_is_refused() -> None:

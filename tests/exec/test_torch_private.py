@@ -110,7 +110,7 @@ def storage_key() -> None:
 
 
 def norms_of() -> None:
-    found = private.norms_of([torch.tensor([3.0, 4.0]), torch.zeros(2)], 2, torch.float64)
+    found = private.norms_of([torch.tensor([3.0 + 4.0j]), torch.zeros(2)], 2, torch.float64)
     assert [(one.item(), one.dtype) for one in found] == [(5.0, torch.float64), (0.0, torch.float64)]
 
 

@@ -110,10 +110,10 @@ def test_one_device_runs_such_models() -> None:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("name", NAMES)
-def test_the_executor_holds_what_was_predicted(name: str) -> None:
+@pytest.mark.parametrize(("name", "fused"), [*((name, False) for name in NAMES), ("asides", True)])
+def test_the_executor_holds_what_was_predicted(name: str, fused: bool) -> None:
     profile: Profile = estimate(f"{HERE}{name}", "h100")
-    schedule = solve(profile.problem(1, 4), effort=0.02)
+    schedule = solve(profile.problem(1, 4, fused=fused), effort=0.02)
     trace = run_local(schedule, profile.model, steps=1, warmup=0, timeout=90)
     predicted = max(trace.facts["predicted_held"].values())
     assert trace.peaks[0][0] == pytest.approx(predicted, rel=0.03)

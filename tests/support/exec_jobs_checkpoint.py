@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zbsolve import Schedule
 from zbsolve.build import with_updates
-from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec import Pipeline, PostValidated, auxiliary_loss
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
@@ -27,13 +27,14 @@ PLACES = {1: (0, 0), 2: (0, 1, 1, 0), 3: (0, 1, 2)}
 
 
 class Noisy(nn.Module):
-    """A layer with dropout in front."""
+    """A layer with dropout in front, which draws from a generator of its own, too."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.dropout = inner, nn.Dropout(0.2)
+        self.inner, self.dropout, self.own = inner, nn.Dropout(0.2), torch.Generator().manual_seed(0)
 
     def forward(self, x: Tensor) -> Tensor:
+        auxiliary_loss(torch.rand((), dtype=x.dtype, generator=self.own))
         y: Tensor = self.inner(self.dropout(x))
         return y
 

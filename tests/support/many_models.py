@@ -149,6 +149,22 @@ def views() -> Any:
     return [Halves() for _ in range(4)], torch.randn(3, 6)
 
 
+class Aside(nn.Module):
+    """Hands its input on beside its output, the first one the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> tuple[Tensor, Tensor]:
+        x = x if isinstance(x, Tensor) else x[0]
+        return self.layer(x), x
+
+
+def asides() -> Any:
+    return [Aside() for _ in range(4)], torch.randn(30, 6)
+
+
 class Odd(nn.Module):
     """Gives what cannot be handed on."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .backward.replay import Replay
 from .base.program import Action, Message, Program
 from .handlers import HANDLERS
 from .interpreter import Interpreter
@@ -68,12 +69,13 @@ class Cut:
 
 class Ahead:
     """Runs a rank's passes before the cut, and runs them again where the parameters did not stand. optimizer: whose step is
-    validated in the pipeline's next one (`PostValidated`). module: what holds the buffers that these passes change."""
+    validated in the pipeline's next one (`PostValidated`). module: what holds the buffers and generators that these
+    passes change."""
 
     def __init__(self, cut: Cut, optimizer: Any, module: nn.Module) -> None:
         self.cut = cut
         self.optimizer = optimizer
-        self._module = module
+        self._module, self._replay = module, Replay([module])
 
     def run(self, interpreter: Interpreter, mailbox: Mailbox, meter: LiveBytes | None) -> int:
         """Run the passes before the cut; at the end they have run with parameters that are validated. Their number. Raises
@@ -82,6 +84,7 @@ class Ahead:
         pending = self.optimizer.begin()
         early = pending and interpreter.hooks.watch  # only numbers that stand are worth a look
         wrong = early and not self.optimizer.stands()
+        drawn = self._replay.drawn() if pending else ()
         buffers = [(b, b.detach().clone()) for b in self._module.buffers()] if pending else []
         interpreter.run_all(first, meter)
         if pending and not early:
@@ -89,6 +92,7 @@ class Ahead:
         if wrong:
             mailbox.again(self.cut.counts)
             interpreter.forget()
+            self._replay.draw_from(drawn)
             with torch.no_grad():
                 for buffer, values in buffers:
                     buffer.copy_(values)

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base.torch_private import FakeTensor, applied, functorch_active, hooked
+from ...util.errors import BadInput
+from ..base.torch_private import FakeTensor, applied, functorch_active, hooked, version_of
 from ..base.values import Layout, is_dtensor, local
 
 Task = Callable[[], None]
@@ -122,7 +123,8 @@ class _Split(torch.autograd.Function):
             kind = torch.get_autocast_dtype(x.device.type)
             weight, bias = _lowered(weight, kind), None if bias is None else _lowered(bias, kind)
         ctx.save_for_backward(x, weight)
-        return op.plain(x, weight, bias, *args)
+        y = op.plain(x, weight, bias, *args)
+        return y.detach() if y.dim() > 2 else y  # else it may be a view, which layers behind cannot change in place
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -136,7 +138,7 @@ class _Split(torch.autograd.Function):
         given = dy, x.detach(), weight, bias, *args
         if deferral.queue is None or hooked(weight) or (bias is not None and hooked(bias)):
             return (dx, *op.gradients(*given), None, None, None)
-        deferral.queue.append(partial(op.add or partial(_add, op.gradients), *given))
+        deferral.queue.append(partial(_added_unchanged, version_of(x), op.add or partial(_add, op.gradients), *given))
         return dx, None, None, None, None, None
 
 
@@ -151,6 +153,14 @@ def _differentiable(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
     found = iter(torch.autograd.grad(op.plain(x, *low, *args), wanted, dy, create_graph=True, allow_unused=True))
     return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+
+
+def _added_unchanged(version: int, add: Callable[..., None], dy: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> None:
+    """In W autograd does not look whether what it saved is what it was, as it does in B."""
+    if version_of(x) != version:
+        what = f"the input of a layer of weight {tuple(weight.shape)} was changed in place between its B and its W"
+        raise BadInput(f"{what}, by another microbatch's forward: give the layer a copy of it (clone)")
+    add(dy, x, weight, *rest)
 
 
 def _add(make: Callable[..., Gradients], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:

@@ -15,7 +15,7 @@ from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
-from ..base.torch_private import gradient_edge, run_backward
+from ..base.torch_private import gradient_edge, run_backward, version_of
 from ..base.values import checked, detached, gradients_of, release_memory, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
@@ -23,6 +23,7 @@ from .split import defer
 
 Loss = Callable[[Any, Any], Tensor]
 MAX_SEED = 2**63 - 1
+_DEFERRAL = Deferral()  # of all stages of a process: one runs at a time, and several may have the same module
 
 
 @dataclass(slots=True)
@@ -37,6 +38,27 @@ class Kept:
     extra: tuple[Tensor, Any] | None
 
 
+class _Entered(torch.autograd.Function):
+    """A leaf's memory as a value."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        """The value."""
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        """The leaf's gradient."""
+        return dy
+
+
+def entered(x: Any) -> Any:
+    """torch lets nobody change a leaf in place. So layers that do so to their input (ReLU(inplace=True)) get it as a
+    function's value, as behind a layer. Of several tensors none may be changed: two that share memory here do not behind a
+    message."""
+    return _Entered.apply(x) if isinstance(x, Tensor) and x.requires_grad else x  # type: ignore[no-untyped-call]
+
+
 class LayerSplit:
     """Layers `first` … of a model, and the loss behind them where one is given."""
 
@@ -44,7 +66,8 @@ class LayerSplit:
         self.layers = tuple(layers)
         self.first = first
         self.loss = loss
-        self.deferral = Deferral()
+        self.deferral = _DEFERRAL
+        self._changes_input: bool | None = None  # in place; the first forward says it
         for layer in self.layers:
             defer(layer, self.deferral)
 
@@ -55,12 +78,21 @@ class LayerSplit:
         """
         x = detached(x)
         with self.deferral.during(split), auxiliary_losses() as extra:
-            y = outputs(self.layers, self.first, self.loss, x, target, seed)
+            y = self._run(x, target, seed)
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:
             auxiliary_loss(total.detach())
         return detached(y), Kept(trained(x), roots, deque() if split else None, more)
+
+    def _run(self, x: Any, target: Any, seed: int) -> Any:
+        """The outputs for an input without a graph. The first forward shows whether layers change it in place."""
+        before = version_of(x) if isinstance(x, Tensor) else 0
+        given = x if self._changes_input is False else entered(x)
+        y = outputs(self.layers, self.first, self.loss, given, target, seed)
+        if given is not x:
+            self._changes_input = version_of(x) != before
+        return y
 
     def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:

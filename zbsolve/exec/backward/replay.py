@@ -43,13 +43,13 @@ class Replay:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.modules = list(dict.fromkeys(module for layer in layers for module in layer.modules()))
-        self.generators = [g for module in self.modules for g in vars(module).values() if isinstance(g, torch.Generator)]
+        self.generators = [g for layer in layers for g in generators_of(layer).values()]
         self.changing: set[BufferPlace] | None = None
 
     @contextmanager
     def remembered(self) -> Iterator[Moment]:
         """Run the first forward inside. The moment is complete afterwards."""
-        moment = Moment(self._random(), {})
+        moment = Moment(self.drawn(), {})
         before = {place: (b, version_of(b)) for place, b in self._buffers()}
         # Batch norm changes its statistics without counting up their version.
         may_change = [
@@ -61,7 +61,7 @@ class Replay:
         for place, now in self._buffers():
             old, version = before.get(place, (now, version_of(now)))
             copy = copies.get(place)
-            if copy is not None and (self.changing is not None or version_of(old) != version or not _equal(old, copy)):
+            if copy is not None and (self.changing is not None or version_of(old) != version or not torch.equal(old, copy)):
                 moment.buffers[place] = copy
                 found.add(place)
             elif copy is None and version_of(old) != version:
@@ -76,7 +76,7 @@ class Replay:
         """Run the second forward inside. Afterwards generators and buffers are what they were before it."""
         now = {(module, name): buffers_of(module)[name] for module, name in moment.buffers}
         with self.random_kept():
-            self._set_random(moment.random)
+            self.draw_from(moment.random)
             for (module, name), old in moment.buffers.items():
                 # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
                 buffers_of(module)[name] = old
@@ -89,28 +89,32 @@ class Replay:
     @contextmanager
     def random_kept(self) -> Iterator[None]:
         """Afterwards all generators that a forward may draw from are as before."""
-        own = self._random()
+        own = self.drawn()
         try:
             with torch_random_kept():
                 yield
         finally:
-            self._set_random(own)
+            self.draw_from(own)
 
     def _buffers(self) -> list[tuple[BufferPlace, Tensor]]:
         return [((m, name), b) for m in self.modules for name, b in buffers_of(m).items() if b is not None]
 
-    def _random(self) -> tuple[Any, ...]:
+    def drawn(self) -> tuple[Any, ...]:
+        """The states of all generators but torch's own."""
         return random.getstate(), np.random.get_state(), [g.get_state() for g in self.generators]
 
-    def _set_random(self, states: tuple[Any, ...]) -> None:
+    def draw_from(self, states: tuple[Any, ...]) -> None:
+        """Set them to what `drawn` gave."""
         random.setstate(states[0])
         np.random.set_state(states[1])
         for generator, state in zip(self.generators, states[2], strict=True):
             generator.set_state(state)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
+def generators_of(module: nn.Module) -> dict[str, torch.Generator]:
+    """Those that a module and its parts own, by name."""
+    own = ((name, vars(part).items()) for name, part in module.named_modules())
+    return {f"{name}.{key}": one for name, items in own for key, one in items if isinstance(one, torch.Generator)}
 
 
 def torch_generators() -> list[torch.Generator]:

@@ -16,7 +16,7 @@ from ...models.sides import row_of
 from ...util.errors import BadInput
 from ..base.part import Around, Keeper
 from ..base.torch_private import version_of
-from ..base.values import constant, opened_all, tensors_of
+from ..base.values import constant, each_tensor, opened_all, tensors_of
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
 
@@ -75,6 +75,7 @@ class Stage:
 
     around: Around = Around()
     takes_batch: bool = True
+    _leaves_input = False  # as it is, as the first forward that drops has shown: else each works on a copy
 
     def __init__(
         self,
@@ -143,10 +144,13 @@ class Stage:
 
     def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
         """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
-        versions = _versions(x)
+        given = (
+            x if self._leaves_input else each_tensor(x, lambda one: one.detach().clone().requires_grad_(one.requires_grad))
+        )
         with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _forgotten):
-            y, _ = self._run(self.parts[: self.dropping], x, target, split, seed)
-        return y, Dropped(x, versions, target, split, seed, moment, [])
+            y, _ = self._run(self.parts[: self.dropping], given, target, split, seed)
+        self._leaves_input = given is x or not any(_versions(given))
+        return y, Dropped(x, _versions(x), target, split, seed, moment, [])
 
     @cached_property
     def replay(self) -> Replay:
@@ -171,7 +175,7 @@ class Stage:
     def recompute(self, microbatch: int) -> None:
         """The X pass: makes the activations of F again, with the same random numbers. Buffers stay as they are.
 
-        Raises BadInput where F did not drop them, or where the stage changes its input in place.
+        Raises BadInput where F did not drop them, or where somebody has changed the input in place.
         """
         self.around.weights()
         dropped = self.live[microbatch]

@@ -93,8 +93,9 @@ def awaited(tensor: Tensor) -> Tensor:
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
-    """The norm of this order of each, if any, added up in `kind`."""
-    return torch._foreach_norm(tensors, order, dtype=kind) if tensors else ()
+    """The norm of this order of each, if any, added up in `kind`. Of complex numbers their sizes count."""
+    real = [one.abs() if one.is_complex() else one for one in tensors]
+    return torch._foreach_norm(real, order, dtype=kind) if tensors else ()
 
 
 def scale_all(tensors: list[Tensor], factor: float) -> None:

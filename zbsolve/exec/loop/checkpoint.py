@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...util.errors import BadInput
-from ..backward.replay import random_state, set_random_state
+from ..backward.replay import generators_of, random_state, set_random_state
 from ..base.values import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
 from .gradients import OnRank, together_on_mesh
@@ -143,6 +143,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
     rest: dict[str, Any] = {"steps": pipeline.steps, "seed": pipeline.seed, "ranks": _Writers.of(pipeline).count}
     rest |= {"random": random_state(), "entries": {}, "options": {}, "objects": {}}
+    rest["generators"] = {name: one.get_state() for name, one in generators_of(pipeline.module).items()}
     rest["kinds"] = {key: kinds_of(one) for key, one in objects.items()}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
@@ -212,7 +213,11 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         objects[key].load_state_dict(next(loop["objects"][key] for loop in loops if key in loop["objects"]))
     pipeline.steps, pipeline.seed = loops[0]["steps"], loops[0]["seed"]
     writers = _Writers.of(pipeline)
-    set_random_state(loops[writers.number if len(loops) == writers.count else 0]["random"])
+    own = loops[writers.number if len(loops) == writers.count else 0]
+    set_random_state(own["random"])
+    for name, generator in generators_of(pipeline.module).items():
+        for state in [loop["generators"][name] for loop in (own, *loops) if name in loop.get("generators", {})][:1]:
+            generator.set_state(state)
 
 
 def _entries(

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...util.errors import BadInput
 from ..assembly import device_and_mailbox
-from ..backward.replay import torch_random_kept
+from ..backward.replay import Replay
 from ..backward.stage import ForwardStage
 from ..base.part import Data, Hooks, RankState, sum_of
 from ..base.values import joined
@@ -133,7 +133,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
     round."""
     pipeline.finish()
     most, device = pipeline.view.microbatches, pipeline.device
-    with _eval_mode(pipeline.module), torch_random_kept():
+    with _eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:

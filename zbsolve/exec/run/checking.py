@@ -104,7 +104,7 @@ def _reference(
     shake: int = 0,
 ) -> tuple[list[torch.nn.Module], float, check.RowCounts | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
-    `row_counts` before it. other: the model anew, so its parameters are the starting ones. kind: of its
+    `row_counts` behind it. other: the model anew, so its parameters are the starting ones. kind: of its
     parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
     otherwise; 0: they are not. Raises BadInput."""
     problem = pipeline.view.step
@@ -117,9 +117,11 @@ def _reference(
     batches = {m: other.batch(m, 0) for m in range(places * len(pipeline.microbatches))}
     inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
     data = Data(inputs, targets, step_seed(seed, 0))
-    counts = check.row_counts(whole, data, other.loss) if kind is None and not shake else None
-    if not problem.round:
-        return whole, check.reference(whole, data, other.loss, backward=not forwards_alone(problem)), counts
-    cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
-    stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-    return whole, check.updated(problem, stages, data, other.loss, update), counts
+    if problem.round:
+        cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
+        stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+        right = check.updated(problem, stages, data, other.loss, update)
+    else:
+        right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
+    # Not before: a forward may change buffers and generators, by which the next one goes.
+    return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
