@@ -92,5 +92,5 @@ def _refuted(lanes: Lanes, value: int, states: int) -> bool:
     """Whether less than `value` µs is refuted with so many partial orders."""
     answer, tried = refute_by_induction(lanes, value, states // 2)
     if answer is not Answer.REFUTED:
-        answer, _ = WindowSearch(lanes, INFINITE, 1).attempt(value - 1, states - tried)
+        answer, _ = WindowSearch(lanes, value, 1).attempt(value - 1, states - tried)
     return answer is Answer.REFUTED
