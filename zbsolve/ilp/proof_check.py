@@ -26,7 +26,6 @@ from .bounds.bound import (
 )
 from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
-from .bounds.memory_arcs import INFINITE
 from .ranks.end_losses import Answer, proven_again
 from .ranks.induction import WindowSearch, refute_by_induction
 from .ranks.lanes import Lanes, group_bound, group_of, lanes_of

@@ -77,8 +77,8 @@ def refute(
 
     At most `breadth` states with the same positions are kept, and at most `states` partial orders are tried in all;
     steady: no more than twice as many at any time as that allows in the mean. incumbent: the value, µs, shape (1,), of the
-    best schedule known, which another thread may lower meanwhile; where it falls into the window, the search ends. to_go: what
-    is known of single ranks (see `times_to_go`).
+    best schedule known, which another thread may lower meanwhile; where it falls into the window, the search ends. to_go:
+    what is known of single ranks (see `times_to_go`).
     """
     if window >= MAX_WINDOW:
         return Answer.TOO_MANY, 0
@@ -172,7 +172,7 @@ class End:
         need, room = energy_each(lanes) * (most + 1), int(lanes.capacity[0])
         left = np.array([[[0.0, float(need + (loss - WINDOW) * room), float(room)]]])
         limits, alone = Limits(self.breadth, states, False), Induction(lanes.tail, 0, 0)
-        found = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0)
+        found = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0, NOTHING_KNOWN)
         answer, tried, front = Answer(found[0]), int(found[1]), int(found[2])
         return Answer.MERGED if answer is Answer.REFUTED and front > most else answer, tried, front
 

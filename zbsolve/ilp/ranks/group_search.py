@@ -289,7 +289,11 @@ class _GroupSearch:
             step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
             breadth = OWN_BREADTH if group.own else breadth
             least = max(self.unit, gap // 32)
-            made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent, self.times)
+            made = (
+                None
+                if lanes is None
+                else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent, self.times)
+            )
             self.searches[group] = made
         search = self.searches[group]
         if search is not None:
@@ -300,9 +304,9 @@ class _GroupSearch:
         """The incumbent's value itself as a bound, from the first of the groups that gives it.
 
         It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
-        of the time on windows of no interest. Before groups have had `LATE_LOOK` a look takes a small part of the time. Returns
-        False where another one is worth it: the value fell meanwhile, or an early look gave no answer. looked: partial orders
-        of one try when the last look was.
+        of the time on windows of no interest. Before groups have had `LATE_LOOK` a look takes a small part of the time.
+        Returns False where another one is worth it: the value fell meanwhile, or an early look gave no answer. looked:
+        partial orders of one try when the last look was.
         """
         for group in groups:
             lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)

@@ -33,6 +33,7 @@ from ..bounds.memory_arcs import INFINITE
 from .end_losses import MAX_WINDOW, NO_INCUMBENT, Answer, refute
 from .lanes import Lanes, no_windows
 from .order_search import Induction, Limits, search_orders
+from .search_tables import NOTHING_KNOWN
 from .times_to_go import TimesToGo
 
 UNMERGED = 1 << 40  # a breadth at which nothing is merged
@@ -155,7 +156,9 @@ def _refute_claims(
         return Answer.TOO_MANY, 0, 0
     induction = Induction(_behind(w, numbers, claims), w.shift, later)
     limits = Limits(MAX_BREADTH, question.states, False)
-    answer, tried, front = search_orders(lanes, claims[n] - 1, limits, induction, question.incumbent, question.value)
+    answer, tried, front = search_orders(
+        lanes, claims[n] - 1, limits, induction, question.incumbent, question.value, NOTHING_KNOWN
+    )
     return Answer(answer), int(tried), int(front)
 
 

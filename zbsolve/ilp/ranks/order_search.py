@@ -33,7 +33,7 @@ from .partial_orders import (
     selected,
 )
 from .pruning import hopeless, not_dominated, reduced
-from .search_tables import NOTHING_KNOWN, Tables, TableWindows, ToGo, in_window, tables_of, windows_of
+from .search_tables import Tables, TableWindows, ToGo, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
 COMPARED_PER_STATE = 64  # pairs of states compared take as long as trying one state
@@ -70,7 +70,7 @@ class Clocks(NamedTuple):
 
 @kernel
 def search_orders(
-    lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int, to_go: ToGo = NOTHING_KNOWN
+    lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int, to_go: ToGo
 ) -> tuple[int, int, int]:
     """Whether an order of the passes of `lanes` fits the window, µs, and further windows of that length (`Lanes.windows`).
 

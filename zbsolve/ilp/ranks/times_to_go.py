@@ -86,7 +86,7 @@ class TimesToGo:
         made = self.made.get(key)
         if made is not None and window <= made.within and (len(made.table) or states <= made.allowed):
             return made.table, 0
-        keys, least, tried = _times(turned, within, BREADTH, states)
+        keys, least, tried = _times(turned, NOTHING_KNOWN, within, BREADTH, states)
         self.made[key] = _Made(_hashed(keys, least), within, states)
         return self.made[key].table, int(tried)
 
@@ -97,7 +97,7 @@ def turned_round(lanes: Lanes, rank: int, own: Ints) -> Lanes:
     for k, duration in enumerate(lanes.duration.tolist()):
         into, out = far[:, k, None], far[k]
         np.maximum(far, np.where((into >= 0) & (out >= 0), into + duration + out, -1), out=far)
-    tail = lanes.tail[back, ::-1]
+    head, tail = (np.ascontiguousarray(times[back, ::-1]) for times in (lanes.head, lanes.tail))
     return Lanes(
         np.zeros(len(own), np.int64),
         lanes.duration[back],
@@ -106,8 +106,8 @@ def turned_round(lanes: Lanes, rank: int, own: Ints) -> Lanes:
         lanes.capacity[rank : rank + 1].copy(),
         np.zeros(1, np.int64),
         np.maximum(tail, 0),
-        lanes.head[back, ::-1].copy(),
-        far[np.ix_(back, back)].T.copy(),
+        head,
+        np.ascontiguousarray(far[np.ix_(back, back)].T),
         np.zeros((0, 4), np.int64),
         np.zeros((1, 1, 3)),
         no_windows(tail.shape, 1),
@@ -115,11 +115,12 @@ def turned_round(lanes: Lanes, rank: int, own: Ints) -> Lanes:
 
 
 @kernel
-def _times(lanes: Lanes, window: int, breadth: int, most: int) -> tuple[Ints, Ints, int]:
+def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) -> tuple[Ints, Ints, int]:
     """Of lanes turned round: keys of positions, and the least time to go, µs, of each from which on what is before may fit
-    the window; and how many partial orders were tried. No key where these were more than `most`."""
+    the window; and how many partial orders were tried. No key where these were more than `most`. nothing: a `ToGo` without
+    a rank."""
     count, m = lanes.head.shape
-    tables = tables_of(lanes, lanes.tail, NOTHING_KNOWN)
+    tables = tables_of(lanes, lanes.tail, nothing)
     states = empty_order(count, 1, 0)
     keys, least, n, tried = np.empty(1024, np.int64), np.empty(1024, np.int64), 0, 0
     for placed in range(count * m + 1):
