@@ -228,10 +228,10 @@ def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: in
     lanes, ranks, rows, m = tables.lanes, tables.ranks, tables.to_go, tables.passes.shape[1]
     for r in range(len(ranks)):
         if ranks[r].go_size > 0:
-            key = np.int64(0)
+            key = 0
             for a in range(len(lanes)):
                 if lanes[a].rank == r:
-                    key = key * (m + 1) + position[a]
+                    key = key * (m + 1) + int(position[a])
             at = place_of_key(rows, ranks[r].go_first, ranks[r].go_size, key)
             if rows[at, 0] < 0 or free[r] + rows[at, 1] > window:
                 return True
