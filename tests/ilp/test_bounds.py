@@ -18,6 +18,8 @@ from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.ilp.ranks.lanes import lanes_of
+from zbsolve.ilp.ranks.search_tables import NOTHING_KNOWN, ToGo
+from zbsolve.ilp.ranks.times_to_go import TimesToGo
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum
@@ -167,6 +169,11 @@ def test_a_search_gives_up_where_states_are_too_many(steady):
     assert tried < 10_000 if steady else tried == 20_001
 
 
+def times_of(lanes, window: int) -> ToGo:
+    """Times to go of each rank, for windows up to this one, µs."""
+    return TimesToGo().of(lanes, window, window, 1_000_000)[0]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_group_of_ranks_refutes_the_optimum(seed):
     problem = tight(seed)
@@ -175,7 +182,8 @@ def test_no_group_of_ranks_refutes_the_optimum(seed):
     for ranks, lean, whose in itertools.product(groups, (False, True), windows(problem)):
         lanes = lanes_of(problem, ranks, lean, whose)
         if lanes is not None:
-            assert all(refute(lanes, best, breadth, 1_000_000)[0] is not Answer.REFUTED for breadth in (1, 3, 1000))
+            for breadth, known in itertools.product((1, 3, 1000), (NOTHING_KNOWN, times_of(lanes, best))):
+                assert refute(lanes, best, breadth, 1_000_000, to_go=known)[0] is not Answer.REFUTED
 
 
 def with_twins(seed: int):
@@ -192,8 +200,9 @@ def test_all_ranks_with_twins_are_searched_exactly():
     for problem in map(with_twins, range(6)):
         best, lanes = optimum(problem), lanes_of(problem, (1, 0))
         assert lanes is not None
-        answers = [refute(lanes, value, 100_000, 1_000_000)[0] for value in (best - 1, best)]
-        assert answers == [Answer.REFUTED, Answer.FITS]
+        for known in (NOTHING_KNOWN, times_of(lanes, best)):
+            answers = [refute(lanes, value, 100_000, 1_000_000, to_go=known)[0] for value in (best - 1, best)]
+            assert answers == [Answer.REFUTED, Answer.FITS]
 
 
 def test_ranks_in_the_window_of_another_reach_the_optimum_of_a_span():

@@ -26,7 +26,6 @@ from .bounds.bound import (
 )
 from .bounds.closed_forms import closed_forms_within, each_closed_form
 from .bounds.many import bound_of_many, repeated_microbatch
-from .bounds.memory_arcs import INFINITE
 from .ranks.end_losses import Answer, proven_again
 from .ranks.induction import WindowSearch, refute_by_induction
 from .ranks.lanes import Lanes, group_bound, group_of, lanes_of
@@ -92,5 +91,5 @@ def _refuted(lanes: Lanes, value: int, states: int) -> bool:
     """Whether less than `value` µs is refuted with so many partial orders."""
     answer, tried = refute_by_induction(lanes, value, states // 2)
     if answer is not Answer.REFUTED:
-        answer, _ = WindowSearch(lanes, INFINITE, 1).attempt(value - 1, states - tried)
+        answer, _ = WindowSearch(lanes, value, 1).attempt(value - 1, states - tried)
     return answer is Answer.REFUTED

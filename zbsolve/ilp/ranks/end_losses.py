@@ -48,6 +48,7 @@ from ..bounds.necessary_arcs import WHOLE_STEP, heads_and_tails, ordered_passes
 from . import order_search
 from .lanes import Lanes, lanes_of, no_windows
 from .order_search import Induction, Limits, search_orders
+from .search_tables import NOTHING_KNOWN, ToGo
 
 NO_INCUMBENT = np.full(1, INFINITE)  # the incumbent's value, µs, shape (1,), where there is none that others improve
 MAX_WINDOW = 1 << 28  # µs: the search keeps times in 32 bits
@@ -64,18 +65,25 @@ class Answer(Enum):
 
 
 def refute(
-    lanes: Lanes, window: int, breadth: int, states: int, steady: bool = False, incumbent: Ints = NO_INCUMBENT
+    lanes: Lanes,
+    window: int,
+    breadth: int,
+    states: int,
+    steady: bool = False,
+    incumbent: Ints = NO_INCUMBENT,
+    to_go: ToGo = NOTHING_KNOWN,
 ) -> tuple[Answer, int]:
     """Whether no order of the lanes' passes fits `window` µs, and how many partial orders were tried.
 
     At most `breadth` states with the same positions are kept, and at most `states` partial orders are tried in all;
     steady: no more than twice as many at any time as that allows in the mean. incumbent: the value, µs, shape (1,), of the
-    best schedule known, which another thread may lower meanwhile; where it falls into the window, the search ends.
+    best schedule known, which another thread may lower meanwhile; where it falls into the window, the search ends. to_go:
+    what is known of single ranks (see `times_to_go`).
     """
     if window >= MAX_WINDOW:
         return Answer.TOO_MANY, 0
     limits, alone = Limits(breadth, states, steady), Induction(lanes.tail, 0, 0)
-    answer, tried, _ = search_orders(lanes, window, limits, alone, incumbent, window + 1)
+    answer, tried, _ = search_orders(lanes, window, limits, alone, incumbent, window + 1, to_go)
     return Answer(answer), int(tried)
 
 
@@ -164,7 +172,7 @@ class End:
         need, room = energy_each(lanes) * (most + 1), int(lanes.capacity[0])
         left = np.array([[[0.0, float(need + (loss - WINDOW) * room), float(room)]]])
         limits, alone = Limits(self.breadth, states, False), Induction(lanes.tail, 0, 0)
-        found = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0)
+        found = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0, NOTHING_KNOWN)
         answer, tried, front = Answer(found[0]), int(found[1]), int(found[2])
         return Answer.MERGED if answer is Answer.REFUTED and front > most else answer, tried, front
 

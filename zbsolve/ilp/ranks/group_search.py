@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from functools import cached_property
 
 from ...problem import Ints, Problem
 from ...util.clock import Clock, TimeShare
@@ -26,6 +27,7 @@ from .end_losses import (
 )
 from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_induction
 from .lanes import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, in_own_windows, lanes_of
+from .times_to_go import TimesToGo
 
 SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
 MIN_STATES = 1_000  # a try with fewer is not worth its set-up
@@ -41,6 +43,9 @@ RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
 OWN_BREADTH, REACH_STATES = 1, 100_000
 GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
 LONG_LOOK = STATES_FACTOR * FIRST_STATES  # one try had before the look at a long problem, which takes most of the time
+# Before groups have had tries of so many partial orders a look takes such a share of the time left at most: of what two or
+# three ranks refute with 100,000 a look at all of them finds little.
+LATE_LOOK, EARLY_SHARE = STATES_FACTOR * LONG_LOOK, 0.3
 LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
 LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
 PROBE_STATES = 100_000  # that show how fast an induction is
@@ -95,12 +100,19 @@ class _GroupSearch:
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
         self.both_ends = both_ends_of_fullest(problem, best.value)
         self.unit = value_unit(problem)  # windows between two multiples are alike
+        self.times = TimesToGo()
         self.searches: dict[Group, WindowSearch | None] = {}
         self.roots: dict[str, Group] = {}  # what groups of each kind are grown from
         self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
         self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
         self.rate, self.tried = 500_000.0, 0  # states a second, measured; states in all
         self.form, self.give_up = best, self.clock.share(max(GIVE_UP_SECONDS, GIVE_UP_SHARE * share.left))
+
+    @cached_property
+    def long(self) -> bool:
+        """Whether there are many waves of microbatches on all ranks."""
+        lanes = lanes_of(self.problem, tuple(range(self.problem.ranks)), True)
+        return lanes is not None and has_many_waves(lanes)
 
     @property
     def ceiling(self) -> int:
@@ -143,7 +155,7 @@ class _GroupSearch:
             if kind is None:
                 return
             share = shares[kind]
-            if share.states > looked:
+            if share.states > looked and (kind != ALONE or self.long):
                 if not settled and self.ceiling > SETTLED * before:
                     settled = yield from self.try_incumbent(all_ranks(self.problem, [self.start(otherwise), *alone]), looked)
                 looked, before = share.states, self.ceiling
@@ -224,12 +236,12 @@ class _GroupSearch:
     def deepen(self) -> Iterator[Bound]:
         """Higher bounds from whole groups with a rank more than the best one, as long as that one has nothing more to give
         and there is time for so many partial orders."""
-        group = group_of(self.problem, self.best)
+        group = group_of(self.problem, self.best)._replace(lean=False)
         while 1 < len(group.ranks) < min(MAX_WHOLE_RANKS, self.problem.ranks):
             expected = RANK_FACTOR * self.answered.get(group, INFINITE)
             if not expected < self.affordable:
                 return
-            before, group = self.best, grown(self.problem, group._replace(lean=False), len(group.ranks) + 1)[0]
+            before, group = self.best, grown(self.problem, group, len(group.ranks) + 1)[0]
             most = int(DEEP_SHARE * self.affordable)
             yield from self.reach_ceiling(group, min(most, 2 * expected)) if group.own else self.raise_windows([group], most)
             if self.best is before:
@@ -277,7 +289,11 @@ class _GroupSearch:
             step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
             breadth = OWN_BREADTH if group.own else breadth
             least = max(self.unit, gap // 32)
-            made = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent)
+            made = (
+                None
+                if lanes is None
+                else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent, self.times)
+            )
             self.searches[group] = made
         search = self.searches[group]
         if search is not None:
@@ -288,36 +304,43 @@ class _GroupSearch:
         """The incumbent's value itself as a bound, from the first of the groups that gives it.
 
         It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
-        of the time on windows of no interest. Returns False where the value fell meanwhile, so another look is worth it, or
-        where a long problem has had less than `LONG_LOOK` yet. looked: partial orders of one try when the last look was.
+        of the time on windows of no interest. Before groups have had `LATE_LOOK` a look takes a small part of the time.
+        Returns False where another one is worth it: the value fell meanwhile, or an early look gave no answer. looked:
+        partial orders of one try when the last look was.
         """
         for group in groups:
             lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
             if lanes is None:
                 return True
-            before = self.ceiling
+            before, early = self.ceiling, looked < LATE_LOOK
             if has_many_waves(lanes):  # the value itself would take too many states
                 if looked < LONG_LOOK:
                     return False
                 yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
-            window, states, answer = before - 1, int(LOOK_SHARE * self.affordable), Answer.MERGED
+            most = int((EARLY_SHARE if early else 1.0) * self.affordable)
+            window, states, answer, began = before - 1, int(LOOK_SHARE * most), Answer.MERGED, self.clock.used
+            to_go, tried = self.times.of(lanes, window, window, states)
+            self.count_states(tried, began)
             for breadth in (FIRST_BREADTH, LOOK_BREADTH * FIRST_BREADTH):
                 began = self.clock.used
-                answer, tried = refute(lanes, window, breadth, states, True, self.incumbent)
+                answer, tried = refute(lanes, window, breadth, states, True, self.incumbent, to_go)
                 self.count_states(tried, began)
-                if answer is not Answer.MERGED or LOOK_STATES * tried > self.affordable:
+                if answer is not Answer.MERGED or LOOK_STATES * tried > most:
                     break
-                states = self.affordable
+                states = most
             if answer is Answer.REFUTED:
                 self.best = group_bound(self.problem, group, window + 1)
                 yield self.best
             if self.ceiling < before:
                 return False
-            if answer is not Answer.FITS:
-                if answer is not Answer.REFUTED:
-                    yield from self.try_induction(group)
-                return self.ceiling > SETTLED * before
+            if answer is Answer.FITS and RANK_FACTOR * tried < most:
+                continue  # there is time for whole ranks too
+            if answer in (Answer.MERGED, Answer.TOO_MANY):
+                if early:
+                    return False
+                yield from self.try_induction(group)
+            return self.ceiling > SETTLED * before
         return True
 
     def try_induction(self, group: Group) -> Iterator[Bound]:

@@ -33,6 +33,8 @@ from ..bounds.memory_arcs import INFINITE
 from .end_losses import MAX_WINDOW, NO_INCUMBENT, Answer, refute
 from .lanes import Lanes, no_windows
 from .order_search import Induction, Limits, search_orders
+from .search_tables import NOTHING_KNOWN
+from .times_to_go import TimesToGo
 
 UNMERGED = 1 << 40  # a breadth at which nothing is merged
 MAX_BREADTH = 1024  # states with the same positions from which on a search is given up: to compare them takes too long
@@ -154,7 +156,9 @@ def _refute_claims(
         return Answer.TOO_MANY, 0, 0
     induction = Induction(_behind(w, numbers, claims), w.shift, later)
     limits = Limits(MAX_BREADTH, question.states, False)
-    answer, tried, front = search_orders(lanes, claims[n] - 1, limits, induction, question.incumbent, question.value)
+    answer, tried, front = search_orders(
+        lanes, claims[n] - 1, limits, induction, question.incumbent, question.value, NOTHING_KNOWN
+    )
     return Answer(answer), int(tried), int(front)
 
 
@@ -240,7 +244,7 @@ class WindowSearch:
 
     fits: a window that is known to fit, or to be of no use. Steps double while windows are refuted (`min_step` at first),
     and between a refuted window and `fits` they are halved. breadth: what the last answer took. incumbent: see `refute`.
-    hard: the window that had no answer last, with `hard_states` partial orders.
+    times: what is known of single ranks. hard: the window that had no answer last, with `hard_states` partial orders.
     """
 
     lanes: Lanes
@@ -249,6 +253,7 @@ class WindowSearch:
     step: int = 0
     breadth: int = FIRST_BREADTH
     incumbent: Ints = field(default_factory=lambda: NO_INCUMBENT)
+    times: TimesToGo = field(default_factory=TimesToGo)
     hard: int = INFINITE
     hard_states: int = 0
 
@@ -270,9 +275,10 @@ class WindowSearch:
 
         The breadth grows from what it took last while that leaves states. Of many microbatches induction is asked first.
         """
-        breadth, tried = self.breadth, 0
+        breadth = self.breadth
+        to_go, tried = self.times.of(self.lanes, window, self.fits, states)
         while True:
-            answer, count = refute(self.lanes, window, breadth, states - tried, False, self.incumbent)
+            answer, count = refute(self.lanes, window, breadth, states - tried, False, self.incumbent, to_go)
             tried += count
             if answer is not Answer.MERGED or tried + count > states:
                 break

@@ -33,7 +33,7 @@ from .partial_orders import (
     selected,
 )
 from .pruning import hopeless, not_dominated, reduced
-from .search_tables import Tables, TableWindows, in_window, tables_of, windows_of
+from .search_tables import Tables, TableWindows, ToGo, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
 COMPARED_PER_STATE = 64  # pairs of states compared take as long as trying one state
@@ -70,7 +70,7 @@ class Clocks(NamedTuple):
 
 @kernel
 def search_orders(
-    lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int
+    lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int, to_go: ToGo
 ) -> tuple[int, int, int]:
     """Whether an order of the passes of `lanes` fits the window, µs, and further windows of that length (`Lanes.windows`).
 
@@ -82,7 +82,7 @@ def search_orders(
     """
     count, m = lanes.head.shape
     shift, states_allowed = induction.shift, limits.states
-    tables = tables_of(lanes, induction.behind)
+    tables = tables_of(lanes, induction.behind, to_go)
     further = windows_of(tables, lanes.windows)
     states = empty_order(count, len(lanes.capacity), len(further.ranks))
     tried, front, exact = 0, 0, True

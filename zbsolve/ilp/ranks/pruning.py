@@ -15,7 +15,7 @@ from ...greedy.arrays.accounts import Records
 from ...tables import Ints
 from ...util.kernels import kernel
 from .partial_orders import Positions, States, Times, arrivals_of, windows_in
-from .search_tables import Tables
+from .search_tables import Tables, place_of_key
 
 # --- Dominance and merging ---
 
@@ -198,6 +198,8 @@ def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, 
             if before + passes[a, j].tail > window:
                 return True
     _lift(lanes, passes, pairs, position, free, arrivals)
+    if _too_long_to_go(tables, position, free, window):
+        return True
     return _too_much_energy(tables, position, free, front, window)
 
 
@@ -218,6 +220,22 @@ def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, 
         idle, each = np.int64(free[lanes[b].rank]), lanes[b].duration
         for q in range(max(0, position[pairs[k].before] - position[b])):
             arrivals[at + q] = max(np.int64(arrivals[at + q]), idle + q * each)
+
+
+@kernel
+def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: int) -> bool:
+    """Whether what a rank has left takes it beyond the window, µs, or does not fit its memory in any order."""
+    lanes, ranks, rows, m = tables.lanes, tables.ranks, tables.to_go, tables.passes.shape[1]
+    for r in range(len(ranks)):
+        if ranks[r].go_size > 0:
+            key = 0
+            for a in range(len(lanes)):
+                if lanes[a].rank == r:
+                    key = key * (m + 1) + int(position[a])
+            at = place_of_key(rows, ranks[r].go_first, ranks[r].go_size, key)
+            if rows[at, 0] < 0 or free[r] + rows[at, 1] > window:
+                return True
+    return False
 
 
 @kernel

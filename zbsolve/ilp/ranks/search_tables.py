@@ -18,10 +18,30 @@ from ...util.kernels import kernel
 from .lanes import Lanes, Windows
 
 LANE = record("rank duration taken freed unawaited twins wait_first wait_last into_first into_last")
-RANK = record("capacity slack takers")
+RANK = record("capacity slack takers go_first go_size")
 PASS = record("head tail behind end")
 WAIT = record("before lag")
 PAIR = record("before after lag queue")
+
+
+class ToGo(NamedTuple):
+    """Least times to go (see `times_to_go`): rows of (key of positions, µs), those of rank r from first[r] to first[r + 1];
+    none where nothing is known of a rank."""
+
+    first: Ints
+    rows: Ints
+
+
+NOTHING_KNOWN = ToGo(np.zeros(1, np.int64), np.zeros((0, 2), np.int64))
+
+
+@kernel
+def place_of_key(rows: Ints, first: int, size: int, key: int) -> int:
+    """The row of this key among `size` rows from `first` on, a power of two; an empty one (key −1) where it is not there."""
+    at = (key * 0x1E3779B97F4A7C15 >> 20) & (size - 1)
+    while rows[first + at, 0] != key and rows[first + at, 0] >= 0:
+        at = (at + 1) & (size - 1)
+    return first + at
 
 
 class Tables(NamedTuple):
@@ -30,13 +50,14 @@ class Tables(NamedTuple):
     lanes: records of rank, duration, taken, freed; unawaited, 1 where the lane takes nothing and no lane waits for it;
       twins, the first lane that is like it (see `_twins`); wait_first:wait_last, its rows of `waits`; into_first:into_last,
       its places in `into`.
-    ranks: records of capacity and slack; takers, how many lanes of the rank take memory.
+    ranks: records of capacity and slack; takers, how many lanes of the rank take memory; go_first and go_size, its rows of
+      `to_go`.
     passes: shape (lanes, microbatches), records of head and tail; behind, see `order_search.Induction`; end, the least end
       of the pass in the state that `pruning` looks at.
     waits: records of (before, lag): a lane that a lane waits for, pass j for pass j.
     pairs: records of (before, after, lag) for the waits with a lag above 0 or between two ranks; for all others the rank is
       free only when the later one may start. queue: where the pair's arrivals begin in the state that `pruning` looks at.
-    into: the pairs whose later lane is a lane. held, end_energy: see `Lanes`.
+    into: the pairs whose later lane is a lane. held, end_energy: see `Lanes`; to_go: see `ToGo`.
     """
 
     lanes: NDArray[Any]
@@ -47,6 +68,7 @@ class Tables(NamedTuple):
     into: Ints
     held: Ints
     end_energy: Floats
+    to_go: Ints
 
 
 class TableWindows(NamedTuple):
@@ -69,6 +91,7 @@ def in_window(tables: Tables, windows: TableWindows, k: int) -> Tables:
         tables.into,
         tables.held,
         windows.end_energy[k],
+        tables.to_go,
     )
 
 
@@ -81,6 +104,7 @@ def windows_of(tables: Tables, windows: Windows) -> TableWindows:
         for r in range(len(tables.ranks)):
             row = tables.ranks[r]
             ranks[k, r].capacity, ranks[k, r].slack, ranks[k, r].takers = row.capacity, windows.slack[k, r], row.takers
+            ranks[k, r].go_first = ranks[k, r].go_size = 0  # times to go are those of the first window
         for a in range(lanes):
             for j in range(m):
                 passes[k, a, j].head, passes[k, a, j].tail = windows.head[k, a, j], windows.tail[k, a, j]
@@ -88,12 +112,15 @@ def windows_of(tables: Tables, windows: Windows) -> TableWindows:
 
 
 @kernel
-def tables_of(lanes: Lanes, behind: Ints) -> Tables:
+def tables_of(lanes: Lanes, behind: Ints, to_go: ToGo) -> Tables:
     """The `Tables` of `Lanes`. behind: µs, shape (lanes, microbatches)."""
     count, m = lanes.head.shape
     table, ranks, passes = np.empty(count, LANE), np.empty(len(lanes.capacity), RANK), np.empty((count, m), PASS)
     for r in range(len(ranks)):
         ranks[r].capacity, ranks[r].slack, ranks[r].takers = lanes.capacity[r], lanes.slack[r], 0
+        ranks[r].go_first = ranks[r].go_size = 0
+        if len(to_go.first) > 1:
+            ranks[r].go_first, ranks[r].go_size = to_go.first[r], to_go.first[r + 1] - to_go.first[r]
     for a in range(count):
         lane = table[a]
         lane.rank, lane.duration, lane.taken, lane.freed = lanes.rank[a], lanes.duration[a], lanes.taken[a], lanes.freed[a]
@@ -103,7 +130,7 @@ def tables_of(lanes: Lanes, behind: Ints) -> Tables:
             passes[a, j].head, passes[a, j].tail, passes[a, j].behind = lanes.head[a, j], lanes.tail[a, j], behind[a, j]
     waits, pairs, into = _waits(table, lanes.lag)
     _twins(table, lanes.tail, lanes.windows.tail)
-    return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy)
+    return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy, to_go.rows)
 
 
 @kernel
