@@ -17,6 +17,8 @@ from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell
 
+NAN = "nan"  # what --watch looks for, where it says no more
+
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -28,14 +30,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="TIMES",
         help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
         "schedule's own problem (the word schedule)",
-    )
-    parser.add_argument(
-        "--mesh",
-        metavar="NAME=SIZE,…",
-        default="",
-        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
-        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
-        "model file's parallelize(stage, mesh) spreads each stage",
     )
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
@@ -65,7 +59,14 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="activations that each rank has room for, such as 40MiB: a pass that needs more fails (steps are slower)",
     )
-    parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const=NAN,
+        metavar="WHAT",
+        help="nan (or nothing): stop at the first pass that makes a NaN or inf, and name it; 100: every 100 timed steps say "
+        "what is slow and what it costs, solve again beside the run, and switch to a shorter order; nan,100: both",
+    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -78,6 +79,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def _where(parser: argparse.ArgumentParser) -> None:
     """Options that say where ranks run."""
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,…",
+        default="",
+        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
+        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
+        "model file's parallelize(stage, mesh) spreads each stage",
+    )
     parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
@@ -97,6 +106,15 @@ def _where(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _watch(said: str | None) -> dict[str, Any]:
+    """`Options.watch` and `Options.look` as --watch says them. Raises BadInput."""
+    words = [] if said is None else said.split(",")
+    every = [word for word in words if word != NAN]
+    if len(words) > len(set(words)) or len(every) > 1 or not all(word.isdecimal() and int(word) for word in every):
+        raise BadInput(f"--watch '{str(said)[:40]}': {NAN}, a number of steps such as 100, or both: {NAN},100")
+    return {"watch": NAN in words, "look": int(every[0]) if every else 0}
+
+
 def command(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
@@ -107,13 +125,14 @@ def command(options: argparse.Namespace) -> int:
     from ..long_steps.files import load_either, load_unrolled
     from ..long_steps.rank_part import CheckedRounds
     from ..long_steps.repeated import RepeatedSchedule
+    from ..show.comparison import told_switches
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if hasattr(options, what)}
-        chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout}
+        chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout, **_watch(options.watch)}
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         trace: Trace | RunNumbers
@@ -139,7 +158,8 @@ def command(options: argparse.Namespace) -> int:
     body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts
     crowded = options.local and not options.one_device and not options.emulate
     saves = [partial(trace.save, options.output)] * bool(options.output)
-    tell(options, lambda: body, lambda: list(_lines(predicted, numbers, crowded)), *saves)
+    later = told_switches(trace) if isinstance(trace, Trace) else []
+    tell(options, lambda: body, lambda: [*_lines(predicted, numbers, crowded), *later], *saves)
     return 1 if check is not None and not check["passed"] else 0
 
 

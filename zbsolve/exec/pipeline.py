@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..long_steps.rank_part import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
-from ..trace import SLACK, Trace
+from ..trace import SLACK, Switch, Trace
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .assembly import connected
@@ -355,17 +356,15 @@ class Pipeline:
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
     ) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
-        schedule of the whole step on rank 0, where each rank has only its part. Raises BadInput for steps of another
-        order."""
-        if any(one.seen.table.schedule is not self.schedule for one in results):
-            raise BadInput("trace: some of these steps ran in another order than the last one")
+        schedule of the whole step on rank 0, where each rank has only its part. The trace is of the first step's schedule,
+        and says from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
             steps = put_together([one.seen for one in results], self.wires, whole)
         else:
-            whole, steps = self.schedule, [one.seen.measured for one in results]
+            whole, steps = results[0].seen.table.schedule, [one.seen.measured for one in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]
@@ -373,4 +372,6 @@ class Pipeline:
             facts = facts | {"splits": splits}
         if gpu is not None:
             facts = facts | {"launching_us": [one for *_, one in ranks]}
-        return trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts)
+        ran = pairwise([one.seen.table.schedule for one in results])
+        switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
+        return replace(trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts), switches=switches)

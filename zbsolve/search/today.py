@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,9 @@ def today_of(
 
     The search shares its `seconds` (or `effort`) among today's placement, a vee and a loop of two stages a rank; 0 seconds:
     it is left out. Problems that are no plain step, or whose stages do not make two a rank, keep their placement. `stop` is
-    asked between two of them.
+    asked between two of them. Of a run that has switched, today's order is its last one.
     """
+    trace = trace.by_order()[-1]
     problem = trace.problem
     counted = bool(problem.edges.bytes.any())
     if not counted:
@@ -152,7 +154,9 @@ def order_again(schedule: Schedule, seconds: float) -> Schedule:
 
 
 def order_in_file(given: str, found: str, seconds: str) -> None:
-    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most."""
+    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most, and with whoever holds
+    the other end of standard input."""
+    Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     os.nice(IDLE)
     signal.alarm(round(float(seconds)) + LATE_SECONDS)
     order_again(Schedule.load(given), float(seconds)).save(found)
