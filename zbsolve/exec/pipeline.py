@@ -281,11 +281,11 @@ class Pipeline:
     ) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
-        inputs, targets: the batch, split into equal microbatches along dimension 0, or a microbatch each; shapes may differ
-            from one to the next. Inputs are read on ranks of the first stage, targets on those of the last, and each where
-            layers take it (see `docs/side-inputs.md`). As a mapping they need to hold only the microbatches that run there
-            (`self.inputs`, `self.targets`). With slices tensors are (batch, length, …), and each label of a microbatch
-            counts alike in its loss.
+        inputs, targets: the batch, split along dimension 0 into equal microbatches or by the schedule's sizes, or a
+            microbatch each; shapes may differ from one to the next. Inputs are read on ranks of the first stage, targets on
+            those of the last, and each where layers take it (see `docs/side-inputs.md`). As a mapping they need to hold
+            only the microbatches that run there (`self.inputs`, `self.targets`). With slices tensors are
+            (batch, length, …), and each label of a microbatch counts alike in its loss.
         uneven: any number of rows will do; every row of `targets` counts alike in the mean.
         scaler: a gradient scaler (`ShardedGradScaler`): gradients are of the loss times its scale; the loss in the result is
             not.
@@ -293,12 +293,17 @@ class Pipeline:
 
         Raises BadInput, and RunFailed naming rank, pass and cause.
         """
-        if self.versions and (uneven or scaler is not None):
-            raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
+        sizes = self.cutting.sizes
+        if self.versions and (uneven or sizes or scaler is not None):
+            raise BadInput("step: passes U update inside a step, and know neither uneven nor sizes nor scaler")
+        if uneven and sizes:
+            raise BadInput(f"step: uneven: the schedule says how large microbatches are: {','.join(map(str, sizes))}")
         with self._refused_together(uneven):
             self._check_gradients()
             first, last = (
-                self.cutting.parts(split_batch(batch, what, needed, self.microbatches, self.device, uneven), what)
+                self.cutting.parts(
+                    split_batch(batch, what, needed, self.microbatches, self.device, None if uneven else sizes), what
+                )
                 for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
             )
             scale = 1.0 if scaler is None else gradients.loss_scale(self, scaler)

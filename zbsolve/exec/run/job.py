@@ -260,7 +260,8 @@ class Trainer:
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
         places = 1 if pipeline.mesh is None else pipeline.mesh.places
-        self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
+        self.pipeline = pipeline
+        self.model = model.in_steps_of(places * len(pipeline.microbatches), pipeline.view.step.sizes * places)
         mine = pipeline.layers.items()
         names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
         parameters = NamedParameters((names.get(p, ""), p) for p in pipeline.parameters() if p.requires_grad)
