@@ -25,7 +25,7 @@ from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
 from .tools import need_torch, progress_line, searching, tell
 
-MOST_SLOW = 5  # things that are told to be slow
+MOST_SLOW, TRAFFIC = 5, "traffic"  # things that are told to be slow; what --beside measures
 if TYPE_CHECKING:
     import torch
 
@@ -73,7 +73,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         "solve's --slices",
     )
     parser.add_argument(
-        "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
+        "--beside",
+        metavar="WHAT",
+        default="0",
+        help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
+        "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
+        "other, which solve counts; 3,traffic: both",
     )
     parser.add_argument(
         "--mesh",
@@ -154,8 +159,20 @@ def _measure(options: argparse.Namespace) -> int:
     rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
     device = "" if options.estimate else f"device: {found.facts['device']}\n"
     text = device + profile_as_text(found) + "".join(f"split: {line}\n" for line in as_lines(rows))
+    for beside in dict.fromkeys(one.beside for one in found.slowdowns):
+        slower = [f"{one.kind} {one.factor:.3f}" for one in found.slowdowns if one.beside == beside]
+        text += f"beside {beside} these take so many times as long: {', '.join(slower)}\n"
     tell(options, lambda: body | host | found.facts, lambda: text, lambda: found.save(options.output))
     return 0
+
+
+def _beside(said: str) -> dict[str, Any]:
+    """What --beside says to `measure`. Raises BadInput."""
+    words = said.split(",")
+    numbers = [word for word in words if word != TRAFFIC]
+    if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):
+        raise BadInput(f"--beside '{said[:40]}': a number of processes, {TRAFFIC}, or both: 3,{TRAFFIC}")
+    return {"busy_processes": int(numbers[0]) if numbers else 0, "traffic": TRAFFIC in words}
 
 
 def _tensor_ranks(mesh: str) -> int:
@@ -194,7 +211,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
             options.model,
             seed=options.seed,
             seconds=options.seconds,
-            busy_processes=options.busy_processes,
+            **_beside(options.beside),
             optimizer_states=options.optimizer_states,
             device=str(device),
             split=options.split,
