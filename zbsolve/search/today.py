@@ -17,6 +17,8 @@ from ..build.restage import restaged, with_units_in_flight
 from ..build.vocabulary import model_routes
 from ..placement import describe, loop, vee
 from ..problem import Problem
+from ..profile.measured_run import FROM_STEPS, LINKS
+from ..profile.slow import problem_now
 from ..schedule import Schedule
 from ..trace import Trace
 from ..util.errors import BadInput, Infeasible, NotFound
@@ -107,7 +109,7 @@ def today_of(
     asked between two of them. Of a run that has switched, today's order is its last one.
     """
     trace = trace.by_order()[-1]
-    problem = trace.problem
+    problem = trace.problem if trace.facts.get(LINKS) == FROM_STEPS else problem_now(trace)
     counted = bool(problem.edges.bytes.any())
     if not counted:
         problem = with_units_in_flight(problem, UNITS)
