@@ -184,7 +184,7 @@ def test_passes_beside_messages(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(one.factor > 1 for one in found.slowdowns)
     for said in ("x", "traffic,traffic", "1,2", "-1"):
         assert main(["profile", "mlp-tiny", f"--beside={said}", "-o", out]) == 2
-        assert f"--beside '{said}': a number of processes, traffic, or both: 3,traffic" in capsys.readouterr().err
+        assert f"--beside '{said}': traffic, a whole number, or both: traffic,3" in capsys.readouterr().err
 
 
 def test_states_are_as_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

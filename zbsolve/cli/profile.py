@@ -23,7 +23,7 @@ from ..profile.slow import slow_parts
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
-from .tools import need_torch, progress_line, searching, tell
+from .tools import need_torch, progress_line, searching, tell, word_and_number
 
 MOST_SLOW, TRAFFIC = 5, "traffic"  # things that are told to be slow; what --beside measures
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--beside",
         metavar="WHAT",
-        default="0",
+        default="",
         help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
         "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
-        "other, which solve counts; 3,traffic: both",
+        "other, which solve counts; traffic,3: both",
     )
     parser.add_argument(
         "--mesh",
@@ -166,15 +166,6 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _beside(said: str) -> dict[str, Any]:
-    """What --beside says to `measure`. Raises BadInput."""
-    words = said.split(",")
-    numbers = [word for word in words if word != TRAFFIC]
-    if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):
-        raise BadInput(f"--beside '{said[:40]}': a number of processes, {TRAFFIC}, or both: 3,{TRAFFIC}")
-    return {"busy_processes": int(numbers[0]) if numbers else 0, "traffic": TRAFFIC in words}
-
-
 def _tensor_ranks(mesh: str) -> int:
     """Of an estimate's mesh. Raises BadInput for another dimension."""
     from ..exec.mesh.sizes import named_sizes
@@ -194,6 +185,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     from profiler.stage_rounds import joined
     from profiler.timing import OutOfMemory
 
+    traffic, processes = word_and_number(options.beside, TRAFFIC, "--beside")
     timeout, device = options.seconds + 600, _device(options)
     spread = joined(options.mesh, timeout, device) if options.mesh else None
     if spread is not None and spread.beside:
@@ -211,7 +203,8 @@ def _measured(options: argparse.Namespace) -> Profile | None:
             options.model,
             seed=options.seed,
             seconds=options.seconds,
-            **_beside(options.beside),
+            busy_processes=processes,
+            traffic=traffic,
             optimizer_states=options.optimizer_states,
             device=str(device),
             split=options.split,

@@ -15,7 +15,7 @@ from ..profile.doubtful import other_model
 from ..trace import SLACK, Trace
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
-from .tools import need_torch, tell
+from .tools import need_torch, tell, word_and_number
 
 NAN = "nan"  # what --watch looks for, where it says no more
 
@@ -63,6 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--watch",
         nargs="?",
         const=NAN,
+        default="",
         metavar="WHAT",
         help="nan (or nothing): stop at the first pass that makes a NaN or inf, and name it; 100: every 100 timed steps say "
         "what is slow and what it costs, solve again beside the run, and switch to a shorter order; nan,100: both",
@@ -106,15 +107,6 @@ def _where(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _watch(said: str | None) -> dict[str, Any]:
-    """`Options.watch` and `Options.look` as --watch says them. Raises BadInput."""
-    words = [] if said is None else said.split(",")
-    every = [word for word in words if word != NAN]
-    if len(words) > len(set(words)) or len(every) > 1 or not all(word.isdecimal() and int(word) for word in every):
-        raise BadInput(f"--watch '{str(said)[:40]}': {NAN}, a number of steps such as 100, or both: {NAN},100")
-    return {"watch": NAN in words, "look": int(every[0]) if every else 0}
-
-
 def command(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
@@ -132,7 +124,8 @@ def command(options: argparse.Namespace) -> int:
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if hasattr(options, what)}
-        chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout, **_watch(options.watch)}
+        chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout}
+        chosen["watch"], chosen["look"] = word_and_number(options.watch, NAN, "--watch")
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         trace: Trace | RunNumbers
