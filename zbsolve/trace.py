@@ -36,7 +36,8 @@ class Switch(msgspec.Struct, frozen=True):
 class Trace:
     """Measured steps of one schedule. Columns have shape (passes,), in the problem's table order; times are µs.
 
-    problem, schedule, syncs: what ran. switches: orders that ran in place of `schedule` later, in turn.
+    problem, schedule, syncs: what ran.
+    switches: orders that ran in place of `schedule` later, in turn.
     steps: a Timeline a step, since the step's common start.
     ready: per step, when each pass had all its inputs on its rank. start − ready is launch and queueing; for waiting see
         `waits`.

@@ -73,14 +73,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         "solve's --slices",
     )
     parser.add_argument(
-        "--beside",
-        metavar="WHAT",
-        default="",
-        help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
-        "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
-        "other, which solve counts; traffic,3: both",
-    )
-    parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
         default="",
@@ -94,6 +86,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--beside",
+        metavar="WHAT",
+        default="",
+        help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
+        "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
+        "other, which solve counts; traffic,3: both",
+    )
     parser.add_argument(
         "--device",
         choices=DEVICES,
