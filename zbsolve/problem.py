@@ -489,8 +489,8 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
         notes = tuple(form.layers), form.source, pools
-        more = (tuple(one) for one in (form.slice_lengths, form.recomputed, form.slowdowns, form.sizes))
-        found = cls(passes, edges, capacity, form.objective, *notes, None, *more)
+        cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
+        found = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
         return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
 
 

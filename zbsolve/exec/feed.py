@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def _cut_leaf(leaf: Tensor, what: str, count: int, rows: Sequence[int] | None) -
             raise BadInput(
                 f"{what}: {tuple(leaf.shape)} does not split into microbatches of {','.join(map(str, rows))} rows"
             )
-        return leaf.split([len(leaf) // sum(rows) * one for one in rows])
+        return leaf.tensor_split([len(leaf) // sum(rows) * one for one in accumulate(rows)][:-1])
     if len(leaf) % count and rows is not None:
         raise BadInput(
             f"{what}: {tuple(leaf.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
