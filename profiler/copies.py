@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zbsolve.layer import HostLink
-from zbsolve.problem_check import MAX_FACTOR
+from zbsolve.problem_form import MAX_FACTOR
 from zbsolve.tables import Slowdown
 from zbsolve.util.statistics import median_error
 
