@@ -42,7 +42,7 @@ def demo(output: Path) -> Results:
     ranks = min(4, max(2, cores()))
     profile = str(out / "profile.json")
     size = ["--ranks", str(ranks), "--microbatches", str(2 * ranks)]
-    command("profile", MODEL, "--busy-processes", str(ranks - 1), "-o", profile)
+    command("profile", MODEL, "--beside", str(ranks - 1), "-o", profile)
     runs: dict[str, tuple[str, str]] = {}
     for name, options in (("1f1b", ["--method", "1f1b"]), ("solved", ["--seconds", "20"])):
         schedule, trace = runs[name] = str(out / f"{name}.json"), str(out / f"{name}-trace.json")

@@ -1,5 +1,5 @@
 """Copies between host and device: their bandwidth, alone, both ways at once and while the device computes, and what
-computing loses by them. This needs a GPU."""
+computing loses by them (this needs a GPU); and by what factors passes, copies and messages slow each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 import torch
 
 from zbsolve.layer import HostLink
+from zbsolve.problem_form import MAX_FACTOR
+from zbsolve.tables import Slowdown
+from zbsolve.util.statistics import median_error
 
 from .links import fit
+from .timing import TIMED_KINDS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 REPEATS, WARMUPS = 20, 3
@@ -54,6 +58,39 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
     both = [sizes[-1] / median(copies[f"{way}/{sizes[-1]} both"]) for way in ("d2h", "h2d")]
     down, up = (link.bytes_per_us for link in alone)
     return HostLink(max(link.latency for link in alone), down, up, min(both[0], down), min(both[1], up), memory, ranks)
+
+
+def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, ...]:
+    """How computing and copies slow each other, by samples (see `measure_copies`): products of matrices stand for passes."""
+    size, found = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
+    for kind, way in (("O", "d2h"), ("R", "h2d")) if size else ():
+        slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
+        own = _factor([copies[f"{way}/{size}"]], [copies[f"{way}/{size} beside"]])
+        found += [one for other in TIMED_KINDS for one in (Slowdown(other, kind, slow), Slowdown(kind, other, own))]
+    return tuple(one for one in found if one.factor > 1)
+
+
+def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Slowdown, ...]:
+    """How passes and messages slow each other, by samples (see `busy_process.beside_messages`)."""
+    alone, loaded = beside["alone"], beside["beside"]
+    own, found = _factor([alone["messages"]], [loaded["messages"]]), []
+    for kind in TIMED_KINDS:
+        names = [name for name in alone if name.endswith(f"/{kind}")]
+        slow = _factor(*([one[name] for name in names] for one in (alone, loaded))) if names else 1.0
+        found += [one for other in ("MF", "MB") for one in (Slowdown(kind, other, slow), Slowdown(other, kind, own))]
+    return tuple(one for one in found if one.factor > 1)
+
+
+def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:
+    """How many times as long rows of samples take together; 1 where that may be chance."""
+    took, doubt = zip(*((sum(map(median, rows)), sum(map(_error, rows))) for rows in (alone, loaded)), strict=True)
+    factor = took[1] / took[0] if took[0] else 1.0
+    return round(min(factor, MAX_FACTOR), 4) if took[1] - took[0] > doubt[0] * factor + doubt[1] else 1.0
+
+
+def _error(row: Sequence[float]) -> float:
+    """µs by which the median may be wrong."""
+    return median_error(row) * median(row)
 
 
 def free_host_memory() -> int | None:

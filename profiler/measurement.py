@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import select
 import subprocess
@@ -33,9 +34,10 @@ from zbsolve.models.model import Model
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import child_environment, cores, processor
+from zbsolve.util.temporary import temporary_folder
 
 from .busy_process import FAILURE_PREFIX
-from .copies import free_host_memory, host_link, measure_copies
+from .copies import free_host_memory, host_link, measure_copies, slowed_by_copies, slowed_by_messages
 from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
@@ -118,6 +120,7 @@ def measure(
     spread: Spread | None = None,
     slices: Slices = 1,
     capture: bool = False,
+    traffic: bool = False,
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
@@ -127,8 +130,10 @@ def measure(
     device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.devices`). split: how the backward is split
     (see `Pipeline`). progress: called with what is being done. spread: the mesh that the model's `parallelize` spreads
     layers over; its other ranks beside the first pipeline call `take_part`. slices: of sequences, which are timed too: a
-    number, or lengths. capture: passes count as CUDA graphs replay them, where they can be captured. Raises BadInput for the
-    model and passes of it that fail, RunFailed where a helper does not answer, OutOfMemory.
+    number, or lengths. capture: passes count as CUDA graphs replay them, where they can be captured. traffic: how much
+    longer passes take beside messages to another process on a CPU, and computing beside copies to the host on a GPU; and
+    the other way round (`Profile.slowdowns`). Raises BadInput for the model and passes of it that fail, RunFailed where a
+    helper does not answer, OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
@@ -138,6 +143,8 @@ def measure(
         raise BadInput("profile: --busy-processes goes with neither --mesh nor --device cuda")
     if spread is not None and split != "layers":
         raise BadInput(f"profile: --mesh measures with split layers, not {split}")
+    if traffic and spread is not None:
+        raise BadInput("profile: --beside traffic goes without --mesh")
     model = load(spec, seed)
     if capture and (target.type != "cuda" or spread is not None):
         raise BadInput("profile: --capture is for passes on a GPU, without --mesh")
@@ -152,6 +159,7 @@ def measure(
     with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
         found = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
         copies = measure_copies() if target.type == "cuda" else {}
+        beside = _beside_messages(found, seed, seconds, progress) if traffic and target.type == "cpu" else {}
         progress("links between neighbouring ranks")
         survey = measure_links(HELPER_SECONDS, group, found.vocabulary.sizes, target, started)
     pairs, vocabulary = survey.pairs, found.vocabulary.together(survey.ranks, survey.collectives)
@@ -173,6 +181,7 @@ def measure(
             **hosts,
             **samples_of(pairs),
             **copies,
+            **{f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()},
             **vocabulary.samples,
             **sliced,
         }
@@ -180,6 +189,7 @@ def measure(
         tied=found.through.tied,
         host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
+        slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
     )
 
 
@@ -313,6 +323,20 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
     }
 
 
+def _beside_messages(found: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
+    """What layers and messages take alone and beside each other, in two processes (see `busy_process`). Raises RunFailed."""
+    progress("passes beside messages")
+    command = [sys.executable, "-m", "profiler.busy_process", found.model.name, str(seed), ",".join(map(str, found.taken))]
+    with temporary_folder("beside") as folder:
+        ends = [[*command, str(folder), str(rank), str(seconds)] for rank in (0, 1)]
+        pipe, env = subprocess.PIPE, child_environment()
+        children = [subprocess.Popen(end, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env) for end in ends]
+        try:
+            return dict(json.loads(_wait_ready(children[0], time.monotonic() + seconds + HELPER_SECONDS, found.model.name)))
+        finally:
+            _end(children)
+
+
 @contextmanager
 def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[None]:
     """While the block runs, `count` processes run rounds. Raises BadInput, RunFailed where one does not start."""
@@ -327,12 +351,16 @@ def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[No
             _wait_ready(child, until, spec)
         yield
     finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+        _end(children)
 
 
-def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> None:
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
     assert child.stdout is not None
     there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
     line = child.stdout.readline().decode(errors="replace").strip() if there else ""
@@ -340,3 +368,4 @@ def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> None
         raise BadInput(f"model '{spec}': {line.removeprefix(FAILURE_PREFIX)}")
     if not line:
         raise RunFailed("a busy process did not start")
+    return line

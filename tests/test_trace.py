@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from zbsolve import BadInput, Schedule, Timeline, Trace
+from zbsolve import BadInput, Schedule, Timeline, Trace, preset
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import mlp
 from zbsolve.show.tracks import schedule_as_trace
+from zbsolve.trace import Switch
 
 from .support.exec_tools import a_problem, random_schedule, run_here
 from .support.runs import one_f_one_b, random_run, run_of, trace_of
@@ -69,6 +70,8 @@ def test_a_file_without_host_times_and_bytes_is_read(trace: Trace) -> None:
         ("order", {"compute:0": ["0F0", {}]}, r"field 'order'\[...\]\[1\] has a wrong type \(object, not str\)"),
         ("order", {"compute:0": ["0F0"]}, "field 'order' does not list exactly the problem's passes"),
         ("order", {"compute:0": "0F0"}, "field 'order' does not list exactly the problem's passes"),
+        ("switches", [{"step": 3, "order": {}}], "field 'switches' has no steps that go up, from 1 to 2"),
+        ("switches", [{"step": 3}], r"switches\[0\]: field 'order' is missing"),
         ("order", {"compute:0": 7}, r"field 'order'\[...\] has a wrong type \(int, not "),
     ],
 )
@@ -95,6 +98,24 @@ def test_one_column_of_host_times_a_step(trace: Trace) -> None:
     body = trace.to_json()
     with pytest.raises(BadInput, match="field 'host' has 2 columns for 3 steps"):
         Trace.from_json({**body, "host": body["host"][:2]})
+
+
+def test_a_run_that_switched(trace: Trace, tmp_path: Path) -> None:
+    """Steps of each order by themselves; a file keeps from which step on each ran."""
+    other = preset("zb-h1", trace.problem)
+    later = trace_of(other, *(random_run(other, i) for i in range(2)))
+    both = {name: (*getattr(trace, name), *getattr(later, name)) for name in ("steps", "ready", "losses", "peaks")}
+    replace(trace, host=(), **both, switches=(Switch(3, dict(other.order)),)).save(tmp_path / "t.json")
+    whole = Trace.load(tmp_path / "t.json")
+    first, last = whole.by_order()
+    assert (len(first.steps), len(last.steps)) == (3, 2)
+    assert (first.schedule, last.schedule) == (trace.schedule, later.schedule) == (whole.ran(2), whole.ran(3))
+    assert whole.replayed(4).value == later.replayed(1).value
+    assert (whole.waits(4) == later.waits(1)).all()
+    body = whole.to_json()
+    body["switches"][0]["step"] = 5
+    with pytest.raises(BadInput, match="field 'switches' has no steps that go up, from 1 to 4"):
+        Trace.from_json(body)
 
 
 def test_a_pass_that_was_shorter_than_its_message_is_replayed() -> None:

@@ -48,7 +48,7 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
 def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int = 1) -> Problem:
     """The same, but for what a problem does not say: without sums of gradients where `replicas` is 1, and never with
     passes that gather or reduce parameters."""
-    if not profile.microbatch_factors and _of_unlike_lengths(problem):
+    if not (profile.microbatch_factors or problem.sizes) and _of_unlike_lengths(problem):
         raise BadInput("its microbatches differ in length, and it does not say how: solve it anew with the lengths")
     asked = Step(**_words(problem), memory=memory)
     return with_backwards_of(replace(asked, replicas=replicas), profile, *_backwards(problem))

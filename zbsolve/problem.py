@@ -92,6 +92,7 @@ class Problem:
         schedule's matter (see `handover`). No part of the digest, as what edges carry, and how much of a pass is its
         message.
     slice_lengths: how long each slice of a sequence is, in proportion; () for even ones.
+    sizes: how many sequences each microbatch has; () for as many as the profile's.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank.
@@ -108,6 +109,7 @@ class Problem:
     slice_lengths: tuple[float, ...] = ()
     recomputed: tuple[int, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -442,6 +444,8 @@ class Problem:
             head.append({"recomputed": self.recomputed})
         if self.slowdowns:
             head.append({"slowdowns": sorted((one.kind, one.beside, one.factor) for one in self.slowdowns)})
+        if self.sizes:
+            head.append({"sizes": self.sizes})
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -467,6 +471,7 @@ class Problem:
             **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
             **({"slowdowns": [asdict(one) for one in self.slowdowns]} if self.slowdowns else {}),
+            **({"sizes": list(self.sizes)} if self.sizes else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
         }
@@ -494,8 +499,8 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
         notes = tuple(form.layers), form.source, pools
-        lengths, again, slower = tuple(form.slice_lengths), tuple(form.recomputed), tuple(form.slowdowns)
-        found = cls(passes, edges, capacity, form.objective, *notes, None, lengths, again, slower)
+        cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
+        found = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
         return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
 
 

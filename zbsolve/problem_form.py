@@ -76,6 +76,7 @@ class ProblemForm(msgspec.Struct):
     slice_lengths: list[float] = []
     recomputed: list[int] = []
     slowdowns: list[Slowdown] = []
+    sizes: list[int] = []
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +21,15 @@ from .util.files import checked, read_one_of, write_document
 
 SLACK = ":slack"  # at the end of the fact `split` of runs whose W's ran while their rank waited (see `exec.slack`)
 REPLAYED = 12  # steps that `replay_error` replays, up to twice as many
+BY_STEP = ("steps", "ready", "losses", "peaks", "host", "sent")  # fields of a trace with one of each step, or ()
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """From the step numbered `step` on (0 is the first) a run's passes had another order, with its syncs."""
+
+    step: int
+    order: dict[str, tuple[str, ...]]
+    syncs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +37,7 @@ class Trace:
     """Measured steps of one schedule. Columns have shape (passes,), in the problem's table order; times are µs.
 
     problem, schedule, syncs: what ran.
+    switches: orders that ran in place of `schedule` later, in turn.
     steps: a Timeline a step, since the step's common start.
     ready: per step, when each pass had all its inputs on its rank. start − ready is launch and queueing; for waiting see
         `waits`.
@@ -50,6 +61,7 @@ class Trace:
     held: np.ndarray[Any, Any] | None = None
     syncs: tuple[tuple[str, str], ...] = ()
     sent: tuple[np.ndarray[Any, Any], ...] = ()
+    switches: tuple[Switch, ...] = ()
 
     @property
     def median_step(self) -> int:
@@ -61,9 +73,19 @@ class Trace:
         """The timeline of the median step, with the bytes that were counted (`held`)."""
         return replace(self.steps[self.median_step], held=self.held)
 
-    def planned(self) -> Schedule:
-        """The schedule that ran, without its certificate."""
-        return Schedule(self.problem, self.schedule, self.syncs)
+    def planned(self, step: int = 0) -> Schedule:
+        """The schedule that a step ran, without its certificate."""
+        first = Switch(0, self.schedule, self.syncs)
+        ran = next((one for one in reversed(self.switches) if one.step <= step), first)
+        return Schedule(self.problem, ran.order, ran.syncs)
+
+    def by_order(self) -> tuple[Trace, ...]:
+        """Its steps of each order that ran, in turn."""
+        runs = []
+        for a, b in pairwise([0, *(one.step for one in self.switches), len(self.steps)]):
+            ran, columns = self.planned(a), {name: getattr(self, name)[a:b] for name in BY_STEP}
+            runs.append(replace(self, schedule=dict(ran.order), syncs=ran.syncs, switches=(), **columns))
+        return tuple(runs)
 
     def of_problem(self, problem: Problem, where: str = "trace") -> Trace:
         """The same run on a problem with the same passes on the same ranks, and with other times: what a schedule was made
@@ -99,14 +121,14 @@ class Trace:
         sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
         passes, edges = replace(problem.passes, duration=whole), replace(edges, sent=sent)
         own = replace(problem, passes=passes, edges=edges, slowdowns=())  # what ran was slowed already
-        return Schedule(own, self.ran(step), self.syncs).timeline()
+        return Schedule(own, self.ran(step), self.planned(step).syncs).timeline()
 
     def ran(self, step: int) -> dict[str, tuple[str, ...]]:
         """The order in which passes really ran in a step: the schedule's, but for W's that ran while their rank waited."""
-        start, index = self.steps[step].start, self.problem.index
+        start, index, order = self.steps[step].start, self.problem.index, dict(self.planned(step).order)
         if not str(self.facts.get("split", "")).endswith(SLACK):
-            return self.schedule
-        return {stream: tuple(sorted(names, key=lambda name: start[index[name]])) for stream, names in self.schedule.items()}
+            return order
+        return {stream: tuple(sorted(names, key=lambda name: start[index[name]])) for stream, names in order.items()}
 
     def replay_error(self) -> float:
         """How much longer (or, below 0, shorter) than measured steps are when replayed, the mean as a share of them; of some
@@ -145,6 +167,7 @@ class Trace:
             "peaks": [list(p) for p in self.peaks],
             "order": order_as_json(self.schedule),
             "syncs": [list(pair) for pair in self.syncs],
+            "switches": msgspec.to_builtins(self.switches),
             "steps": [step.to_json() for step in self.steps],
             "ready": [named(one) for one in self.ready],
             "wait": [named(np.round(self.waits(i), 3)) for i in range(len(self.steps))],
@@ -170,12 +193,15 @@ class Trace:
         for name, columns in (("ready", ready), ("host", host), ("sent", sent)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
-        order = order_from(problem, form.order)
-        if {name for names in order.values() for name in names} != {*problem.names}:
-            raise BadInput(f"{where}: field 'order' does not list exactly the problem's passes")
+        if any(a >= b for a, b in pairwise([0, *(one.step for one in form.switches), len(form.steps)])):
+            raise BadInput(f"{where}: field 'switches' has no steps that go up, from 1 to {len(form.steps) - 1}")
+        order = dict(order_from(problem, form.order))
+        for field, one in (("order", order), *(("switches", switch.order) for switch in form.switches)):
+            if {name for names in one.values() for name in names} != {*problem.names}:
+                raise BadInput(f"{where}: field '{field}' does not list exactly the problem's passes")
         return cls(
             problem,
-            dict(order),
+            order,
             tuple(Timeline.from_json(problem, step, f"{where}: step {i}") for i, step in enumerate(form.steps)),
             ready,
             tuple(form.losses),
@@ -185,6 +211,7 @@ class Trace:
             None if form.held is None else _finite(form.held, problem, f"{where}: field 'held'"),
             tuple(form.syncs),
             sent,
+            form.switches,
         )
 
 
@@ -202,6 +229,7 @@ class TraceForm(msgspec.Struct):
     held: dict[str, float] | None = None
     syncs: list[tuple[str, str]] = []
     sent: list[dict[str, float]] = []
+    switches: tuple[Switch, ...] = ()
 
 
 def _column(body: Mapping[str, float], problem: Problem, where: str) -> Floats:

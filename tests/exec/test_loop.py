@@ -21,6 +21,7 @@ def two() -> Jobs:
         "nonfinite": None,
         "warned": None,
         "uneven": None,
+        "sized": None,
         "scaled": False,
         "refusals": None,
         "own_random": None,
@@ -60,6 +61,18 @@ def test_every_row_counts_alike(two: Jobs) -> None:
     for one in (*two["uneven"][0], *two["uneven"][1]):
         assert one["loss"] == pytest.approx(one["right"], rel=1e-12)
         assert one["worst"] < 1e-12
+
+
+def test_microbatches_of_sizes_give_the_gradients_of_the_whole_batch(two: Jobs) -> None:
+    for rank in two["sized"]:
+        assert len(rank["found"]) == 4
+        for one in rank["found"]:
+            assert one["loss"] == pytest.approx(one["right"], rel=1e-12)
+            assert one["worst"] < 1e-12
+        assert rank["refused"][2] == "step: uneven: the schedule says how large microbatches are: 1,3,2"
+    split, even, _ = two["sized"][0]["refused"]
+    assert "(7, 8) does not split into microbatches of 1,3,2 rows" in split
+    assert "have other rows than the schedule's sizes: 2 of 1, 2 of 3, 2 of 2" in even
 
 
 def as_one_process(ranks: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from zbsolve import verify
+from zbsolve.cli import main
 from zbsolve.exec.loop.watching import Search
 from zbsolve.search.today import order_again
 
@@ -54,11 +55,30 @@ def test_ranks_switch_together() -> None:
     assert all(one["same"] for one in found["replicas"])
     assert len({str(one["order"]) for one in found["replicas"]}) == 1
     assert found["replicas"][0]["order"][:5] != ["0F0", "0F1", "0F2", "0F3", "0B0"]
-    for other, odd, wrong, mixed in found["refused"]:
+    for other, odd, wrong, _ in found["refused"]:
         assert other == "switch: another order of the same passes is needed, on the same ranks, with the same edges"
         assert odd.startswith("rank 2 has another schedule than rank 0")
         assert wrong.startswith("Watch: every 2, steps 3")
-        assert mixed == "trace: some of these steps ran in another order than the last one"
+    assert [one[-1] for one in found["refused"]] == ["[1]", "[]", "[]", "[]"]  # from its second step on
+
+
+@pytest.mark.slow
+def test_the_command_watches() -> None:
+    """The trace says from which step on the other order ran, and so do `run` and `compare`."""
+    first, *others = jobs_on(4, "tests.support.exec_jobs_watch", {"whole_job": None})["whole_job"]
+    assert others == [None] * 3
+    assert [(one["steps"], one["after"] is None) for one in first["looks"]] == [(3, True), (6, False)]
+    assert first["told"] == list(first["said"])
+    assert first["told"][0].startswith("after 6 steps another order ran: 2 steps, median 3")
+    given, h1 = (one.timeline().makespan for one in orders(4, 2000))
+    assert h1 == 30_000 <= min(first["later"]) < given <= min(first["before"])
+    assert first["file"]
+
+
+@pytest.mark.parametrize("said", ["x", "nan,nan", "5,6", "5,", "-3"])
+def test_numbers_of_steps_that_make_no_sense(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "schedule.json", "--model", "mlp-4", "--local", f"--watch={said}"]) == 2
+    assert f"--watch '{said}': nan, a whole number, or both: nan,3" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS
 from zbsolve.features.sizes import SIZES, of_sizes
+from zbsolve.known_steps import step_again
 from zbsolve.profile import from_trace
 
 from ..support.exact_streams import optimum
@@ -76,6 +77,15 @@ def test_a_profiles_microbatch_may_have_several_sequences() -> None:
     twice = replace(PROFILE, facts={"microbatch": {"sequences": 2}})
     assert duration(Step(2, 1, sizes=(4,)).problem(twice), "0F0") == 1 + 2 * 9
     assert Step(2, 3, sizes=(2, 2, 2)).problem(twice) == Step(2, 3).problem(PROFILE)
+
+
+def test_a_file_says_the_sizes_and_another_profile_times_them() -> None:
+    problem = Step(2, 3, sizes=(1, 3, 2)).problem(PROFILE)
+    again = Problem.from_json(problem.to_json())
+    assert again.sizes == (1, 3, 2)
+    assert again == problem != replace(problem, sizes=())
+    slow = replace(PROFILE, rank_factors=(1.0, 2.0))
+    assert step_again(again, slow) == Step(2, 3, sizes=(1, 3, 2)).problem(slow)
 
 
 def test_what_is_fixed_stays_with_lengths_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def few():
     return made(iter([(torch.full((2, 4), float(i)), torch.randn(2, 4)) for i in range(10)]))
 def loader():
     return made(DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True))
+def odd():
+    return made(lambda microbatch, step: (X[: 2 + microbatch], Y[: 2 + microbatch]))
 def wrong():
     return made(lambda microbatch, step: (X, Y, Y) if microbatch else (X, Y))
 def raising():
@@ -117,6 +120,29 @@ def test_an_iterable_is_read_once_in_its_order() -> None:
     for epoch in (rows[:3], rows[3:]):
         assert sorted(torch.cat(epoch)[:, 0].tolist()) == [0, 4, 8, 12, 16, 20]
     assert [int(load("fed.py:few").batch(m, 7)[0][0, 0]) for m in range(3)] == [0, 1, 2]  # where steps are not counted
+
+
+def test_microbatches_of_sizes_take_the_rows_in_turn() -> None:
+    """Two pipelines of 3 microbatches, 1, 4 and 3 rows each, of batches of 2: 8 of them a step."""
+    sizes = (1, 4, 3) * 2
+    for name in ("endless", "function", "loader", "several"):
+        model, plain = load(f"fed.py:{name}").in_steps_of(6, sizes), load(f"fed.py:{name}").in_steps_of(8)
+        for step in range(2):
+            batches = [model.batch(m, step) for m in range(6)]
+            count = 16 // len(_first(plain.batch(0, step)[0]))
+            rows = torch.cat([_first(plain.batch(m, step)[0]) for m in range(count + (16 % 6 > 0 and name == "several"))])
+            assert [len(_first(x)) for x, _ in batches] == [len(y) for _, y in batches] == list(sizes)
+            assert torch.equal(torch.cat([_first(x) for x, _ in batches]), rows[:16])
+    problem = replace(a_problem((0, 1), 3, layers=2), sizes=(1, 4, 3))
+    trace = run_on_one_device(random_schedule(problem), "fed.py:loader", Options(steps=1, check=True))
+    assert trace.facts["check"]["passed"]
+    with pytest.raises(BadInput, match="among those of 2: sizes need as many in all"):
+        load("fed.py:odd").in_steps_of(2, (3, 3)).batch(0, 0)
+
+
+def _first(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value["x"] if isinstance(value, dict) else value
+    return found
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiler.copies import SIZES, free_host_memory, host_link, measure_copies
+from profiler.copies import SIZES, free_host_memory, host_link, measure_copies, slowed_by_copies, slowed_by_messages
 from profiler.devices import DEVICES
 from profiler.devices import host_link as estimated
 from zbsolve.layer import HostLink
@@ -60,3 +60,20 @@ def test_copies_between_host_and_device() -> None:
     link = host_link(found, free_host_memory(), torch.cuda.device_count())
     assert link is not None
     assert 1_000 < min(link.rates) <= max(link.d2h, link.h2d) < 1_000_000
+
+
+def test_what_slows_what_by_hand() -> None:
+    """F of two layers takes 30 and 10 µs alone, 36 and 14 beside messages; B is longer by less than its own spread; messages
+    take half as long again. Copies down cost a product a tenth, copies up nothing."""
+    alone = {"messages": [100.0] * 9, "0/F": [30.0] * 9, "1/F": [10.0] * 9, "0/B": [20.0, 30.0, 40.0] * 3}
+    loaded = {"messages": [150.0] * 9, "0/F": [36.0] * 9, "1/F": [14.0] * 9, "0/B": [21.0, 31.0, 41.0] * 3}
+    found = {(one.kind, one.beside): one.factor for one in slowed_by_messages({"alone": alone, "beside": loaded})}
+    assert found.pop(("F", "MF")) == found.pop(("F", "MB")) == 1.25
+    assert found == {(way, kind): 1.5 for way in ("MF", "MB") for kind in ("F", "B", "W", "BW", "X")}
+    size = SIZES[-1]
+    copies = {"product": [50.0] * 9, "product beside d2h": [55.0] * 9, "product beside h2d": [50.0] * 9}
+    copies |= {f"{way}/{size}{what}": [10.0] * 9 for way in ("d2h", "h2d") for what in ("", " beside")}
+    assert {(one.kind, one.beside, one.factor) for one in slowed_by_copies(copies)} == {
+        (kind, "O", 1.1) for kind in ("F", "B", "W", "BW", "X")
+    }
+    assert slowed_by_copies({}) == ()

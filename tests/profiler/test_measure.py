@@ -149,7 +149,7 @@ def runs(process: Path) -> bool:
 @pytest.mark.slow
 def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
-    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--busy-processes", "2", "-o", str(out)]
+    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--beside", "2", "-o", str(out)]
     process = subprocess.Popen([*command, "--seconds", "1000"], stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 60
@@ -171,9 +171,25 @@ def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
+def test_passes_beside_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are timed, alone and beside each other; what is more than chance is in the file."""
+    out = str(tmp_path / "p.json")
+    assert main(["profile", "mlp-tiny", "--beside", "traffic", "--seconds", "0.2", "-o", out]) == 0
+    found = Profile.load(out)
+    for kind in ("F", "B", "W", "BW", "X"):
+        assert all(min(found.samples[f"0/{kind} {where}"]) > 0 for where in ("alone", "beside"))
+    assert min(len(found.samples[f"messages {where}"]) for where in ("alone", "beside")) > 0
+    assert {one.kind in ("MF", "MB") or one.beside in ("MF", "MB") for one in found.slowdowns} <= {True}
+    assert all(one.factor > 1 for one in found.slowdowns)
+    for said in ("x", "traffic,traffic", "1,2", "-1"):
+        assert main(["profile", "mlp-tiny", f"--beside={said}", "-o", out]) == 2
+        assert f"--beside '{said}': traffic, a whole number, or both: traffic,3" in capsys.readouterr().err
+
+
 def test_states_are_as_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "p.json")
     assert main(["profile", "mlp-tiny", "--estimate", "h100", "--optimizer-states", "sgd", "-o", out]) == 0
     assert Profile.load(out).states == 2.0
-    assert main(["profile", "mlp-tiny", "--busy-processes", "2000", "-o", out]) == 2
+    assert main(["profile", "mlp-tiny", "--beside", "2000", "-o", out]) == 2
     assert "busy processes 2000 from 0 to 1000" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,6 +140,24 @@ def uneven(rank: int, _: None) -> list[dict[str, Any]]:
                 whole, right = whole_after(inputs, targets)
                 result.append({"loss": loss, "right": right, "worst": worst(runner, whole)})
     return result
+
+
+def sized(rank: int, _: None) -> dict[str, Any]:
+    """A schedule that says how large microbatches are: batches of 6 and of 12 rows, a list, and what is refused."""
+    schedule = schedules(3)[1]
+    runner, found = runner_of(replace(schedule, problem=replace(schedule.problem, sizes=(2, 6, 4)))), []
+    for count in (6, 12):
+        inputs, targets = rows(count)
+        split = [count // 6, count // 2, count // 3]
+        for one in ((inputs, targets), [list(one.split(split)) for one in (inputs, targets)]):
+            for parameter in runner.parameters():
+                parameter.grad = None
+            loss = runner.step(*one).loss
+            whole, right = whole_after(inputs, targets)
+            found.append({"loss": loss, "right": right, "worst": worst(runner, whole)})
+    even = [one.chunk(3) for one in rows(6)]
+    tries = [lambda: runner.step(*rows(7)), lambda: runner.step(*even), lambda: runner.step(*rows(6), uneven=True)]
+    return {"found": found, "refused": [refusal(one) for one in tries]}
 
 
 def scaled(rank: int, validated: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from unittest import mock
 
@@ -9,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zbsolve import Schedule, pipeline, preset
+from zbsolve import Schedule, Trace, pipeline, preset
 from zbsolve.build import Work, with_work
 from zbsolve.exec import Pipeline, Watch
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.loop import watching
-from zbsolve.exec.memory import Memory
+from zbsolve.exec.run.job import Options, run_rank
 from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.show.comparison import compare, told_switches
 
 from .exec_jobs import toy
 from .exec_tools import refusal
@@ -37,6 +39,9 @@ class Found:
 
     def found(self) -> Schedule:
         return Schedule(self.given.problem, preset("zb-h1", self.given.problem).order)
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 def gradients_off(runner: Pipeline, inputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -102,8 +107,23 @@ def refused(rank: int, argument: None) -> list[str]:
     x = torch.linspace(-1, 1, 32).reshape(8, 4)
     before = runner.step(x, x.flip(0))  # still runs
     runner.switch(other)
-    steps = [before, runner.step(x, x.flip(0))]
-    return [*lines, refusal(lambda: runner.trace(steps, Memory((), (), (), 0), {}))]
+    steps = [before, runner.step(x, x.flip(0), memory=True)]
+    trace = runner.trace(steps, steps[-1].memory, {})
+    kept = trace is None or (trace.ran(0), trace.ran(1)) == (given.order, other.order)
+    return [*lines, str(kept and [one.step for one in getattr(trace, "switches", ())])]
+
+
+def whole_job(rank: int, argument: None) -> dict[str, Any] | None:
+    """`run --watch 3` of four ranks: what rank 0's trace says."""
+    given, _ = orders(4, 2000)
+    with mock.patch.object(watching, "Search", Found):
+        trace = run_rank(given, "mlp-4", Options(steps=8, warmup=1, emulate="schedule", look=3), lambda name: None)
+    if not isinstance(trace, Trace):
+        return None
+    makespans = [step.makespan for step in trace.steps]
+    found = {"before": makespans[:6], "later": makespans[6:], "looks": trace.facts["looks"], "told": told_switches(trace)}
+    kept = Trace.from_json(json.loads(json.dumps(trace.to_json()))).planned(6).order == trace.ran(7)
+    return found | {"said": compare(given, trace).later, "file": kept}
 
 
 def some_ranks(rank: int, argument: None) -> str:

@@ -146,6 +146,7 @@ def _same(one: Problem, other: Problem) -> dict[str, bool]:
         "pools of memory": [pool.name for pool in one.pools] == [pool.name for pool in other.pools],
         "layers that recompute": one.recomputed == other.recomputed,
         "slices": one.slice_lengths == other.slice_lengths,
+        "sizes of microbatches": one.sizes == other.sizes,
         "objective": one.objective == other.objective,
     }
 

@@ -57,7 +57,7 @@ OPTIONS = (
     ("profile", "--overrides", "write hf:LlamaConfig@config.json, or the fields behind the class"),
     ("profile", "--report --ranks --microbatches", "write zbsolve show profile.json --ranks 8 -o page.html"),
     ("profile", "--states", "--optimizer-states says it"),
-    ("profile", "--neighbours", "--busy-processes says it"),
+    ("profile", "--neighbours --busy-processes", "--beside 3 says it: so many processes"),
     ("run", "--replicas", "--mesh dp=2 says it"),
     ("run", "--start-timeout", "--timeout counts for the start too"),
 )

@@ -23,9 +23,9 @@ from ..profile.slow import slow_parts
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput
 from ..util.files import check_writable, write_document
-from .tools import need_torch, progress_line, searching, tell
+from .tools import need_torch, progress_line, searching, tell, word_and_number
 
-MOST_SLOW = 5  # things that are told to be slow
+MOST_SLOW, TRAFFIC = 5, "traffic"  # things that are told to be slow; what --beside measures
 if TYPE_CHECKING:
     import torch
 
@@ -73,9 +73,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         "solve's --slices",
     )
     parser.add_argument(
-        "--busy-processes", type=int, default=0, help="that train the same model meanwhile, as other ranks here would"
-    )
-    parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
         default="",
@@ -89,6 +86,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _device_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--beside",
+        metavar="WHAT",
+        default="",
+        help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
+        "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
+        "other, which solve counts; traffic,3: both",
+    )
     parser.add_argument(
         "--device",
         choices=DEVICES,
@@ -154,6 +159,9 @@ def _measure(options: argparse.Namespace) -> int:
     rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
     device = "" if options.estimate else f"device: {found.facts['device']}\n"
     text = device + profile_as_text(found) + "".join(f"split: {line}\n" for line in as_lines(rows))
+    for beside in dict.fromkeys(one.beside for one in found.slowdowns):
+        slower = [f"{one.kind} {one.factor:.3f}" for one in found.slowdowns if one.beside == beside]
+        text += f"beside {beside} these take so many times as long: {', '.join(slower)}\n"
     tell(options, lambda: body | host | found.facts, lambda: text, lambda: found.save(options.output))
     return 0
 
@@ -177,6 +185,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     from profiler.stage_rounds import joined
     from profiler.timing import OutOfMemory
 
+    traffic, processes = word_and_number(options.beside, TRAFFIC, "--beside")
     timeout, device = options.seconds + 600, _device(options)
     spread = joined(options.mesh, timeout, device) if options.mesh else None
     if spread is not None and spread.beside:
@@ -194,7 +203,8 @@ def _measured(options: argparse.Namespace) -> Profile | None:
             options.model,
             seed=options.seed,
             seconds=options.seconds,
-            busy_processes=options.busy_processes,
+            busy_processes=processes,
+            traffic=traffic,
             optimizer_states=options.optimizer_states,
             device=str(device),
             split=options.split,

@@ -15,7 +15,9 @@ from ..profile.doubtful import other_model
 from ..trace import SLACK, Trace
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
-from .tools import need_torch, tell
+from .tools import need_torch, tell, word_and_number
+
+NAN = "nan"  # what --watch looks for, where it says no more
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +30,6 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="TIMES",
         help="every rank behaves like a device: passes and messages take the times of a profile.json, or of the "
         "schedule's own problem (the word schedule)",
-    )
-    parser.add_argument(
-        "--mesh",
-        metavar="NAME=SIZE,…",
-        default="",
-        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
-        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
-        "model file's parallelize(stage, mesh) spreads each stage",
     )
     parser.add_argument("--steps", type=int, default=5, help="training steps that are timed")
     parser.add_argument("--warmup", type=int, default=2, help="training steps before")
@@ -65,7 +59,15 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="activations that each rank has room for, such as 40MiB: a pass that needs more fails (steps are slower)",
     )
-    parser.add_argument("--watch", action="store_true", help="stop at the first pass that makes a NaN or inf, and name it")
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const=NAN,
+        default="",
+        metavar="WHAT",
+        help="nan (or nothing): stop at the first pass that makes a NaN or inf, and name it; 100: every 100 timed steps say "
+        "what is slow and what it costs, solve again beside the run, and switch to a shorter order; nan,100: both",
+    )
     parser.add_argument(
         "--timeout",
         type=float,
@@ -78,6 +80,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def _where(parser: argparse.ArgumentParser) -> None:
     """Options that say where ranks run."""
+    parser.add_argument(
+        "--mesh",
+        metavar="NAME=SIZE,…",
+        default="",
+        help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
+        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
+        "model file's parallelize(stage, mesh) spreads each stage",
+    )
     parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
@@ -107,6 +117,7 @@ def command(options: argparse.Namespace) -> int:
     from ..long_steps.check import CheckedRounds
     from ..long_steps.files import load_either, load_unrolled
     from ..long_steps.repeated import RepeatedSchedule
+    from ..show.comparison import told_switches
 
     place = torchrun_environment()
     if not options.local and not options.one_device and place is None:
@@ -114,6 +125,7 @@ def command(options: argparse.Namespace) -> int:
     try:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if hasattr(options, what)}
         chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout}
+        chosen["watch"], chosen["look"] = word_and_number(options.watch, NAN, "--watch")
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
         trace: Trace | RunNumbers
@@ -139,7 +151,8 @@ def command(options: argparse.Namespace) -> int:
     body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts
     crowded = options.local and not options.one_device and not options.emulate
     saves = [partial(trace.save, options.output)] * bool(options.output)
-    tell(options, lambda: body, lambda: list(_lines(predicted, numbers, crowded)), *saves)
+    later = told_switches(trace) if isinstance(trace, Trace) else []
+    tell(options, lambda: body, lambda: [*_lines(predicted, numbers, crowded), *later], *saves)
     return 1 if check is not None and not check["passed"] else 0
 
 

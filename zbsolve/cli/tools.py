@@ -315,3 +315,13 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+def word_and_number(said: str, word: str, option: str) -> tuple[bool, int]:
+    """Of an option that takes a word, a number, or both with a comma between: whether the word is there, and the number (0
+    where there is none). Raises BadInput."""
+    words = said.split(",") if said else []
+    numbers = [one for one in words if one != word]
+    if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):
+        raise BadInput(f"{option} '{said[:40]}': {word}, a whole number, or both: {word},3")
+    return word in words, int(numbers[0]) if numbers else 0

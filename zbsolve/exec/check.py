@@ -47,9 +47,10 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool
         value = _loss(layers, data, m, loss)
         if backward and not value.requires_grad:
             raise BadInput("check: none of the layers has a parameter that is trained")
+        value = value * data.share(m) / count
         if backward:
-            (value / count).backward()  # type: ignore[no-untyped-call]
-        total += float(value.detach()) / count
+            value.backward()  # type: ignore[no-untyped-call]
+        total += float(value.detach())
     return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput
 from .base.values import PLAIN_TYPES, each_tensor, in_parts, leaves_of, tensors_of
+from .slices.cutting import shares_of_rows
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
@@ -26,13 +28,13 @@ def split_batch(
     needed: Sequence[int],
     microbatches: Sequence[int],
     device: torch.device,
-    uneven: bool = False,
+    rows: Sequence[int] | None = None,
 ) -> dict[int, Any]:
     """Microbatch → its tensors on `device`, for those that are `needed`.
 
     batch: a list of microbatches (or a tuple of as many tensors that are alike), a mapping from their numbers, or one batch:
-    a pytree (a tensor, a tuple, a dict) whose tensors are cut along dimension 0, into equal parts or, if `uneven`, into
-    parts that differ by a row. Raises BadInput naming `what`.
+    a pytree (a tensor, a tuple, a dict) whose tensors are cut along dimension 0. rows: of each microbatch, in proportion;
+    None: they may differ by a row; (): they are equal. Raises BadInput naming `what`.
     """
     count = len(microbatches)
     if not needed:
@@ -40,7 +42,7 @@ def split_batch(
     if batch is None:
         raise BadInput(f"{what}: needed here for microbatch {needed[0]}")
     if not in_microbatches(batch, count):
-        batch = cut(batch, what, count, uneven)
+        batch = cut(batch, what, count, rows)
     if not isinstance(batch, Mapping):
         if len(batch) != count:
             raise BadInput(f"{what}: {len(batch)} microbatches, {count} are needed")
@@ -48,6 +50,9 @@ def split_batch(
     missing = [m for m in needed if m not in batch]
     if missing:
         raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
+    if rows and len({first_tensor(batch[m]).shape[:1].numel() / rows[m] for m in needed}) > 1:
+        found = ", ".join(f"{first_tensor(batch[m]).shape[:1].numel()} of {rows[m]}" for m in needed)
+        raise BadInput(f"{what}: the microbatches needed here have other rows than the schedule's sizes: {found}")
     return {m: moved(batch[m], device) for m in needed}
 
 
@@ -66,16 +71,22 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
     return isinstance(batch, list) or (isinstance(batch, Mapping) and all(isinstance(key, int) for key in batch))
 
 
-def cut(batch: Any, what: str, count: int, uneven: bool) -> list[Any]:
+def cut(batch: Any, what: str, count: int, rows: Sequence[int] | None) -> list[Any]:
     """The batch in `count` parts along dimension 0 of its tensors; all else is in every part. A part without rows is the
-    first row once more (see `shares_of`). Raises BadInput naming `what`."""
-    return in_parts(batch, count, lambda leaf: _cut_leaf(leaf, what, count, uneven))
+    first row once more (see `shares_of`). rows: see `split_batch`. Raises BadInput naming `what`."""
+    return in_parts(batch, count, lambda leaf: _cut_leaf(leaf, what, count, rows))
 
 
-def _cut_leaf(leaf: Tensor, what: str, count: int, uneven: bool) -> list[Tensor]:
+def _cut_leaf(leaf: Tensor, what: str, count: int, rows: Sequence[int] | None) -> Sequence[Tensor]:
     if not leaf.dim() or not len(leaf):
         raise BadInput(f"{what}: {tuple(leaf.shape)} has no rows")
-    if len(leaf) % count and not uneven:
+    if rows:
+        if len(leaf) % sum(rows):
+            raise BadInput(
+                f"{what}: {tuple(leaf.shape)} does not split into microbatches of {','.join(map(str, rows))} rows"
+            )
+        return leaf.tensor_split([len(leaf) // sum(rows) * one for one in accumulate(rows)][:-1])
+    if len(leaf) % count and rows is not None:
         raise BadInput(
             f"{what}: {tuple(leaf.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
             "a list of microbatches, or leave such a batch out (drop_last=True of a DataLoader)"
@@ -94,7 +105,7 @@ def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, fl
         rows = [len(first_tensor(targets[m])) for m in range(count)]
     else:
         raise BadInput(f"targets: {len(targets)} microbatches: uneven=True needs the rows of all {count}")
-    return {} if len(set(rows)) == 1 else {m: n * count / sum(rows) for m, n in enumerate(rows)}
+    return shares_of_rows(rows)
 
 
 def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict[int, float]:

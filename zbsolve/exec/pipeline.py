@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..long_steps.check import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
-from ..trace import SLACK, Trace
+from ..trace import SLACK, Switch, Trace
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .assembly import connected
@@ -280,11 +281,11 @@ class Pipeline:
     ) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
-        inputs, targets: the batch, split into equal microbatches along dimension 0, or a microbatch each; shapes may differ
-            from one to the next. Inputs are read on ranks of the first stage, targets on those of the last, and each where
-            layers take it (see `docs/side-inputs.md`). As a mapping they need to hold only the microbatches that run there
-            (`self.inputs`, `self.targets`). With slices tensors are (batch, length, …), and each label of a microbatch
-            counts alike in its loss.
+        inputs, targets: the batch, split along dimension 0 into equal microbatches or by the schedule's sizes, or a
+            microbatch each; shapes may differ from one to the next. Inputs are read on ranks of the first stage, targets on
+            those of the last, and each where layers take it (see `docs/side-inputs.md`). As a mapping they need to hold
+            only the microbatches that run there (`self.inputs`, `self.targets`). With slices tensors are
+            (batch, length, …), and each label of a microbatch counts alike in its loss.
         uneven: any number of rows will do; every row of `targets` counts alike in the mean.
         scaler: a gradient scaler (`ShardedGradScaler`): gradients are of the loss times its scale; the loss in the result is
             not.
@@ -292,12 +293,17 @@ class Pipeline:
 
         Raises BadInput, and RunFailed naming rank, pass and cause.
         """
-        if self.versions and (uneven or scaler is not None):
-            raise BadInput("step: passes U update inside a step, and know neither uneven nor scaler")
+        sizes = self.cutting.sizes
+        if self.versions and (uneven or sizes or scaler is not None):
+            raise BadInput("step: passes U update inside a step, and know neither uneven nor sizes nor scaler")
+        if uneven and sizes:
+            raise BadInput(f"step: uneven: the schedule says how large microbatches are: {','.join(map(str, sizes))}")
         with self._refused_together(uneven):
             self._check_gradients()
             first, last = (
-                self.cutting.parts(split_batch(batch, what, needed, self.microbatches, self.device, uneven), what)
+                self.cutting.parts(
+                    split_batch(batch, what, needed, self.microbatches, self.device, None if uneven else sizes), what
+                )
                 for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
             )
             scale = 1.0 if scaler is None else gradients.loss_scale(self, scaler)
@@ -355,17 +361,15 @@ class Pipeline:
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
     ) -> Trace | None:
         """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
-        schedule of the whole step on rank 0, where each rank has only its part. Raises BadInput for steps of another
-        order."""
-        if any(one.seen.table.schedule is not self.schedule for one in results):
-            raise BadInput("trace: some of these steps ran in another order than the last one")
+        schedule of the whole step on rank 0, where each rank has only its part. The trace is of the first step's schedule,
+        and says from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
             steps = put_together([one.seen for one in results], self.wires, whole)
         else:
-            whole, steps = self.schedule, [one.seen.measured for one in results]
+            whole, steps = results[0].seen.table.schedule, [one.seen.measured for one in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]
@@ -373,4 +377,6 @@ class Pipeline:
             facts = facts | {"splits": splits}
         if gpu is not None:
             facts = facts | {"launching_us": [one for *_, one in ranks]}
-        return trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts)
+        ran = pairwise([one.seen.table.schedule for one in results])
+        switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
+        return replace(trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts), switches=switches)

@@ -208,11 +208,12 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
 
 
 def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
-    """A trace of these steps. memory: of each rank, from one step like them; (): it was not counted."""
+    """A trace of these steps, the first of which ran `schedule`, by whose problem all are. memory: of each rank, from one
+    step like them; (): it was not counted."""
     found = Trace(
         schedule.problem,
         dict(schedule.order),
-        tuple(seen.timeline for seen in steps),
+        tuple(Timeline(schedule.problem, *seen.columns[:2]) for seen in steps),
         tuple(seen.columns[2] for seen in steps),
         tuple(seen.loss for seen in steps),
         ((0,) * schedule.problem.ranks,) * len(steps),

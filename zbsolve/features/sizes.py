@@ -92,7 +92,10 @@ def _model(profile: Any, step: Any) -> Any:
 
 def _build(problem: Problem, staged: Any) -> Problem:
     """What does not go with the size stays as it is; attention goes with it."""
-    return grown(problem, staged, np.asarray(staged.profile.microbatch_factors)) if staged.step.sizes else problem
+    factors = np.asarray(staged.profile.microbatch_factors)
+    if not staged.step.sizes or (factors == 1).all():
+        return problem
+    return replace(grown(problem, staged, factors), sizes=staged.step.sizes)
 
 
 # --- What is tried ---
@@ -282,6 +285,7 @@ SIZES = Feature(
             "SIZES",
             read=_read,
             closed=_closed,
+            told=lambda problem: problem.sizes or None,
             fixed="microbatches take",
         ),
     ),

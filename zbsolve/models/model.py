@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput
 from .losses import CrossEntropy
-from .own_batches import Items
+from .own_batches import Items, Sized
 
 Place = tuple[int, str]  # (layer, name of the parameter inside it)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,10 +51,12 @@ class Model:
                 share(made, group, owner.get_parameter(path))
         return [made[i] for i in numbers]
 
-    def in_steps_of(self, microbatches: int) -> Model:
+    def in_steps_of(self, microbatches: int, sizes: Sequence[int] = ()) -> Model:
         """The same model, trained in steps of so many microbatches, of all pipelines together: where batches come from an
-        iterable, their number says which item begins a step."""
-        return replace(self, batch=self.batch.of(microbatches)) if isinstance(self.batch, Items) else self
+        iterable, their number says which item begins a step. sizes: rows of each microbatch, if not as the model has them.
+        Raises BadInput."""
+        batch = self.batch.of(0 if sizes else microbatches) if isinstance(self.batch, Items) else self.batch
+        return replace(self, batch=Sized.of(batch, sizes, self.name) if sizes else batch)
 
 
 def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:

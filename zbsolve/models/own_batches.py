@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations_with_replacement
+from itertools import accumulate, combinations_with_replacement
 from typing import Any
 
 import torch
@@ -169,6 +169,50 @@ class Items:
             finally:
                 self._state = torch.default_generator.get_state()
         raise BadInput(f"{self.where}: the iterator gives {self._made} microbatches, and number {self._made + 1} is needed")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Microbatches of other sizes: the rows of those that a function gives, one after the other, cut anew.
+
+    give: (microbatch, step) → input and target. rows: of the first tensor of each of these; tensors with as many are cut,
+    all else stays. starts: the row of a step with which each microbatch begins, and behind the last one its end.
+    """
+
+    give: Callable[[int, int], Batch]
+    rows: int
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, give: Callable[[int, int], Batch], sizes: Sequence[int], where: str) -> Sized:
+        """Of so many rows each. Raises BadInput where batches have no rows."""
+        rows, starts = _rows(give(0, 0)), (0, *accumulate(sizes))
+        if not rows:
+            raise BadInput(f"model '{where}': its batches have no rows, and the schedule says how many each microbatch has")
+        if isinstance(give, Items):
+            give.per_step = -(-starts[-1] // rows)
+        return cls(give, rows, starts)
+
+    def __call__(self, microbatch: int, step: int) -> Batch:
+        """Input and target."""
+        begin, end = self.starts[microbatch : microbatch + 2]
+        first = begin // self.rows
+        given = [self.give(number, step) for number in range(first, -(-end // self.rows))]
+        if (other := next((n for n in map(_rows, given) if n != self.rows), None)) is not None:
+            raise BadInput(f"step {step}: a batch of {other} rows among those of {self.rows}: sizes need as many in all")
+        cut = slice(begin - first * self.rows, end - first * self.rows)
+
+        def of(*leaves: Any) -> Any:
+            rows = isinstance(leaves[0], Tensor) and leaves[0].shape[:1] == (self.rows,)
+            return torch.cat(leaves)[cut] if rows else leaves[0]
+
+        found: Batch = tree_map(of, *given)
+        return found
+
+
+def _rows(batch: Batch) -> int:
+    first = next(leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+    return len(first) if first.dim() else 0
 
 
 def _number(seed: int, microbatch: int, step: int) -> int:

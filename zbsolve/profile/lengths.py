@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem
-from ..schedule import Schedule
 from ..timeline import Floats, Timeline
 from ..trace import Trace
 from ..util.statistics import weighted_median
@@ -71,7 +70,8 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
     if not lengths.explain or not measured:
         return ()
     tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors, inf)
-    misses = [abs(Schedule(one, trace.schedule, trace.syncs).timeline().value / measured - 1) for one in tried]
+    ran = trace.planned(trace.median_step)
+    misses = [abs(replace(ran, problem=one).timeline().value / measured - 1) for one in tried]
     return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from ..handover import lacking
 from ..known_steps import step_again
 from ..placement import describe, loop, vee
 from ..problem import Problem
+from ..profile.measured_run import FROM_STEPS, LINKS
 from ..profile.profile import Profile
+from ..profile.slow import problem_now
 from ..schedule import GIVEN, Schedule
 from ..trace import Trace
 from ..util.errors import BadInput, Infeasible, NotFound
@@ -113,9 +116,10 @@ def today_of(
 
     The search shares its `seconds` (or `effort`) among today's placement, a vee and a loop of two stages a rank; 0 seconds:
     it is left out. Problems that are no plain step, or whose stages do not make two a rank, keep their placement. `stop` is
-    asked between two of them.
+    asked between two of them. Of a run that has switched, today's order is its last one.
     """
-    problem = trace.problem
+    trace = trace.by_order()[-1]
+    problem = trace.problem if trace.facts.get(LINKS) == FROM_STEPS else problem_now(trace)
     counted = bool(problem.edges.bytes.any())
     if not counted:
         problem = with_units_in_flight(problem, UNITS)
@@ -162,7 +166,9 @@ def order_again(schedule: Schedule, seconds: float) -> Schedule:
 
 
 def order_in_file(given: str, found: str, seconds: str) -> None:
-    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most."""
+    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most, and with whoever holds
+    the other end of standard input."""
+    Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     os.nice(IDLE)
     signal.alarm(round(float(seconds)) + LATE_SECONDS)
     order_again(Schedule.load(given), float(seconds)).save(found)

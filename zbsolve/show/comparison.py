@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..timeline import Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
-from ..util.text import aligned, first_difference, times_note
+from ..util.text import aligned, first_difference, format_time, times_note
 
 MOST_NAMED = 6  # kinds of passes in a line
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
@@ -91,7 +92,8 @@ class Comparison:
     """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
     of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
     `emulated`: one line where devices were emulated, with how many passes this machine was late with. `launching`: one of a
-    run on GPUs, with what the hosts' launching meant for the step.
+    run on GPUs, with what the hosts' launching meant for the step. `later`: a line for each order that ran in place of the
+    schedule's later; all else is of the steps before.
     """
 
     digest: str
@@ -107,6 +109,7 @@ class Comparison:
     speedup: Speedup | None = None
     emulated: str | None = None
     launching: str | None = None
+    later: tuple[str, ...] = ()
 
     @property
     def difference(self) -> int:
@@ -132,6 +135,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     Raises BadInput where a trace is of another problem or order, or the baseline did other work (microbatches, layers).
     """
     check_trace(schedule, trace)
+    later, trace = told_switches(trace), trace.by_order()[0]
     predicted = schedule.timeline()
     step = trace.median_step
     steps = tuple(step_time(one) for one in trace.steps)
@@ -155,7 +159,19 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
         None if baseline is None else _speedup(schedule, trace, *baseline),
         _emulated(trace.facts.get("emulated")),
         _launching(trace, step, shares[int((last - first).argmax())]),
+        tuple(later),
     )
+
+
+def told_switches(trace: Trace) -> list[str]:
+    """A line for each order that ran in place of the schedule's, with its median step beside that of the order before."""
+    runs = trace.by_order()
+    medians = [step_time(one.median()) for one in runs]
+    return [
+        f"after {one.step} steps another order ran: {len(run.steps)} steps, median {format_time(now)} in place of "
+        f"{format_time(before)} ({now / before - 1:+.1%})"
+        for one, run, (before, now) in zip(trace.switches, runs[1:], pairwise(medians), strict=True)
+    ]
 
 
 def _launching(trace: Trace, step: int, limiting: RankParts) -> str | None:
@@ -247,6 +263,7 @@ def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:
 def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> Speedup:
     """Problems may differ (another placement, a fused backward), but not the work."""
     check_trace(other, run, "baseline")
+    run = run.by_order()[0]
     mine, theirs = (one.problem.microbatches for one in (schedule, other))
     if mine != theirs:
         raise BadInput(f"baseline: a step of {theirs} microbatches, not {mine}: not the same work")
@@ -288,6 +305,7 @@ def comparison_as_text(comparison: Comparison) -> str:
         *([c.launching] if c.launching else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
         f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",
+        *(f"  {line}" for line in c.later),
         "",
         *_kind_rows(c.kinds),
         "",

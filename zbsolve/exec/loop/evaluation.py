@@ -122,7 +122,7 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
         raise BadInput(f"{what}: needed here")
     if not in_microbatches(batch):
         first = first_tensor(batch)
-        return cut(batch, what, min(usual, len(first)) if first.dim() else usual, uneven=True)
+        return cut(batch, what, min(usual, len(first)) if first.dim() else usual, None)
     if not isinstance(batch, Sequence) or not batch:
         raise BadInput(f"{what}: give the whole batch, as a tensor or as a list of microbatches")
     return batch

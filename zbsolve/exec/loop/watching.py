@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..step_view import StepView
 from ..transport.peers import together
 from .gradients import OnRank
 
-WHAT = "watching"
+WHAT, LEAST_SECONDS = "watching", 1.0  # a search takes so long, where nobody says less
 AGAIN = "import sys; from zbsolve.search.today import order_in_file; order_in_file(*sys.argv[1:])"
 
 
@@ -44,6 +44,10 @@ class Watched:
     after: float | None = None
     why: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)
+
     def __str__(self) -> str:
         lines = [f"a step takes {format_time(self.step)}", *map(str, self.slow)]
         if self.before is not None and self.after is not None:
@@ -55,7 +59,8 @@ class Watch:
     """Watches a pipeline: call it with the result of each step, on every rank.
 
     every: steps from one look to the next. steps: so many before a look are traced, 3 and more to tell how times vary.
-    seconds: for a search in a process beside rank 0, 0: none. gain: the share of the step that another order must save.
+    seconds: for a search in a process beside rank 0, less where the next look comes sooner (but 1 s); 0: none. gain: the
+        share of the step that another order must save.
 
     At a look rank 0 says what is slow, and begins a search for the times that it saw: for another order of the same passes
     on the same ranks, in the problem's memory, or where it says none, in what each rank holds now. At a later look all ranks
@@ -92,6 +97,11 @@ class Watch:
             pipeline.switch(Schedule.from_json(json.loads(body)))
         return watched
 
+    def close(self) -> None:
+        """End the search that runs."""
+        if self._search is not None:
+            self._search.close()
+
     def _looked(self, seen: Sequence[StepReport], why: str) -> tuple[Watched, bytes]:
         """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
         stays."""
@@ -101,7 +111,8 @@ class Watch:
         running = self._search
         if running is None or why:
             if self.seconds and not why:
-                self._search = Search(Schedule(problem_now(trace), trace.schedule, trace.syncs), self.seconds)
+                seconds = min(self.seconds, max(LEAST_SECONDS, self.every * step / 1e6))
+                self._search = Search(replace(trace.planned(), problem=problem_now(trace)), seconds)
             return Watched(step, slow, why=why), b""
         if not running.ended:
             return Watched(step, slow), b""
@@ -123,10 +134,12 @@ class Search:
         paths = [str(folder / name) for name in ("now.json", "found.json")]
         given.save(paths[0])
         self._path, words = paths[1], [sys.executable, "-c", AGAIN, *paths, str(seconds)]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        self._process = subprocess.Popen(words, env=child_environment(), **quiet)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(
+            words, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        files.callback(self._process.wait)
         files.callback(self._process.kill)
-        self._end = weakref.finalize(self, files.close)
+        self.close = weakref.finalize(self, files.close)
 
     @property
     def ended(self) -> bool:
@@ -140,7 +153,7 @@ class Search:
         except (ZbsolveError, OSError):
             return None
         finally:
-            self._end()
+            self.close()
 
 
 def not_switched(pipeline: OnRank) -> str:

@@ -22,6 +22,7 @@ from ..layers import forwards_alone
 from ..mesh.place import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
+from ..slices.cutting import shares_of_rows
 from ..verdict import Others, compare
 
 Verdict = dict[str, Any]
@@ -114,9 +115,11 @@ def _reference(
         raise BadInput(f"model '{other.name}': its function must make new layers on every call, for the check")
     if shake:
         check.shake(whole, shake)
-    batches = {m: other.batch(m, 0) for m in range(places * len(pipeline.microbatches))}
+    count, sizes = len(pipeline.microbatches), problem.sizes * places
+    other = other.in_steps_of(places * count, sizes) if sizes else other
+    batches = {m: other.batch(m, 0) for m in range(places * count)}
     inputs, targets = ({m: cast(moved(pair[i], pipeline.device), kind) for m, pair in batches.items()} for i in range(2))
-    data = Data(inputs, targets, step_seed(seed, 0))
+    data = Data(inputs, targets, step_seed(seed, 0), shares_of_rows(sizes))
     if problem.round:
         cuts = [sum(pipeline.counts[:s]) for s in range(len(pipeline.counts) + 1)]
         stages = [whole[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]

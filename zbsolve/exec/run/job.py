@@ -27,6 +27,7 @@ from ..devices import DEVICES, choose, described
 from ..emulate import Times
 from ..interpreter import first_not_finite
 from ..layers import layer_counts
+from ..loop.watching import Watch
 from ..mesh.sizes import made_mesh, mesh_sizes
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
@@ -41,6 +42,7 @@ from .host import at_once, goes_on, keep_freed_memory
 from .numbers import RunNumbers, run_numbers
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is
+TRACED = 3  # steps of a watched run before each look: one alone does not say how times vary
 INTERRUPTED = "interrupted before the first step that is timed"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
@@ -53,7 +55,8 @@ class Options:
     memory and is checked. seed: of parameters and batches. optimizer, lr: torch's, and its learning rate. check: compare
     the first step with the unsplit model. timeout: seconds that a pass, or waiting for one, may take. start_timeout:
     seconds for the ranks to start, join and build, and for the check. emulate: "schedule" or a profile's file, whose
-    times passes take; None: this machine's own. watch: name the pass that makes the first NaN or inf. mesh: its
+    times passes take; None: this machine's own. watch: name the pass that makes the first NaN or inf. look: every so many
+    timed steps say what is slow, and switch to another order where that is shorter (see `Watch`); 0: do not. mesh: its
     dimensions, the outermost first, as `pp=2,tp=2` (see `mesh_sizes`). split: how the backward is split (see
     `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace: of a
     file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
@@ -71,6 +74,7 @@ class Options:
     emulate: str | None = None
     start_timeout: float = 300.0
     watch: bool = False
+    look: int = 0
     split: str = "layers"
     mesh: str = ""
     memory_limit: int | None = None
@@ -180,6 +184,7 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
         (options.mesh, "a mesh needs processes of its own"),
         (options.split.endswith(SLACK), "ranks run in turns, and none waits"),
         (options.memory_limit is not None, "a memory limit is for a rank with a process of its own"),
+        (options.look > 0, "ranks run in turns, so none is slow"),
     ):
         if refused:
             raise BadInput(f"one device: {text}")
@@ -199,12 +204,13 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
 @dataclass(frozen=True)
 class Trained:
     """What training left. first: the first step. verdict: of its check, on rank 0. results: of the steps after it, those
-    of the warm-up first. memory: what was counted."""
+    of the warm-up first. memory: what was counted. looks: what was seen of what is slow, on rank 0."""
 
     first: Any
     verdict: dict[str, Any] | None
     results: list[Any]
     memory: Any
+    looks: list[dict[str, Any]]
 
     @property
     def losses(self) -> dict[int, float]:
@@ -220,12 +226,14 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     if first is None:
         raise RunFailed(INTERRUPTED)
     trainer.announce("checking")
-    update = partial(options.make_optimizer, model)
+    update, looks = partial(options.make_optimizer, model), list[dict[str, Any]]()
     verdict = checked(pipeline, model, options.seed, update, first.loss) if options.check else None
     trainer.update()
     results: list[Any] = []
     total = options.warmup + options.steps + 1
-    told = time.monotonic()
+    told, watch = time.monotonic(), None
+    if options.look and isinstance(pipeline, Pipeline):
+        watch = Watch(pipeline, every=options.look, steps=min(TRACED, options.look))
     for number in range(1, total):
         if trainer.tells and time.monotonic() - told > TOLD_SECONDS:
             told, last = time.monotonic(), [first, *results][-1]
@@ -236,10 +244,15 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
         if (result := trainer.step(number, memory=number == counted)) is None:
             break
         results.append(result)
+        if watch is not None and (timed := number - options.warmup) > 0 and (said := watch(result)) is not None:
+            looks.append({"steps": timed, **said.to_json()})
+            sys.stderr.writelines(f"after {timed} steps: {line}\n" for line in str(said).splitlines())
         trainer.update()
+    if watch is not None:
+        watch.close()
     if len(results) <= options.warmup:
         raise RunFailed(INTERRUPTED)
-    return Trained(first, verdict, results, (first, *results)[counted].memory)
+    return Trained(first, verdict, results, (first, *results)[counted].memory, looks)
 
 
 class Trainer:
@@ -247,7 +260,8 @@ class Trainer:
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
         places = 1 if pipeline.mesh is None else pipeline.mesh.places
-        self.pipeline, self.model = pipeline, model.in_steps_of(places * len(pipeline.microbatches))
+        self.pipeline = pipeline
+        self.model = model.in_steps_of(places * len(pipeline.microbatches), pipeline.view.step.sizes * places)
         mine = pipeline.layers.items()
         names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
         parameters = NamedParameters((names.get(p, ""), p) for p in pipeline.parameters() if p.requires_grad)
@@ -305,6 +319,8 @@ def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, train
     if isinstance(pipeline, Pipeline) and pipeline.device.type == "cuda":
         facts |= {"captured": pipeline.captured, "communicators": pipeline.communicators}
         facts |= {"gpu_is": ("shared at once" if at_once() else "shared in turns") if options.share_gpus else "own"}
+    if trained.looks:
+        facts["looks"] = trained.looks
     if trained.verdict is not None:
         wrong = first_not_finite(trained.losses)
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})

@@ -178,6 +178,8 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
     with all its passes."""
     check_runs(long.one, training=not forwards_alone(long.one))
     check_by_rank(long.one)
+    if options.look:
+        raise BadInput("run --watch N: of a file of rounds no process sees what is slow: each rank knows its own passes")
     if options.whole_trace:
         check_unrolled(long, "run -o: a trace has a row for each pass")
     if options.emulate is not None:

@@ -3,6 +3,7 @@ knows parts: part i is slice i mod n of microbatch i div n, and to all passes it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,6 +126,11 @@ def join_sequence(parts: Sequence[Any]) -> Any:
     return joined(parts, lambda row: torch.cat(list(row), 1) if row[0].dim() > 1 else row[0])
 
 
+def shares_of_rows(rows: Sequence[int]) -> dict[int, float]:
+    """Microbatch → what it counts in the mean, where every row counts alike; {} where all have equally many."""
+    return {} if len(set(rows)) < 2 else {m: n * len(rows) / sum(rows) for m, n in enumerate(rows)}
+
+
 def slice_shares(counts: Sequence[float]) -> list[float]:
     """What each slice's mean loss counts in its sequence's, given what the labels of each count: they sum to 1. All are 0
     where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
@@ -134,17 +140,24 @@ def slice_shares(counts: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Cutting:
-    """How sequences are cut. count: into how many slices. lengths: of each, in proportion; (): all alike."""
+    """How sequences are cut. count: into how many slices. lengths: of each, in proportion; (): all alike. sizes: how many
+    rows each microbatch has, in proportion; (): all as many."""
 
     count: int = 1
     lengths: tuple[float, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, problem: Problem) -> Cutting:
         """That of a problem. Raises BadInput where it tells the lengths of other slices."""
         if len(problem.slice_lengths) not in (0, problem.slices):
             raise BadInput(f"schedule: {len(problem.slice_lengths)} slice lengths for {problem.slices} slices")
-        return cls(problem.slices, problem.slice_lengths)
+        if problem.sizes and (len(problem.sizes) != problem.microbatches or min(problem.sizes) < 1):
+            raise BadInput(
+                f"schedule: sizes {list(problem.sizes)}: one from 1 up for each of {problem.microbatches} microbatches"
+            )
+        least = math.gcd(*problem.sizes)
+        return cls(problem.slices, problem.slice_lengths, tuple(one // least for one in problem.sizes))
 
     def tokens(self, length: int, what: str) -> list[int]:
         """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
@@ -183,7 +196,8 @@ class Cutting:
         return self.tokens(length, what)
 
     def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], counting: Counting) -> Mapping[int, float]:
-        """What each part of `targets` counts in the mean. shares: of each microbatch, {} where all count alike."""
+        """What each part of `targets` counts in the mean. shares: of each microbatch, {}: by its size."""
+        shares = shares or shares_of_rows(self.sizes)
         if self.count == 1:
             return shares
         counts: dict[int, float] = {}
