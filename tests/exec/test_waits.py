@@ -82,7 +82,7 @@ def test_a_receive_is_enqueued_when_its_message_is_sent() -> None:
 
 
 def received(programs: tuple[Program, ...], ahead: bool) -> tuple[Program, ...]:
-    """The same where receives are enqueued `ahead`, when their memory is reserved, or else with the passes that take them."""
+    """Receives are enqueued when their memory is reserved (`ahead`), or else with the passes that take them."""
     each = [tuple(replace(one, receives=one.posts if ahead else ()) for one in program.actions) for program in programs]
     return tuple(replace(program, actions=actions) for program, actions in zip(programs, each, strict=True))
 

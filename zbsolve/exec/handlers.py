@@ -88,12 +88,12 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
 
 
 PARTS: list[Callable[[Connecting], Part | None]] = [
+    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages),
     Updates.of,
     Offload.of,
     VocabularyShard.of,
     AttentionPeers.of,
     SideInputs.of,
-    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Sharding.of,
     Shared.of,
     Replicas.of,

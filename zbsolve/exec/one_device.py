@@ -131,9 +131,12 @@ class OneDevice:
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
-            slices = Slices.of(problem, program.rank, stages, hook.compare)
-            features = (slices, SideInputs.checked(sides, program, stages), WorkBeside.of(program.rank, problem, model.work))
-            state = RankState(stages, tuple(part for part in features if part is not None))
+            features = (
+                Slices.of(problem, program.rank, stages),
+                SideInputs.checked(sides, program, stages),
+                WorkBeside.of(program.rank, problem, model.work),
+            )
+            state = RankState(stages, [part for part in features if part is not None])
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
         stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]

@@ -168,8 +168,6 @@ class RankRunner:
         """Drop what launching a step has left that broke off."""
         self.interpreter.forget()
         self.mailbox.restart()
-        for part in self.parts:
-            part.forget()
 
     def refuse(self, error: BadInput, device: torch.device) -> None:
         """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs

@@ -71,9 +71,9 @@ class _Together:
 class _Rank:
     """One rank on its way through its program. host: its host's last call. open: ends of what was enqueued since then.
     computed: the end of the pass launched last. issued: what was put last into the device's one hardware queue, which all
-    that is put there later waits for. streamed: stream → the end of what is last on it. reserved: message → what used its memory before. left: source → the
-    messages whose receives are not enqueued. begun: pass that only began work → when a thread has launched that (None: its
-    host does), and its end. gathered: stage → the end of its last gather."""
+    that is put there later waits for. streamed: stream → the end of what is last on it. reserved: message → what used its
+    memory before. left: source → the messages whose receives are not enqueued. begun: pass that only began work → when a
+    thread has launched that (None: its host does), and its end. gathered: stage → the end of its last gather."""
 
     def __init__(self, program: Program, together: _Together) -> None:
         self.program, self.together, self.graph = program, together, together.graph

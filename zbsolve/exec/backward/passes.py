@@ -13,6 +13,11 @@ from ..base.program import Action
 from .stage import ForwardStage, Stage
 
 
+def has_backward(action: Action) -> bool:
+    """Does a backward of the pass's microbatch follow on its stage?"""
+    return not action.companions.isdisjoint(("B", "BW"))
+
+
 def _forward(state: RankState, action: Action, given: Any) -> Any:
     """Nobody takes the last stage's output where that is the loss."""
     stage: Stage = state.stages[action.stage]
@@ -22,11 +27,11 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
         target = data.uncounted(target)
     for keeps in state.keepers:
         keeper = keeps(action, data) or keeper
-    if not companions.isdisjoint(("B", "BW")) or isinstance(stage, ForwardStage):
+    if has_backward(action) or isinstance(stage, ForwardStage):
         split, recompute = "B" in companions, "X" in companions
         y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
     else:
-        y = stage.alone(m, x, target, seed=data.seed + m)
+        y = stage.alone(x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
         if data.uncounted is not None:
             raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
