@@ -1,10 +1,12 @@
 """Rounds: the model's layers, each a stage of its own, are run and timed exactly as the executor runs passes;
-layers that a mesh spreads, by all its ranks together."""
+layers that a mesh spreads, by all its ranks together. `python -m profiler.stage_rounds MODEL SEED LAYERS`
+keeps a core busy: it runs rounds of these layers until its input ends."""
 
 from __future__ import annotations
 
 import copy
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,23 +20,25 @@ from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import constant, local_bytes, tensors_of, trained
-from zbsolve.exec.devices import BACKENDS
+from zbsolve.exec.choices import BACKENDS
 from zbsolve.exec.feed import moved
 from zbsolve.exec.graphs.auto import Parts, parts_by_name
 from zbsolve.exec.layers import tie
-from zbsolve.exec.mesh.place import PipelineMesh, group_along, parallelized
-from zbsolve.exec.mesh.sizes import PIPELINE, made_mesh, named_sizes
+from zbsolve.exec.mesh import PIPELINE, PipelineMesh, group_along, made_mesh, named_sizes, parallelized
+from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.torchrun import torchrun_environment
+from zbsolve.exec.run.worker import end_with_parent
 from zbsolve.exec.sides import SideValues
-from zbsolve.exec.transport.failure import RunFailed
+from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.wires import reason
 from zbsolve.layer import INPUTS, TARGETS, Tied
+from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried
 from zbsolve.util.errors import BadInput
 
-from .dataflow import Flow
+from .dataflow import Flow, place
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,3 +290,31 @@ def updates(
             timer.run(same[0].first, "U", optimizers[i % len(optimizers)].step)
         rows += timer.drain()
     return rows
+
+
+FAILURE_PREFIX = "failed: "  # what a busy process says begins so where its model fails
+
+
+def _keep_busy(spec: str, seed: int, layers: Sequence[int]) -> None:
+    end_with_parent()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    model, cpu = load(spec, seed), torch.device("cpu")
+    timer = PassTimer(cpu)
+    turns = rounds([stages_of(model, layers)], batches(model, cpu), timer)
+    try:
+        next(turns)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        sys.stdout.write(f"{FAILURE_PREFIX}{timer.at[1]} of {place(model, timer.at[0])}: {one_line(error)}\n")
+        sys.stdout.flush()
+        sys.exit(1)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for _ in turns:
+        pass
+
+
+if __name__ == "__main__":
+    _keep_busy(sys.argv[1], int(sys.argv[2]), [int(i) for i in sys.argv[3].split(",")])

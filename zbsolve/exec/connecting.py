@@ -16,7 +16,7 @@ from .backward.stage import Stage
 from .base.part import Hooks, Part
 from .base.program import Program
 from .layers import Layers
-from .mesh.place import Parallelize, PipelineMesh
+from .mesh import Parallelize, PipelineMesh
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import Wires

@@ -35,7 +35,7 @@ from .base.torch_private import own_backend
 from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from .connecting import Connecting
 from .layers import tie
-from .mesh.place import PipelineMesh, group_along, ranks_along
+from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import (
     Wires,
     abort,

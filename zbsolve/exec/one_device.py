@@ -22,6 +22,7 @@ from ..util.errors import BadInput
 from .base.part import Hooks, RankState, Record, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
+from .choices import Row
 from .exchange import Bucket, buckets
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
@@ -35,7 +36,6 @@ from .reports import MeasuredStep
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
-from .splits import Row
 from .step_view import StepView
 from .transport.wires import ALONE, CPU
 from .vocabulary.parts import WholeVocabulary

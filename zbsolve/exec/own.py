@@ -18,7 +18,7 @@ from .connecting import Given, Own
 from .graphs.auto import Parts, parts_by_name
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
-from .mesh.place import parallelized
+from .mesh import parallelized
 from .sharding.rank import ShardedParameters
 from .sides import reading
 from .slices.stage import check_sliced, sliced_loss

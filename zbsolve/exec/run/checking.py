@@ -19,7 +19,7 @@ from ..base.values import cast
 from ..connecting import Update
 from ..feed import moved, step_seed
 from ..layers import forwards_alone
-from ..mesh.place import PipelineMesh, group_along
+from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..verdict import Others, compare

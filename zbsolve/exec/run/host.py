@@ -20,7 +20,7 @@ from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..devices import sharing_environment
+from ..choices import sharing_environment
 from ..pipeline import Pipeline
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)

@@ -25,11 +25,11 @@ from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
-from ..mesh.sizes import PIPELINE, named_rank, process_of
+from ..mesh import PIPELINE, named_rank, process_of
+from ..reports import RunNumbers
 from ..transport.failure import RunFailed
 from .host import device_environment, together
 from .job import Options
-from .numbers import RunNumbers
 from .torchrun import LATE_SECONDS, allowed, fit, step_of
 
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now

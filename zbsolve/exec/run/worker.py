@@ -16,11 +16,11 @@ from pathlib import Path
 
 from ...util.errors import ZbsolveError
 from ...util.files import write_text
+from ..reports import RunNumbers
 from ..transport.failure import LostRank, RunFailed, one_line
 from .host import asked_to_stop
 from .job import Options
 from .launch import NOTE_BYTES
-from .numbers import RunNumbers
 from .torchrun import Place, read_schedule, run_group
 
 MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept

@@ -25,7 +25,7 @@ from ..base.torch_private import fsdp_together
 from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..layers import layer_numbers
-from ..mesh.place import ranks_along
+from ..mesh import ranks_along
 from ..transport.wires import all_of, break_off_groups, digest
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
