@@ -4,12 +4,12 @@ computing loses by them. This needs a GPU."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from zbsolve.exec.device.copying import timed_event
 from zbsolve.layer import HostLink
 
 from .links import fit
@@ -56,16 +56,6 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
     return HostLink(max(link.latency for link in alone), down, up, min(both[0], down), min(both[1], up), memory, ranks)
 
 
-def free_host_memory() -> int | None:
-    """Bytes of host memory that programs may take now, as Linux says; None elsewhere. A container may get less."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
-
-
 def _copy(size: int, up: bool) -> Callable[[], Any]:
     """A copy of so many bytes to the device or back, between buffers of its own."""
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -77,7 +67,7 @@ def _copy(size: int, up: bool) -> Callable[[], Any]:
 def _timed(run: Callable[[], Any]) -> float:
     """µs between two events around it, with an idle device before."""
     torch.cuda.synchronize()
-    begin, end = _event(), _event()
+    begin, end = timed_event(), timed_event()
     begin.record()
     run()
     end.record()
@@ -89,7 +79,7 @@ def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[floa
     """µs of each, when both run on two streams at once."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    events = [_event() for _ in range(4)]
+    events = [timed_event() for _ in range(4)]
     events[2].record()
     other()
     events[3].record()
@@ -99,7 +89,3 @@ def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[floa
         events[1].record()
     torch.cuda.synchronize()
     return 1000 * float(events[0].elapsed_time(events[1])), 1000 * float(events[2].elapsed_time(events[3]))
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -32,9 +32,9 @@ from zbsolve.models.model import Model
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
-from zbsolve.util.machine import child_environment, cores, processor
+from zbsolve.util.machine import child_environment, cores, free_memory, processor
 
-from .copies import free_host_memory, host_link, measure_copies
+from .copies import host_link, measure_copies
 from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
@@ -176,7 +176,7 @@ def measure(
         }
         | {name: row for curve in survey.curves for name, row in curve.named.items()},
         tied=found.through.tied,
-        host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
+        host=host_link(copies, free_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
     )
 

@@ -25,9 +25,8 @@ from zbsolve.exec.feed import moved
 from zbsolve.exec.graphs.auto import Parts, parts_by_name
 from zbsolve.exec.layers import tie
 from zbsolve.exec.mesh import PIPELINE, PipelineMesh, group_along, made_mesh, named_sizes, parallelized
-from zbsolve.exec.run.host import keep_freed_memory
+from zbsolve.exec.run.host import end_with_parent, keep_freed_memory
 from zbsolve.exec.run.torchrun import torchrun_environment
-from zbsolve.exec.run.worker import end_with_parent
 from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.exec.transport.format import Format

@@ -82,7 +82,7 @@ def failing(what: str, **job: Any) -> list[Any]:
 
 
 def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
-    from zbsolve.exec.run.worker import end_with_parent, local_network
+    from zbsolve.exec.run.host import end_with_parent, local_network
 
     redirect(folder / f"stderr.{rank}")
     end_with_parent()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -242,21 +243,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "it has no names"
 
 
-class StageModule(nn.Module):
-    """A stage: its layers under their names in the whole model. Calling it runs them in turn."""
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Any) -> Any:
-        for layer in children_of(self).values():
-            assert layer is not None
-            x = layer(x)
-        return x
-
-
 def parallelized(
     stages: Mapping[int, Sequence[int]],
     layers: Mapping[int, nn.Module],
@@ -269,7 +255,7 @@ def parallelized(
     raises, or gives a module without the stage's layers."""
     parallel, modules = dict(layers), dict[int, nn.Module]()
     for stage, numbers in stages.items():
-        module: nn.Module = StageModule({names[i]: parallel[i] for i in numbers})
+        module: nn.Module = nn.Sequential(OrderedDict((names[i], parallel[i]) for i in numbers))
         where = f"stage {stage}{mesh.coordinate and f' ({mesh.coordinate})'}"
         try:
             answer = parallelize(module, mesh.whole)

@@ -362,9 +362,9 @@ class Pipeline:
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
-            steps = put_together([one.seen for one in results], self.wires, whole)
+            steps: Sequence[Any] = put_together([one.seen for one in results], self.wires, whole)
         else:
-            whole, steps = self.schedule, [one.seen.measured for one in results]
+            whole, steps = self.schedule, [one.seen for one in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]

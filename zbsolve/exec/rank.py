@@ -143,9 +143,7 @@ class RankRunner:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
         refusal = next((part.no_capture for part in self.parts if part.no_capture), "")
-        if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
-            refusal = f"torch {torch.__version__} has no graphs with random numbers"
-        elif self.interpreter.hooks.watch:
+        if self.interpreter.hooks.watch:
             refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 

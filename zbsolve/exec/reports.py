@@ -179,11 +179,6 @@ class StepReport:
         start, end, *_ = self.columns
         return Timeline(self._reports.view.schedule.problem, start, end)
 
-    @property
-    def measured(self) -> MeasuredStep:
-        """All of it."""
-        return MeasuredStep(self.timeline, self.columns, self.loss)
-
 
 def gathered(wires: Wires, body: bytes) -> list[bytes]:
     """What all ranks say, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
@@ -212,7 +207,9 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
     return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
 
-def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
+def trace_of(
+    schedule: Schedule, steps: Sequence[MeasuredStep | StepReport], memory: Sequence[Memory], facts: dict[str, Any]
+) -> Trace:
     """A trace of these steps. memory: of each rank, from one step like them; (): it was not counted."""
     found = Trace(
         schedule.problem,
