@@ -152,7 +152,7 @@ class Slices(Part):
             one, part, data = self.slices[action.stage], action.part, state.data
             if plain.takes == "activation":
                 x = data.inputs[part] if given is None else given
-                runs = one.forward(self.stages[action.stage], part, x, data.targets.get(part))
+                runs: Any = one.forward(self.stages[action.stage], part, x, data.targets.get(part))
             else:
                 runs = one.backward(part) if plain.takes else one.again(part)
             with torch.set_grad_enabled(has_backward(action)), runs:
