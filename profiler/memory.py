@@ -195,11 +195,6 @@ def _borders(
     return Format.of(y_row), kept, unneeded or (0,) * len(tensors_of(row)), makes
 
 
-def _with_row(x: Any, row: Any) -> Any:
-    """The same with another row. Side inputs are no layer's own: a rank has each once, whoever takes it there."""
-    return Carried(row, x.sides) if isinstance(x, Carried) else row
-
-
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
     form, kept, unneeded, makes = _borders(stage, given, target)
     last = stage.loss is not None
@@ -207,11 +202,13 @@ def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory
     with meter:
         meter.ignore(tensors_of(given))
         with torch.no_grad():
-            x = given if stage.first == 0 else _with_row(given, copied(row_of(given)))
+            row = row_of(given) if stage.first == 0 else copied(row_of(given))
+            # Side inputs are no layer's own: a rank has each once, whoever takes it there.
+            x = Carried(row, given.sides) if isinstance(given, Carried) else row
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)
-        del x, y
+        del x, y, row
         after_f = meter.now
         gradients = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype in makes]
         before = meter.most = meter.now

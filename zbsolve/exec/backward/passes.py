@@ -48,16 +48,6 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
     return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
 
 
-def _weights(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].weights(action.part)
-    return None
-
-
-def _recompute(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].recompute(action.part)
-    return None
-
-
 def _check_forward(graph: Graph, rows: Ints) -> None:
     """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
     behind the one before."""
@@ -116,7 +106,18 @@ HANDLERS = {
         sliced=True,
     ),
     "B": _BACKWARD,
-    "W": Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True),
+    "W": Handler(
+        lambda state, action, _: state.stages[action.stage].weights(action.part),
+        _check_has_forward,
+        adds_gradients=True,
+        uses_weights=True,
+        sliced=True,
+    ),
     "BW": _BACKWARD,
-    "X": Handler(_recompute, _check_recompute, uses_weights=True, sliced=True),
+    "X": Handler(
+        lambda state, action, _: state.stages[action.stage].recompute(action.part),
+        _check_recompute,
+        uses_weights=True,
+        sliced=True,
+    ),
 }
