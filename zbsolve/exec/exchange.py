@@ -139,7 +139,8 @@ class Shared(Part):
         end of the step."""
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
         common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
-        return cls(c.wires, common, () if behind else c.exchanged, c.device, c.peers.timeout, behind)
+        exchanged = () if behind else [action.stage for action in c.own.program.actions if action.kind in HANDLERS]
+        return cls(c.wires, common, exchanged, c.device, c.peers.timeout, behind)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""
