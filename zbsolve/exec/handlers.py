@@ -89,7 +89,7 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
 
 
 PARTS: list[Callable[[Connecting], Part | None]] = [
-    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages),
+    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Updates.of,
     Offload.of,
     VocabularyShard.of,

@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -52,18 +53,13 @@ def named_sizes(text: str) -> dict[str, int]:
 
 def coordinate_of(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     """Dimension → the place of the process with number `rank` along it."""
-    place: dict[str, int] = {}
-    for name, size in reversed(list(sizes.items())):
-        rank, place[name] = divmod(rank, size)
-    return {name: place[name] for name in sizes}
+    return dict(zip(sizes, map(int, np.unravel_index(rank, tuple(sizes.values()))), strict=True))
 
 
 def process_of(sizes: Mapping[str, int], rank: int, peer: int) -> int:
     """The number of the process that is rank `peer` of the pipeline of process `rank`."""
-    place, number = coordinate_of(sizes, rank) | {PIPELINE: peer}, 0
-    for name, size in sizes.items():
-        number = number * size + place[name]
-    return number
+    place = coordinate_of(sizes, rank) | {PIPELINE: peer}
+    return int(np.ravel_multi_index([place[name] for name in sizes], tuple(sizes.values())))
 
 
 def beside(sizes: Mapping[str, int], rank: int) -> str:

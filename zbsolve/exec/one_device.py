@@ -131,7 +131,7 @@ class OneDevice:
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
             features = (
-                Slices.of(problem, program.rank, stages),
+                Slices.of(problem, program.rank, stages, hook.compare),
                 SideInputs.checked(sides, program, stages),
                 WorkBeside.of(program.rank, problem, model.work),
             )

@@ -215,10 +215,12 @@ class Hooks:
 
     announce: called with each pass's name before it. emulated: the device (`emulate.EmulatedDevice`) whose times passes and
     messages take. watch: look for NaN and inf in all that passes make. limit: bytes of activations that the device has; a
-    pass that needs more fails, in every step, which are slower for it.
+    pass that needs more fails, in every step, which are slower for it. compare: stages compare what slices give with whole
+    sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None
     emulated: Any = None
     watch: bool = False
     limit: int | None = None
+    compare: bool = True

@@ -137,10 +137,11 @@ class Slices(Part):
         self._rounds: Mapping[int, StageSlices] = {}  # of rounds of forwards
 
     @classmethod
-    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any]) -> Slices | None:
-        """The slices of the stages' microbatches; None where sequences are whole. Raises BadInput."""
+    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool) -> Slices | None:
+        """The slices of the stages' microbatches; None where sequences are whole. compares: see `StageSlices`. Raises
+        BadInput."""
         cutting = Cutting.of(problem)
-        return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting) for s in stages})
+        return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
 
     def around(self, kind: str, run: Run) -> Run:
         """A pass finds the keys and values of its slice. Weight gradients need none."""
@@ -173,7 +174,7 @@ class Slices(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
         """The same slices of other microbatches. All rounds have one count of steps, so that few of them are compared."""
-        self._rounds = self._rounds or {s: StageSlices(one.cutting) for s, one in self.slices.items()}
+        self._rounds = self._rounds or {s: StageSlices(one.cutting, one.compares) for s, one in self.slices.items()}
         return Slices(self.rank, stages, self._rounds)
 
 
