@@ -22,8 +22,7 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.step_view import StepView
 from zbsolve.ilp.bounds.many import bound_of_many
 from zbsolve.long_steps import files
-from zbsolve.long_steps.check import earliest_starts, violations
-from zbsolve.long_steps.rank_part import CheckedRounds, RankPart, near_lanes
+from zbsolve.long_steps.check import CheckedRounds, RankPart, earliest_starts, near_lanes, violations
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
 from zbsolve.search.many import solve_many
 from zbsolve.search.solver import compiled

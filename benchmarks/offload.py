@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from zbsolve import Problem, Schedule, pipeline, preset, verify
-from zbsolve.bench.runs import timed_solve
 from zbsolve.build import Host, with_offload
 from zbsolve.placement import parse
 from zbsolve.search.solver import compiled
 from zbsolve.systems.table import system
 from zbsolve.util.text import aligned
 
-from .harness import Results, listed, mean_of, rows_of, solved, table
+from .harness import Results, listed, mean_of, rows_of, solved, table, timed_solve
 
 BYTES = 10  # that a stage keeps of a microbatch
 # name: device and host memory (a rank) as a part of all stages' bytes, None for a host without a limit; ranks on one bus
@@ -163,9 +162,9 @@ def _times(ranks: int, effort: float, repeats: int) -> Results:
     found: Results = {name: [] for name in problems}
     for _ in range(repeats):
         for name, problem in problems.items():
-            one = timed_solve(problem, effort=effort)
-            near = next(each.seconds for each in one.improvements if each.value <= 1.01 * one.certificate.value)
-            row = {"first": one.improvements[0].seconds, "near": near, "all": one.seconds, "load": os.getloadavg()[0]}
+            schedule, seconds, changes = timed_solve(problem, effort=effort)
+            near = next(when for when, value, _ in changes if value <= 1.01 * schedule.timeline().value)
+            row = {"first": changes[0][0], "near": near, "all": seconds, "load": os.getloadavg()[0]}
             found[name].append(row)
             print(f"solve at p={ranks}, {name}, {len(problem.passes)} passes: {row}", flush=True)
     return {"ranks": ranks, "passes": {name: len(one.passes) for name, one in problems.items()}, "samples": found}

@@ -22,7 +22,6 @@ from torch.distributed.pipelining import PipelineStage
 from tests.support.exec_ranks import on_ranks
 from tests.support.recorded import SAMPLES, a_schedule, primus_run, with_halved_backward, with_lengths
 from zbsolve import Aim, Noise, Problem, Schedule, Timeline, Trace, pipeline, solve, under_noise
-from zbsolve.bench.runs import timed_solve
 from zbsolve.build.restage import restaged, with_units_in_flight
 from zbsolve.cli import main
 from zbsolve.exec import split_stage
@@ -93,8 +92,8 @@ def _sample(trace: Trace, effort: float) -> Results:
 
 
 def _best(problem: Problem, effort: float) -> Results:
-    found = timed_solve(problem, effort=effort)
-    in_flight = max(found.schedule.timeline().peak_bytes) / UNITS
+    found = solve(problem, prefer=None, effort=effort)
+    in_flight = max(found.timeline().peak_bytes) / UNITS
     return {"in_flight": in_flight} | {
         what: getattr(found.certificate, what) for what in ("solver", "value", "bound", "gap")
     }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import subprocess
-import sys
 import types
 
 import pytest
@@ -52,8 +50,3 @@ def test_scripts_need_nothing_else() -> None:
     assert callable(zbsolve.compare)
     assert callable(zbsolve.updates)
     assert pipeline is zbsolve.pipeline
-
-
-def test_old_places_of_names_still_work() -> None:
-    code = "from zbsolve.greedy.presets import preset; from zbsolve.systems import problem_for"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

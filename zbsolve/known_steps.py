@@ -10,7 +10,7 @@ import numpy as np
 from .build.joined import with_fused_backward
 from .build.vocabulary import model_stages
 from .kinds import SHARDING, TABLE, WORK
-from .partition.meshes import SPREAD
+from .partition.file import SPREAD
 from .problem import Problem
 from .profile.profile import Profile
 from .step import STEP_FIELDS, Step

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .kinds import KINDS, LINKS
-from .problem_check import check_capacity, check_notes, check_slowdowns, check_tables
-from .problem_form import MessagesForm, ProblemForm, edges_as_json, edges_from, passes_as_json, passes_from
+from .problem_form import (
+    MessagesForm,
+    ProblemForm,
+    check_capacity,
+    check_notes,
+    check_slowdowns,
+    check_tables,
+    edges_as_json,
+    edges_from,
+    passes_as_json,
+    passes_from,
+)
 from .tables import (
     CARGO,
     WHOLE,

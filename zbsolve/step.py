@@ -24,8 +24,7 @@ from .features.staged import Staged, plain_step
 from .features.table import FEATURES, FIELDS, Seen, check_together
 from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
-from .partition.file import Partition, parse_partition
-from .partition.meshes import spread_over
+from .partition.file import Partition, parse_partition, spread_over
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem

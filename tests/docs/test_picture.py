@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from zbsolve.show.pictures.style import short_time
+from zbsolve.show.pictures.drawing import short_time
 
 from ..support.docs import text_of
 from ..support.house import ROOT

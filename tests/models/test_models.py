@@ -406,16 +406,48 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
             load(text)
 
 
-@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config", "Gemma2Config", "MixtralConfig"])
+MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds
+    "BambaConfig": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
+    "Qwen3NextConfig": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+    "NemotronHConfig": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config", "Gemma2Config", "MixtralConfig", *MIXED])
 def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
     transformers = hugging_face()
+    if not hasattr(transformers, name):
+        pytest.skip(f"this version of transformers has no {name}")
     small = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300, "num_hidden_layers": 2}
     if name != "GPT2Config":
         small |= {"intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
+    known = getattr(transformers, name)().to_dict()
+    small = {field: n for field, n in small.items() if field in known or name == "GPT2Config"} | MIXED.get(name, {})
     model = load(f"hf:{name}{json.dumps(small)}@batch=2,length=16")
     layers = [layer.eval() for layer in model.build()]
     whole = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**small)).eval()
-    row = whole.transformer.h if name == "GPT2Config" else whole.model.layers
+    row = whole.transformer.h if name == "GPT2Config" else whole.base_model.layers
     whole.base_model.load_state_dict(layers[0].base.state_dict(), strict=False)
     for mine, theirs in zip(layers[1:-1], row, strict=True):
         theirs.load_state_dict(mine.layer.state_dict())

@@ -18,7 +18,7 @@ from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
 from zbsolve.partition.splits import Splits, Wave
 from zbsolve.partition.stage_costs import least_step
-from zbsolve.search.layer_annealing import moved_layers
+from zbsolve.search.climb import moved_layers
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import Infeasible
 

@@ -27,8 +27,7 @@ from zbsolve.partition.by_name import (
     partitioned,
 )
 from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans, submeshes
-from zbsolve.partition.file import Partition, parse_partition
-from zbsolve.partition.meshes import mesh_partitions, on_devices, spread_over
+from zbsolve.partition.file import Partition, mesh_partitions, on_devices, parse_partition, spread_over
 from zbsolve.partition.stage_costs import StageCosts, least_step
 from zbsolve.partition.stage_memory import Shard, StageMemory
 from zbsolve.placement import parse_routes

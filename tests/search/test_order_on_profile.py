@@ -12,7 +12,7 @@ from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, Schedule, 
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.layer import Layer, Link
-from zbsolve.search.order_on_profile import timed_again
+from zbsolve.search.today import timed_again
 
 from ..support.profiles import equal_layers
 

@@ -13,13 +13,11 @@ from zbsolve.build import Host, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
 from zbsolve.greedy.syncs import pools_with_syncs
-from zbsolve.ilp import neighbourhood_search
-from zbsolve.util.clock import Clock
 from zbsolve.util.errors import NotFound
 
 from ..support.exact_streams import optimum
 from ..support.problems import random_offloaded
-from ..support.stream_checks import bounds_hold, models_are_exact, neighbourhoods_improve, overfull, solve_is_exact
+from ..support.stream_checks import bounds_hold, models_are_exact, overfull, solve_is_exact
 
 
 def offloaded(seeds: range, passes: int, **how) -> list[Problem]:
@@ -103,11 +101,6 @@ def test_the_list_scheduler_needs_no_room_for_what_it_offloads_and_reloads_at_on
     assert schedule.timeline().pool_peaks[0] <= host
 
 
-@pytest.mark.slow
-def test_neighbourhoods_move_copies_too() -> None:
-    neighbourhoods_improve(tight(8, 24), tight(8, 16))
-
-
 def test_room_that_a_copy_takes_ahead_lets_microbatches_overlap() -> None:
     """One microbatch's bytes fit a device. What a copy will send out counts as free once its room in the host is taken, so
     the second microbatch starts before the first is back."""
@@ -157,14 +150,3 @@ def test_one_microbatch_after_the_other_is_found_wherever_any_schedule_is() -> N
         assert found is None or verify(problem, found) == ()
         count[exists] += 1
     assert min(count.values()) > 5
-
-
-def test_neighbourhoods_of_too_many_passes_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CP-SAT took 129 s of 18,488 passes where the effort allowed one."""
-    problem = tight()
-    found = solve(problem, method="greedy", effort=0.01)
-    monkeypatch.setattr(neighbourhood_search, "MOST_WITH_POOLS", -1)
-    monkeypatch.setattr(neighbourhood_search, "make_solver", lambda *a, **k: pytest.fail("CP-SAT was asked"))
-    answers = list(neighbourhood_search.better_neighbours(lambda: found, Clock(1.0, 0.01), 0, lambda: 0))
-    assert answers
-    assert not any(answers)

@@ -1,4 +1,4 @@
-"""`solve` as a whole: budgets, hints, interruption, determinism, neighbourhoods."""
+"""`solve` as a whole: budgets, hints, interruption, determinism."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from zbsolve import BadInput, Edge, Infeasible, Pass, Problem, Schedule, pipelin
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
-from zbsolve.ilp.neighbourhood_search import better_neighbours
 from zbsolve.search.certify import certificate_of
 from zbsolve.search.state import Contest, State
 from zbsolve.util.clock import Clock
@@ -98,18 +97,6 @@ def test_an_interrupt_returns_the_incumbent():
 
     schedule = solve(uniform("vee", 4, 8, capacity=5), seconds=30, progress=interrupt)
     assert verify(schedule.problem, schedule) == ()
-
-
-@pytest.mark.slow
-def test_neighbourhoods_improve_and_hold():
-    problem = uniform("vee", 4, 8, (3, 4, 2), capacity=6)
-    start = list_schedule(problem, starting_policies(problem)[0])
-    better = [s for s in better_neighbours(lambda: start, Clock(20.0, 2.0), 0, lambda: 169) if s is not None]
-    assert better
-    values = [start.timeline().value, *(s.timeline().value for s in better)]
-    assert values == sorted(values, reverse=True)
-    for schedule in better:
-        assert verify(problem, schedule) == ()
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 5])

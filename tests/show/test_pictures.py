@@ -16,10 +16,9 @@ from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.build.offload import with_offload
 from zbsolve.cli import main
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.show.pictures.drawing import UNITS, Area, Box, Drawing, Line, Words, to_svg
+from zbsolve.show.pictures.drawing import UNITS, Area, Box, Drawing, Line, Style, Words, text_width, to_svg, wrapped
 from zbsolve.show.pictures.files import save_drawing
 from zbsolve.show.pictures.schedule import comparison_drawing, schedule_drawing
-from zbsolve.show.pictures.style import Style, text_width, wrapped
 from zbsolve.show.tracks import shades
 
 from ..support.runs import one_f_one_b, random_run, trace_of

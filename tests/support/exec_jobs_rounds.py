@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.long_steps.rank_part import CheckedRounds
+from zbsolve.long_steps.check import CheckedRounds
 
 from .exec_jobs import toy
 from .exec_tools import refusal, worst

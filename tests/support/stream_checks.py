@@ -9,12 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from zbsolve import Infeasible, Problem, Schedule, solve, verify
-from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
-from zbsolve.ilp.neighbourhood_search import better_neighbours
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.group_search import higher_bounds
 from zbsolve.util.clock import Clock
@@ -85,16 +83,3 @@ def overfull(problem: Problem, seed: int) -> dict[bool, int] | None:
             timeline = Schedule(other, schedule.order, schedule.syncs if kept else ()).timeline()
             over[kept] += any(np.greater((*timeline.peak_bytes, *timeline.pool_peaks), problem.room))
     return over
-
-
-def neighbourhoods_improve(problem: Problem, tighter: Problem | None = None) -> None:
-    """From the list scheduler's schedule, of the same step in less memory where that is given, which holds, to shorter ones
-    that hold."""
-    begin = list_schedule(tighter or problem, deepest_first(tighter or problem))
-    begin = Schedule(problem, begin.order, begin.syncs)
-    assert verify(problem, begin) == ()
-    found = [one for one in better_neighbours(lambda: begin, Clock(30.0, 1.0), 0, lambda: 0) if one is not None]
-    assert found
-    for one in found:
-        assert verify(problem, one) == ()
-        assert one.timeline().value < begin.timeline().value

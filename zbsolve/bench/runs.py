@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from statistics import median
@@ -12,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 
 from ..problem import Problem
-from ..schedule import Certificate, Schedule, relative_gap
-from ..search.solver import compiled, solve
+from ..schedule import relative_gap
+from ..search.solver import compiled
 from ..search.state import State
 from ..search.task import Answer, Task
 from ..search.task_runner import TaskRunner
@@ -38,46 +37,6 @@ class Settings:
     seed: int = 0
     repeats: int = 3
     method: str = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Improvement:
-    """A better value or bound, µs, as it came: seconds after the solve began, and what found the schedule."""
-
-    seconds: float
-    value: int
-    bound: int
-    solver: str
-
-
-@dataclass(frozen=True, slots=True)
-class TimedSolve:
-    """A solve from outside: the verified schedule, its certificate, wall seconds, each improvement from the first schedule
-    on."""
-
-    schedule: Schedule
-    certificate: Certificate
-    seconds: float
-    improvements: tuple[Improvement, ...]
-
-
-def timed_solve(problem: Problem, progress: Callable[[State], None] | None = None, **options: Any) -> TimedSolve:
-    """`solve` with these options and without its search for less memory, timed; the schedule was verified, outside of the
-    time. Raises what `solve` raises."""
-    found: list[Improvement] = []
-
-    def note(state: State) -> None:
-        if state.schedule is not None:
-            found.append(Improvement(time.perf_counter() - began, state.value, state.bound.value, state.solver))
-        if progress is not None:
-            progress(state)
-
-    began = time.perf_counter()
-    schedule = solve(problem, progress=note, prefer=None, **options)
-    took = time.perf_counter() - began
-    assert schedule.certificate is not None
-    assert not verify(problem, schedule)
-    return TimedSolve(schedule, schedule.certificate, took, tuple(found))
 
 
 def run_suite(

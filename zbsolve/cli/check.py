@@ -230,8 +230,8 @@ def check_again(options: argparse.Namespace) -> int:
 
 def _still_good(schedule: Schedule, profile: Any, within: float, options: argparse.Namespace) -> StillGood:
     from ..search.certify import certified
-    from ..search.order_on_profile import order_on, why_not
     from ..search.solver import solve
+    from ..search.today import order_on, why_not
 
     found, before = order_on(schedule, profile, replicas=options.replicas), int(schedule.timeline().value)
     wrong = why_not(found)

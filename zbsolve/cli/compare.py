@@ -127,7 +127,7 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled
     from ..search.certify import certified, proven
-    from ..search.order_on_profile import timed_again
+    from ..search.today import timed_again
     from ..systems.table import is_named
 
     if is_named(path) and not Path(path).exists():

@@ -103,8 +103,8 @@ def command(options: argparse.Namespace) -> int:
     from ..exec.run.job import Options, run_on_one_device
     from ..exec.run.launch import run_local
     from ..exec.run.torchrun import Prediction, run_torchrun, torchrun_environment
+    from ..long_steps.check import CheckedRounds
     from ..long_steps.files import load_either, load_unrolled
-    from ..long_steps.rank_part import CheckedRounds
     from ..long_steps.repeated import RepeatedSchedule
 
     place = torchrun_environment()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..profile.profile import Profile
 from ..schedule import Schedule
-from ..show.pictures.style import Style
+from ..show.pictures.drawing import Style
 from ..step import Step
 from ..trace import Trace
 from ..util.errors import BadInput

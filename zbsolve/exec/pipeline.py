@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..long_steps.rank_part import RankPart
+from ..long_steps.check import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
 from ..trace import SLACK, Trace

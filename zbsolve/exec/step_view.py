@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ..kinds import ATTENTION
-from ..long_steps.rank_part import RankPart
+from ..long_steps.check import RankPart
 from ..problem import Problem
 from ..schedule import Schedule
 from ..timeline import Timeline

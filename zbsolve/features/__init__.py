@@ -5,10 +5,6 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .feature import Feature as Feature
-    from .feature import Field as Field
-    from .table import APART as APART
-    from .table import FEATURES as FEATURES
     from .vocabulary import ShardCosts as ShardCosts
     from .vocabulary import ShardPasses as ShardPasses
     from .vocabulary import VocabularyCosts as VocabularyCosts

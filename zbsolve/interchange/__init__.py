@@ -6,14 +6,9 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from ..planner.engines import TARGETS as TARGETS
-    from .exports import Export as Export
     from .exports import Options as Options
     from .exports import export as export
-    from .foreign_order import ForeignOrder as ForeignOrder
-    from .importing import Imported as Imported
     from .importing import import_schedule as import_schedule
     from .importing import read_order as read_order
-    from .torch_csv import TorchOrder as TorchOrder
-    from .torch_csv import torch_order as torch_order
 
 __getattr__, __dir__ = handing_on(__name__)

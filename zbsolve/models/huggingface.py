@@ -185,10 +185,10 @@ class Embedding(nn.Module):
 
 
 class Layer(Held):
-    """Decoder layer i."""
+    """Decoder layer i. like: the one that the library's model made, whose numbers may be nowhere."""
 
-    def __init__(self, config: Any, kind: type[nn.Module], i: int, given: Given, balance: Balance | None = None) -> None:
-        layer = kind(config, i)
+    def __init__(self, config: Any, like: nn.Module, i: int, given: Given, balance: Balance | None = None) -> None:
+        layer = _made_as(like, config, i)
         with suppress(AttributeError):
             layer.apply(_initialiser(config))
         if balance is not None:
@@ -212,6 +212,21 @@ class Layer(Held):
             y = self.call(x)
         result: Tensor = y[0] if isinstance(y, tuple) else y
         return result
+
+
+def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
+    """A decoder layer by itself. Raises BadInput where its model adds to it, or makes it in a way of its own."""
+    kinds, kind = getattr(config, "layer_types", None), type(like)
+    own = {"layer_type": kinds[i]} if kinds and "layer_type" in inspect.signature(kind).parameters else {}
+    try:
+        layer = kind(config, i, **own)
+    except Exception as error:
+        raise BadInput(f"hf: {kind.__name__} {i} alone: {raised(error)}") from error
+    mine, its = ({name: x.shape for name, x in (*each.named_parameters(), *each.named_buffers())} for each in (layer, like))
+    if mine != its:
+        apart = next(name for name in its | mine if mine.get(name) != its.get(name))
+        raise BadInput(f"hf: {kind.__name__} {i} alone is not what its model makes of it: see {apart}")
+    return layer
 
 
 @contextmanager
@@ -244,8 +259,10 @@ class _Inner(nn.Module):
     def __getattr__(self, name: str) -> Any:
         return self if name in self.__dict__.get("parts", ()) else super().__getattr__(name)
 
-    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Answer:
-        """The last norm of what the head is given."""
+    def forward(self, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Answer:
+        """The last norm of what the head is given. Raises BadInput where its model does not hand that on."""
+        if inputs_embeds is None:
+            raise BadInput("hf: the head of this model takes no inputs_embeds")
         return Answer(self.norm(inputs_embeds))
 
 
@@ -339,10 +356,13 @@ def causal_model(spec: str, seed: int) -> Model:
     try:
         if getattr(config, "is_encoder_decoder", False):
             return halves_model(spec, seed, config, sample)
+        if not hasattr(config, "num_hidden_layers") and hasattr(config, "text_config"):
+            whole, text = type(config).__name__, type(config.text_config).__name__
+            raise BadInput(f"model '{spec}': {whole} is of several parts; {text} is that of the language model")
         with torch.device("meta"):
             shell = causal_of(config)
         row = getattr(*owner_of(shell, config.num_hidden_layers))
-        given = [given_to(config, i, getattr(layer, "attention_type", None), sample) for i, layer in enumerate(row)]
+        given = [given_to(config, i, layer, sample) for i, layer in enumerate(row)]
         tied = getattr(config, "tie_word_embeddings", False) and shell.get_output_embeddings() is not None
         balance = balance_of(shell)
     except BadInput:
@@ -355,7 +375,7 @@ def causal_model(spec: str, seed: int) -> Model:
         raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
         partial(Embedding, config, balance),
-        *(partial(Layer, config, type(layer), i, given[i], balance) for i, layer in enumerate(row)),
+        *(partial(Layer, config, layer, i, given[i], balance) for i, layer in enumerate(row)),
         partial(Head, config, balance),
     ]
     builders = [partial(typed, build, dtype) for build in builders]
@@ -384,8 +404,9 @@ def _config(spec: str) -> tuple[Any, Setting]:
         raise BadInput(f"model '{spec}': the overrides are not JSON: {error}") from None
     parsed = parse_setting(setting, spec)
     known = cls().to_dict()
+    taken = {*known, *getattr(cls, "attribute_map", {}), *UNDECLARED_FIELDS}
     for key in overrides:
-        if key not in known and key not in getattr(cls, "attribute_map", {}) and key not in UNDECLARED_FIELDS:
+        if key not in taken and not hasattr(cls, key):
             raise BadInput(f"model '{spec}': {name} has no field '{key}'{did_you_mean(key, known)}")
     if parsed.layers:
         overrides |= {one: parsed.layers for one in COUNTS if one in known or one == COUNTS[0]}
@@ -396,5 +417,7 @@ def _config(spec: str) -> tuple[Any, Setting]:
         config = cls(**overrides)
     except Exception as error:
         raise BadInput(f"model '{spec}': {name}: {raised(error)}") from error
+    if parsed.layers and parsed.layers != getattr(config, "num_hidden_layers", parsed.layers):
+        raise BadInput(f"model '{spec}': layers: {name} counts them by another field: give that one")
     config.use_cache = False
     return config, parsed

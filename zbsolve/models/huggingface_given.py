@@ -36,6 +36,8 @@ def without_layers(config: Any) -> Any:
     """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
+    if bare.num_hidden_layers != 1:  # counted by the list of kinds
+        _set_kind(bare, bare.layer_types[0])
     bare.output_router_logits = False  # no router is left: the functions below make that loss
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
@@ -69,7 +71,10 @@ def of_eight_words(config: Any) -> Any:
     small = copy.deepcopy(config)
     small.vocab_size = 8
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(small, name, None)
+        try:
+            setattr(small, name, None)
+        except Exception:  # the library's own: this config must have one
+            setattr(small, name, 7)
     return small
 
 
@@ -156,58 +161,84 @@ class Held(nn.Module):
         return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
 
 
+Words = Mapping[str, str]
+
+
+def words_of(layer: nn.Module) -> Words:
+    """What a layer says of itself in words, by name."""
+    return {name: said for name, said in vars(layer).items() if isinstance(said, str) and not name.startswith("_")}
+
+
 class Noted(Exception):
     """Carries what a layer is called with."""
 
 
 class _Note(nn.Module):
-    """Stands where a decoder layer was."""
+    """Stands where a decoder layer was, with its words: some models ask a layer for its `attention_type` or `block_type`."""
+
+    def __init__(self, words: Words) -> None:
+        super().__init__()
+        self.__dict__.update(words)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Raises Noted."""
         raise Noted(args, kwargs)
 
 
-def given_to(config: Any, i: int, attention: str | None, sample: Sample) -> Given:
+def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
     """What layer i gets with its input. It is found with a small vocabulary; nothing of it is a weight."""
-    small = of_eight_words(config)
+    small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        small.layer_types = [kinds[i]]
-    key = json.dumps([small.to_dict(), type(config).__name__], default=str), attention, sample
+        _set_kind(small, kinds[i])
+    key = json.dumps([small.to_dict(), kinds and kinds[i], words, type(config).__name__], default=str), sample
     if key not in _given:  # layers of one kind get equal tensors: found once
         with torch.random.fork_rng(devices=[]):
-            _given[key] = typed(partial(_noted, small, attention, sample), sample.dtype)
+            _given[key] = typed(partial(_noted, small, words, sample), sample.dtype)
     return _given[key]
 
 
-_given: dict[tuple[str, str | None, Sample], Given] = {}
+_given: dict[tuple[str, Sample], Given] = {}
 
 
-def _noted(config: Any, attention: str | None, sample: Sample) -> Given:
-    causal = _with_note(config, attention)
-    value, shorter = (_called_with(causal, sample.batch, length) for length in (sample.length, sample.length - 1))
+def _set_kind(config: Any, kind: str) -> None:
+    """Make it the config of one layer of this kind. Some (Jamba's) say kinds by a rule, which a subclass replaces."""
+    cls = type(config)
+    name = getattr(cls, "attribute_map", {}).get("layer_types", "layer_types")
+    if isinstance(getattr(cls, name, None), property):
+        config.__class__ = type(cls.__name__, (cls,), {name: property(lambda self: [kind])})
+    else:
+        config.layer_types = [kind]
+
+
+def _noted(config: Any, words: Words, sample: Sample) -> Given:
+    causal = _with_note(config, words)
+    value, other = (_called_with(causal, sample.batch, sample.length, word) for word in (0, 1))
+    if not all(map(_same, tree_leaves(value), tree_leaves(other))):
+        raise BadInput(f"hf: layers of {type(causal).__name__} are given what depends on the tokens")
+    shorter = _called_with(causal, sample.batch, sample.length - 1, 0)
     return Given(value, _along(value, shorter, sample.length), sample.batch)
 
 
-def _with_note(config: Any, attention: str | None) -> Any:
+def _same(one: Any, other: Any) -> bool:
+    return not isinstance(one, Tensor) or (one.shape == other.shape and bool(torch.allclose(one, other, equal_nan=True)))
+
+
+def _with_note(config: Any, words: Words) -> Any:
     causal = without_layers(config)
     owner, name = owner_of(causal, 0)
-    row = nn.ModuleList([_Note()])
-    if attention is not None:
-        setattr(row[0], "attention_type", attention)  # noqa: B010 - a plain attribute, which Module does not declare
-    setattr(owner, name, row)
+    setattr(owner, name, nn.ModuleList([_Note(words)]))
     causal.config.num_hidden_layers = 1
     return causal
 
 
-def _called_with(causal: Any, batch: int, length: int) -> Any:
-    """Arguments of the first layer; of an empty sequence None."""
+def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
+    """Arguments of the first layer for a sequence of one word; of an empty sequence None."""
     if not length:
         return None
     try:
         with torch.no_grad():
-            inner_of(causal)[1](input_ids=torch.zeros(batch, length, dtype=torch.long), use_cache=False)
+            inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)
     except Noted as found:
         return found.args
     raise BadInput(f"hf: {type(causal).__name__} does not call its layers")

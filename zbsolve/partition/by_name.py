@@ -22,8 +22,7 @@ import numpy as np
 
 from ..layer import begun, begun_stages, layer_cuts
 from ..util.errors import BadInput
-from .cut_table import Floats
-from .cuts import alpa, balanced_ranks, equal, even, spans
+from .cuts import Floats, alpa, balanced_ranks, equal, even, spans
 from .stage_costs import StageCosts
 from .stage_memory import side_inputs
 

@@ -1,25 +1,37 @@
-"""Partitions as files: `Partition.save` writes them, and `zbsolve solve --partition` reads them."""
+"""Partitions as files: `Partition.save` writes them, and `zbsolve solve --partition` reads them; and what they are for:
+stages on several devices each, Alpa's submeshes (arXiv 2201.12023, §5.2), for the layers' costs on one device.
+
+How long a layer takes on d devices is data: an efficiency for each d. Without it the split is ideal but for its messages,
+as a transformer block's under tensor parallelism (arXiv 1909.08053, §3): F, B (and recompute) each wait for two ring
+all-reduces of the layer's output, or of its input where that is smaller. Memory is divided by d.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from math import ceil
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
+from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..placement import describe, parse_routes
 from ..util.errors import BadInput
 from ..util.files import read_document, write_document
-from .by_name import SEARCHED
+from .by_name import SEARCHED, Partitioned
+from .cuts import Floats, alpa, equal, spans, submeshes
+from .stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Layers and devices of each stage, for which model and placement, and how layers were said to scale over devices
-    (devices → efficiency; None: the default of `meshes.on_devices`). where: the file that it comes from, for messages."""
+    (devices → efficiency; None: the default of `on_devices`). where: the file that it comes from, for messages."""
 
     model: str
     placement: str
@@ -112,3 +124,108 @@ def check_scaling(pairs: Mapping[str, object], where: str) -> dict[int, float]:
             raise BadInput(f"{where}: {efficiency} for {devices} devices: an efficiency is above 0 and at most 1")
         found[count] = share
     return found
+
+
+# --- Stages on several devices each ---
+
+Scaling = Mapping[int, float]  # devices → parallel efficiency, 1: ideal
+WAITING = ("F", "B", "BW", "X")  # passes with all-reduces inside under tensor parallelism
+
+
+def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scaling | None = None) -> tuple[Layer, ...]:
+    """The layers' costs on a submesh of so many devices; bytes are those of one device. Raises BadInput where `scaling`
+    does not tell how efficient that is."""
+    if devices == 1:
+        return tuple(layers)
+    if scaling is not None and devices not in scaling:
+        raise BadInput(f"scaling: no efficiency is given for {devices} devices")
+    efficiency = 1.0 if scaling is None else scaling[devices]
+    found = []
+    for i, layer in enumerate(layers):
+        size = min(layer.output_bytes, layers[max(0, i - 1)].output_bytes)
+        ring = 2 * (devices - 1) * (link.latency + size / devices / link.bytes_per_us)
+        changed: dict[str, Any] = {}
+        for one in fields(layer):
+            value = getattr(layer, one.name)
+            if isinstance(value, float | int) and one.name not in ("output_bytes", "message", "begins"):
+                wait = 2 * ring if scaling is None and value and one.name in WAITING else 0.0
+                whole = one.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
+                changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
+        found.append(replace(layer, **changed))
+    return tuple(found)
+
+
+def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = None) -> tuple[Partitioned, Partitioned]:
+    """The best equal partition (as many devices for every stage, as many layers; the number of stages with the least
+    estimate) and Alpa's, on all ranks of `costs` as devices of nodes of `per_node`. Raises BadInput, Infeasible."""
+    devices = costs.stages
+    if per_node < 1 or devices % per_node:
+        raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")
+    if not costs.single or costs.rank_factors:
+        raise BadInput("submeshes: every stage has devices of its own, alike: placement single, no 'rank_factors'")
+    if len(set(costs.limit or ())) > 1:
+        raise BadInput("memory: submeshes have devices alike: give one number")
+    sizes = [n for n in submeshes(devices // per_node, per_node) if scaling is None or n == 1 or n in scaling]
+    tied = {size: tuple((shared // size, group) for shared, group in costs.tied) for size in sizes}
+    layers = {size: on_devices(costs.layers, costs.link, size, scaling) for size in sizes}
+    each = {size: replace(costs, layers=layers[size], tied=tied[size]) for size in sizes}
+    most = min(len(costs.layers), devices)
+
+    def cost(s: int) -> Floats:
+        """ns of each group of layers where parameters and min(m, s) microbatches fit, s stages being left."""
+        flight, room = min(costs.microbatches, s), costs.room(0)
+        return np.stack([np.where(c.fixed_bytes + flight * c.kept <= room, c.steps()[0], np.inf) for c in each.values()])
+
+    def beyond(s: int) -> Floats:
+        return np.stack([costs.messages[:, None] + c.steps()[1] for c in each.values()])
+
+    numbers = range(1, most + 1)
+    found = alpa(cost, len(costs.layers), numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
+    best = _partitioned(costs, each, "alpa", *zip(*found.stages, strict=True))
+    kinds = [(c.parameter_bytes, c.output_bytes) for c in costs.layers]
+    alike = [(equal(kinds, devices // n), (n,) * (devices // n)) for n in sizes if devices % n == 0 and devices // n <= most]
+    if not alike:
+        raise BadInput("submeshes: no equal split exists to compare with")
+    plain = [_partitioned(costs, each, "equal", *one) for one in alike]
+    fits = [one for one in plain if max(one.need) <= costs.room(0)]
+    return min(fits or plain, key=lambda one: one.estimate), best
+
+
+def _partitioned(
+    costs: StageCosts, each: Mapping[int, StageCosts], name: str, counts: Sequence[int], devices: Sequence[int]
+) -> Partitioned:
+    cuts = layer_cuts(counts)
+    stages = list(zip(devices, pairwise(cuts), strict=True))
+    times = [float(spans(each[d].times)[ends]) for d, ends in stages]
+    sent = [float(spans(each[d].all_to_alls)[ends]) for d, ends in stages]
+    need = [
+        ceil(each[d].fixed_bytes[ends] + min(costs.microbatches, len(counts) - s) * each[d].kept[ends])
+        for s, (d, ends) in enumerate(stages)
+    ]
+    way = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
+    estimate = sum(times) + sum(sent) + way + (costs.microbatches - 1) * max(*times, *sent)
+    return Partitioned(name, tuple(counts), tuple(times), tuple(sent), tuple(need), estimate, tuple(devices))
+
+
+SPREAD = "spread over submeshes"  # in the source of such a profile, and of its problems
+
+
+def spread_over(profile: Any, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Any:
+    """The profile for `Profile.problem` with as many ranks as stages: each a submesh of `devices[stage]` devices, with
+    `counts[stage]` layers. How layers scale was not measured, so its source then begins with "estimated: ". Raises
+    BadInput."""
+    if max(devices) == 1:
+        return profile
+    if profile.rank_factors:
+        raise BadInput("submeshes: a profile of unlike ranks (field 'rank_factors') is not spread over submeshes")
+    layers: list[Layer] = []
+    for here, size in zip(layer_ranges(counts), devices, strict=True):
+        layers += on_devices(profile.layers, profile.link, size, scaling)[here.start : here.stop]
+    tied = tuple(
+        (shared // size, group_here)
+        for shared, group in profile.tied
+        for size, here in zip(devices, layer_ranges(counts), strict=True)
+        if len(group_here := tuple(i for i in group if i in here)) > 1
+    )
+    base = profile.source if profile.source.startswith("estimated") else f"estimated: {profile.source}"
+    return replace(profile, source=f"{base}, {SPREAD}", layers=tuple(layers), tied=tied, vocabulary=None)

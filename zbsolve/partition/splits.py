@@ -38,7 +38,7 @@ from ..problem import Problem
 from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
 from ..util.errors import BadInput
-from .cut_table import Floats
+from .cuts import Floats
 from .stage_costs import StageCosts
 from .stage_memory import StageMemory
 

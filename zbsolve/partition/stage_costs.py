@@ -14,8 +14,7 @@ import numpy as np
 from ..layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_known, untrained_layers
 from ..tables import Ints
 from ..util.errors import BadInput
-from .cut_table import Floats, cut_dp
-from .cuts import none_where_empty, spans
+from .cuts import Floats, cut_dp, none_where_empty, spans
 from .stage_memory import NO_SHARD, Shard, StageMemory
 
 

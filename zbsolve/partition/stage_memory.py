@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..build.sides import SideInput
 from ..layer import NO_LINK, Layer, Link, Tied, layer_ranges, side_values
 from ..problem import MessageRoom
-from .cut_table import Floats
+from .cuts import Floats
 
 MESSAGES = 2  # at each end of a stage: one that comes or came, one that goes
 Place = int | NDArray[np.int64]  # of a cut: before this layer

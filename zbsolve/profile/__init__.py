@@ -8,11 +8,7 @@ if TYPE_CHECKING:
     from ..features.vocabulary import ShardCosts as ShardCosts
     from ..features.vocabulary import ShardPasses as ShardPasses
     from ..features.vocabulary import VocabularyCosts as VocabularyCosts
-    from .changes import Change as Change
-    from .changes import Drift as Drift
-    from .changes import drift as drift
     from .given import given_profile as given_profile
     from .measured_run import from_trace as from_trace
-    from .profile import Profile as Profile
 
 __getattr__, __dir__ = handing_on(__name__)

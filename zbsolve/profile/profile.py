@@ -13,7 +13,7 @@ from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
 from ..layer import HostLink, Layer, Link, Tied, split_known
 from ..problem import Problem
-from ..problem_check import check_slowdowns
+from ..problem_form import check_slowdowns
 from ..step import Step
 from ..tables import Slowdown
 from ..util.errors import BadInput

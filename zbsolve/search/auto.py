@@ -39,8 +39,7 @@ from ..schedule import Schedule
 from ..step import OPEN, Step
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
-from .climb import Way, built, by_number, move, try_more
-from .layer_annealing import moved_layers
+from .climb import Way, built, by_number, move, moved_layers, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
 from .race import Job, Race, Run
 from .solver import check_options, preferred, ready

@@ -92,7 +92,7 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-TURNS_SHARE = 0.7  # of the time: what is left is for neighbourhoods of the best
+TURNS_SHARE = 0.7  # of the time: what is left is for moves from the best
 
 
 def search_of(state: State, seed: int, early: bool = True) -> Search:
@@ -107,7 +107,8 @@ def quick(search: Search) -> Iterator[None]:
 
 
 def find(search: Search) -> Iterator[None]:
-    """Better schedules: those of smaller problems, then those of sources in turn, then what is near the best."""
+    """Better schedules: those of smaller problems, then those of sources in turn, then what is near the best. Where that
+    ends early, sources have turns again."""
     state, share = search.state, search.clock.part(TURNS_SHARE)
     if state.enough is None:
         for arm in arms_of(AHEAD, search):
@@ -115,10 +116,12 @@ def find(search: Search) -> Iterator[None]:
     yield from _turns(search, share.left)
     if state.schedule is not None and state.enough is None:
         yield from _in_turns(state, list(arms_of(LAST, search)))
+        search.seed += 1
+        yield from _turns(search, search.clock.left)  # where no move holds, or one stream's order is not all
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:
-    """A search for a problem with fewer microbatches, without neighbourhoods: one of them takes as long as all of it."""
+    """A search for a problem with fewer microbatches, without a share for what comes last."""
     search = search_of(state, seed)
     yield from quick(search)
     yield from _turns(search, state.clock.left)

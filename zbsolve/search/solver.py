@@ -1,9 +1,9 @@
 """`solve`: an incumbent and a bound from the first moment, then better ones until they meet or time is up.
 
-A finder (list scheduling, annealed policies, building blocks, large-neighbourhood search) and a prover (bounds of one
-rank after the other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other,
-so that the outcome depends on nothing but the problem and the seed. What leaves here was verified. Where messages that
-wait find no room, it searches again.
+A finder (list scheduling, annealed policies, building blocks, tabu search) and a prover (bounds of one rank after the
+other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other, so that the outcome
+depends on nothing but the problem and the seed. What leaves here was verified. Where messages that wait find no room, it
+searches again.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from .extension import extended, repeated
-from .state import BLOCK_SOLVER, LARGE_PASSES, LNS_SOLVER, TABU_SOLVER, State
+from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
 # By how many mean passes what needs a new gather is put off, and starts are shifted at random.
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
@@ -88,7 +88,7 @@ class Search:
 
     @property
     def large(self) -> bool:
-        """Are there more passes than neighbourhoods are worth?"""
+        """Are there more passes than moves in turn are worth?"""
         return len(self.problem.passes) > LARGE_PASSES
 
     @cached_property
@@ -298,16 +298,6 @@ def _repeated_arms(search: Search) -> list[Arm]:
 # --- The rest of the time ---
 
 
-def _neighbours(search: Search) -> Arm:
-    """Neighbourhoods of the best schedule."""
-    from ..ilp.neighbourhood_search import better_neighbours
-
-    state, first = search.state, search.state.schedule
-    assert first is not None
-    schedules = better_neighbours(lambda: state.schedule or first, state.clock, search.seed, lambda: state.target)
-    yield from _offered(state, schedules, LNS_SOLVER)
-
-
 def _moved(state: State, seed: int) -> Arm:
     """Moves along critical paths of the best schedule and of others."""
     first = state.schedule
@@ -343,7 +333,4 @@ SHIFTED = Source("serial generation", lambda search: [_shifted(search)] if searc
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, SHIFTED, FEWER_ON)
 
-# A question about memory has no use for neighbourhoods: near what is just possible CP-SAT counts little of its time.
-NEIGHBOURHOODS = Source("neighbourhoods", lambda search: [] if search.large else [_neighbours(search)])
-MOVES_ON = Source("tabu search", lambda search: [search.moves])
-LAST = (NEIGHBOURHOODS, MOVES_ON)
+LAST = (Source("tabu search", lambda search: [search.moves]),)

@@ -25,9 +25,9 @@ from ..util.errors import Deadlock, NotFound
 from ..util.machine import cores, half_of_cores
 from ..verifier import verify
 
-LARGE_PASSES = 20_000  # passes: beyond, neighbourhoods and relaxations take longer than they give
+LARGE_PASSES = 20_000  # passes: beyond, relaxations take longer than they give
 STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
-NEAR_SOLVERS = LNS_SOLVER, TABU_SOLVER = "lns", "tabu search"  # what they find is near to what was known
+TABU_SOLVER = "tabu search"  # what it finds is near to what was known
 BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
 
 
@@ -122,7 +122,7 @@ class State:
             value = int(schedule.timeline().value)
         except Deadlock:  # in tight memory collectives of one order may wait in a circle
             return
-        if solver not in NEAR_SOLVERS:
+        if solver != TABU_SOLVER:
             self.starts.append(schedule)
         if self.schedule is not None and value >= self.value:
             self._offer_lean(schedule, value, solver)

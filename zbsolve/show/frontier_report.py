@@ -14,10 +14,9 @@ from ..util.errors import BadInput
 from ..util.files import write_text
 from ..util.text import aligned, format_bytes, format_gap, format_time, printable, time_unit, times_note
 from .pages import picture, render
-from .pictures.drawing import Drawing, to_svg
+from .pictures.drawing import USUAL, Drawing, Style, to_svg
 from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
-from .pictures.style import USUAL, Style
 
 ENDINGS = (".json", *PICTURES, ".html")
 INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says the words

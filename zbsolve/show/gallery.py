@@ -15,9 +15,8 @@ from ..systems.table import GROUPS, SYSTEMS, System, preset
 from ..util.errors import BadInput
 from ..util.text import aligned
 from .pages import picture, render
-from .pictures.drawing import to_svg
+from .pictures.drawing import Style, to_svg
 from .pictures.schedule import schedule_drawing
-from .pictures.style import Style
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
 STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
@@ -62,12 +61,9 @@ class Absent:
         return {"name": self.system.name, "absent": self.why}
 
 
-def exhibits(ranks: int = 4, microbatches: int = 8, all_to_all: int = 0) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
-    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, `all_to_all` µs of a rank behind each F and
-    each backward, no other communication; and those that do not allow so many ranks or microbatches. Raises BadInput for
-    none of either."""
-    if all_to_all < 0:
-        raise BadInput(f"systems: all-to-all of {all_to_all} µs: it cannot be negative")
+def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and those that do not allow
+    so many ranks or microbatches. Raises BadInput for none of either."""
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
     if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
@@ -78,19 +74,19 @@ def exhibits(ranks: int = 4, microbatches: int = 8, all_to_all: int = 0) -> tupl
     shown, absent = list[Exhibit](), list[Absent]()
     for one in SYSTEMS:
         try:
-            shown.append(_exhibit(one, ranks, microbatches, all_to_all))
+            shown.append(_exhibit(one, ranks, microbatches))
         except BadInput as error:
             absent.append(Absent(one, str(error)))
     return tuple(shown), tuple(absent)
 
 
-def _exhibit(one: System, ranks: int, microbatches: int, all_to_all: int) -> Exhibit:
+def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
     chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
     held, time = HELD_BYTES // chunks, PASS_TIME // chunks
     bytes_held = {"held_until_B": held // 2, "held_until_W": held - held // 2}
 
     def step(microbatches: int) -> Problem:
-        return problem_for(one.name, ranks, microbatches, time, time, time, AF=all_to_all // chunks, **bytes_held)
+        return problem_for(one.name, ranks, microbatches, time, time, time, **bytes_held)
 
     problem = step(microbatches)
     schedule = preset(one.name, problem)
@@ -129,8 +125,6 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, problem.microbatches
     title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
-    if any("AF" in one.schedule.problem.passes.kinds for one in shown):
-        title += ", an all-to-all behind each F and each backward"
     groups = [(group, [_card(one, longest) for one in shown if one.system.group == group]) for group in GROUPS]
     overview = [_cells(one) for group in GROUPS for one in shown if one.system.group == group]
     return render("gallery.html", title=title, groups=groups, absent=absent, head=HEAD, overview=overview)

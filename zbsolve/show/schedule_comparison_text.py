@@ -10,11 +10,10 @@ from ..schedule import relative_gap
 from ..util.files import write_text
 from ..util.text import aligned, counted, format_bytes, format_gap, in_one_unit, printable, time_unit, times_note
 from .pages import picture, render
-from .pictures.drawing import to_svg
+from .pictures.drawing import Style, to_svg
 from .pictures.files import PICTURES as STILL
 from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
-from .pictures.style import Style
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
 from .sentences import certificate_lines, headline, placed, without_notes
 

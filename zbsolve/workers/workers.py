@@ -4,6 +4,7 @@ come out on standard output."""
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import signal
 import struct
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Protocol
@@ -205,9 +207,36 @@ class Processes:
     def _start(self) -> Worker:
         """A process. Its standard input ends with this process, so none outlives its parent; Ctrl-C does not reach it."""
         shared = self._shared.fileno()
-        command = [sys.executable, "-m", "zbsolve.workers.process", self._name, str(shared), str(os.getpid())]
+        command = [sys.executable, "-m", "zbsolve.workers.workers", self._name, str(shared), str(os.getpid())]
         pipe, environment = subprocess.PIPE, child_environment()
         started = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, pass_fds=(shared,)
         )
         return Worker(started)
+
+
+# --- A worker process ---
+
+NUMBER_BYTES = 8
+
+
+def main() -> None:
+    """Answer tasks until standard input ends. shared: of a file with the number that others have reached; parent: the
+    process that started this one: without it, work ends."""
+    name, shared, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    module, function = name.split(":")
+    answering = getattr(import_module(module), function)
+    number = mmap.mmap(shared, NUMBER_BYTES, access=mmap.ACCESS_READ)
+
+    def rival() -> float:
+        return -math.inf if os.getppid() != parent else float(struct.unpack("d", number[:NUMBER_BYTES])[0])
+
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        for line in sys.stdin.buffer:
+            answers.write(answering(line.decode().rstrip("\n"), rival).encode() + b"\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

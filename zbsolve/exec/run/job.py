@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...long_steps.rank_part import RankPart
+from ...long_steps.check import RankPart
 from ...models.by_name import load
 from ...models.model import Model
 from ...schedule import Schedule

@@ -21,8 +21,8 @@ from typing import Any, overload
 
 import torch
 
+from ...long_steps.check import CheckedRounds
 from ...long_steps.files import save
-from ...long_steps.rank_part import CheckedRounds
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError

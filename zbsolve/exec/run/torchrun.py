@@ -17,9 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...long_steps.check import peaks
+from ...long_steps.check import CheckedRounds, RankPart, near_lanes, peaks
 from ...long_steps.files import KIND, check_unrolled, load, load_step
-from ...long_steps.rank_part import CheckedRounds, RankPart, near_lanes
 from ...long_steps.repeated import RepeatedSchedule
 from ...models.by_name import load as load_model
 from ...problem import Problem

@@ -7,9 +7,5 @@ from ...util.lazy import handing_on
 if TYPE_CHECKING:
     from .any_choice import bound_over_choices as bound_over_choices
     from .any_choice import bound_over_exchanges as bound_over_exchanges
-    from .bound import Bound as Bound
-    from .closed_forms import closed_form as closed_form
-    from .necessary_arcs import NecessaryArcs as NecessaryArcs
-    from .necessary_arcs import necessary_arcs_of as necessary_arcs_of
 
 __getattr__, __dir__ = handing_on(__name__)

@@ -15,9 +15,8 @@ from ...util.files import write_bytes, write_text
 from ...util.text import printable
 from ..schedule_report import schedule_as_page
 from ..tracks import schedule_as_trace
-from .drawing import PAPER, Area, Box, Dot, Drawing, Line, Mark, Row, Words, to_svg
+from .drawing import PAPER, USUAL, Area, Box, Dot, Drawing, Line, Mark, Row, Style, Words, to_svg
 from .schedule import schedule_drawing
-from .style import USUAL, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,24 @@ from ...search.keeping import BOTH, KEPT, OFFLOADED, RECOMPUTED, Curves
 from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
 from ...util.text import format_bytes, format_gap, format_time, printable
-from .drawing import GRID, PAPER, SOFT, TICK, Area, Dot, Drawing, Line, Mark, Words
-from .style import LINE, USUAL, Style, paragraph, text_width, wrapped
+from .drawing import (
+    GRID,
+    LINE,
+    PAPER,
+    SOFT,
+    TICK,
+    USUAL,
+    Area,
+    Dot,
+    Drawing,
+    Line,
+    Mark,
+    Style,
+    Words,
+    paragraph,
+    text_width,
+    wrapped,
+)
 
 VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583", "#d2623a", "#eef0f4"
 

@@ -12,8 +12,7 @@ from ...problem import Ints
 from ...timeline import Timeline
 from ...util.text import format_bytes, format_time
 from ..tracks import Track, cell_kinds, chunk_numbers, ink, shades, tracks_of
-from .drawing import GRID, LIMIT, SOFT, TICK, TRACK, Area, Box, Line, Mark, Row, Words
-from .style import LINE, Style, text_width
+from .drawing import GRID, LIMIT, LINE, SOFT, TICK, TRACK, Area, Box, Line, Mark, Row, Style, Words, text_width
 
 LEAST_TYPICAL_WIDTH = 1.5  # pixels; where the median pass is narrower, cells take the place of passes
 MESSAGE = "#5c5c5c"  # within a pass: its message

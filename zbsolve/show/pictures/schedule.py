@@ -12,9 +12,24 @@ from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
 from ..sentences import certificate_lines, headline, pool_lines, value_line
-from .drawing import SOFT, TICK, Drawing, Line, Mark, Words, to_svg
+from .drawing import (
+    LINE,
+    SOFT,
+    TICK,
+    USUAL,
+    Drawing,
+    Line,
+    Mark,
+    Style,
+    Words,
+    legend,
+    paragraph,
+    short_time,
+    text_width,
+    to_svg,
+    wrapped,
+)
 from .gantt import Axis, Gantt, MemoryStrips, legend_entries, rows_height
-from .style import LINE, USUAL, Style, legend, paragraph, short_time, text_width, wrapped
 
 
 def schedule_as_svg(
