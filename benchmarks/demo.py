@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
-from profiler.warn import DISTURBED
+from profiler.measurement import DISTURBED
 from zbsolve import Profile, Schedule, Trace
 from zbsolve.show.comparison import Comparison, compare
 from zbsolve.util.machine import child_environment, cores

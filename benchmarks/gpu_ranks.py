@@ -30,8 +30,8 @@ from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.part import Data, Hooks
 from zbsolve.exec.check import reference
+from zbsolve.exec.choices import BACKENDS, device_of
 from zbsolve.exec.device.rank_device import DeviceRows
-from zbsolve.exec.devices import BACKENDS, device_of
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.run.host import at_once, take_environment, together
 from zbsolve.models.model import seeded

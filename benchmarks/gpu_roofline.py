@@ -21,7 +21,7 @@ from profiler.operation_costs import FusedNorms, PassOps, passes_of, total
 from profiler.roofline import time_us
 from profiler.stage_rounds import TURNS, PassTimer, rounds
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.devices import described
+from zbsolve.exec.choices import described
 from zbsolve.models.blocks import BlockSizes, Decoder, Scores, Tokens
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block

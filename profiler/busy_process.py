@@ -15,8 +15,7 @@ from threading import Event, Thread
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.run.host import keep_freed_memory
-from zbsolve.exec.run.worker import end_with_parent, local_network
+from zbsolve.exec.run.host import end_with_parent, keep_freed_memory, local_network
 from zbsolve.exec.transport.failure import is_out_of_memory, one_line
 from zbsolve.models.by_name import load
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import asdict
 
+from zbsolve.exec.transport.wires import all_of
 from zbsolve.layer import Link
 from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, CollectiveRow
 
@@ -103,9 +104,7 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
 def _hosts(group: Any) -> list[int]:
     """A number for each rank's machine."""
     mine = torch.tensor([zlib.crc32(platform.node().encode())])
-    everywhere = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everywhere, mine, group=group)
-    return [int(one) for one in everywhere]
+    return all_of(group, mine, "other ranks' machines").ravel().tolist()
 
 
 def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, Call]:
@@ -141,9 +140,7 @@ def _timed(calls: Mapping[str, Call], ranks: Ranks, turns: tuple[int, int]) -> d
     """Samples of each call, µs, on all ranks. turns: those that warm up, and those that count."""
     stamps_of = _device_stamps if ranks.device.type == "cuda" else _stamps
     stamps = torch.tensor([stamps_of(call, ranks, sum(turns))[turns[0] :] for call in calls.values()])
-    everywhere = [torch.empty_like(stamps) for _ in range(dist.get_world_size(ranks.group))]
-    dist.all_gather(everywhere, stamps, group=ranks.group)
-    begin, end = np.moveaxis(torch.stack(everywhere).numpy().max(axis=0), -1, 0)
+    begin, end = np.moveaxis(all_of(ranks.group, stamps, "other ranks' times").numpy().max(axis=0), -1, 0)
     return dict(zip(calls, ((end - begin) / 1000).tolist(), strict=True))
 
 

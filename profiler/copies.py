@@ -4,12 +4,12 @@ computing loses by them (this needs a GPU); and by what factors passes, copies a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from zbsolve.exec.device.copying import timed_event
 from zbsolve.layer import HostLink
 from zbsolve.problem_form import MAX_FACTOR
 from zbsolve.tables import Slowdown
@@ -93,16 +93,6 @@ def _error(row: Sequence[float]) -> float:
     return median_error(row) * median(row)
 
 
-def free_host_memory() -> int | None:
-    """Bytes of host memory that programs may take now, as Linux says; None elsewhere. A container may get less."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
-
-
 def _copy(size: int, up: bool) -> Callable[[], Any]:
     """A copy of so many bytes to the device or back, between buffers of its own."""
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -114,7 +104,7 @@ def _copy(size: int, up: bool) -> Callable[[], Any]:
 def _timed(run: Callable[[], Any]) -> float:
     """µs between two events around it, with an idle device before."""
     torch.cuda.synchronize()
-    begin, end = _event(), _event()
+    begin, end = timed_event(), timed_event()
     begin.record()
     run()
     end.record()
@@ -126,7 +116,7 @@ def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[floa
     """µs of each, when both run on two streams at once."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    events = [_event() for _ in range(4)]
+    events = [timed_event() for _ in range(4)]
     events[2].record()
     other()
     events[3].record()
@@ -136,7 +126,3 @@ def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[floa
         events[1].record()
     torch.cuda.synchronize()
     return 1000 * float(events[0].elapsed_time(events[1])), 1000 * float(events[2].elapsed_time(events[3]))
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +17,12 @@ from zbsolve.exec.base.torch_private import (
     FAKE_REFUSALS,
     FakeTensor,
     FakeTensorMode,
-    buffers_of,
     fake_log,
-    parameters_of,
     tree_map,
     without_modes,
 )
 from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
+from zbsolve.exec.graphs.sharing import Keys, tensor_key
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.features.lengths import MICROBATCH, SEQUENCES
@@ -36,46 +34,21 @@ from zbsolve.models.sides import Carried, called, names_of, row_of
 from zbsolve.planner.profiled_model import TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput
 
-PLAIN_DATA = (int, float, bool, str, bytes, complex, type(None))
-NUMBERING = {"layer_idx", "layer_id"}  # Hugging Face numbers its layers; training computes nothing from that
+# Hugging Face numbers its layers, and training computes nothing from that; and a forward that was put in a layer's place.
+NOT_SETTINGS = ("layer_idx", "layer_id", "forward")
 
 
 def fingerprint(layer: nn.Module) -> Hashable:
-    """Equal for layers of the same classes, shapes, types and settings, whatever numbers their parameters hold. What is
-    neither plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other
-    way round."""
-    return tuple((name, type(module), _settings(module)) for name, module in layer.named_modules())
+    """Equal for layers of the same classes, shapes, types and settings, whatever numbers their tensors hold. What is neither
+    plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other way
+    round."""
+    found: Hashable = Keys(NOT_SETTINGS, _identity).of(layer)
+    return found
 
 
-def _settings(module: nn.Module) -> Hashable:
-    rows = [
-        ("tensor", name, _tensor(value)) for name, value in (*parameters_of(module).items(), *buffers_of(module).items())
-    ]
-    own = [
-        (name, _value(value))
-        for name, value in sorted(vars(module).items())
-        if name not in NUMBERING and not name.startswith("_") and name != "forward"
-    ]
-    return module.extra_repr(), tuple(rows), tuple(own)
-
-
-def _tensor(value: Tensor | None) -> Hashable:
-    return None if value is None else (tuple(value.shape), value.dtype, value.requires_grad, value.stride())
-
-
-def _value(value: Any) -> Hashable:
-    if isinstance(value, PLAIN_DATA):
-        return (type(value), value)
+def _identity(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        return _tensor(value)
-    if isinstance(value, (list, tuple)):
-        return (type(value), tuple(_value(one) for one in value))
-    if isinstance(value, (set, frozenset)):
-        return (type(value), frozenset(_value(one) for one in value))
-    if isinstance(value, partial):
-        return (partial, value.func, _value(value.args), _value(value.keywords))
-    if isinstance(value, dict):
-        return tuple((_value(key), _value(one)) for key, one in value.items())
+        return tensor_key(value)  # type: ignore[no-any-return]
     return (type(value), value if isinstance(value, Hashable) else _Itself(value))
 
 

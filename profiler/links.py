@@ -28,10 +28,9 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.base.program import Message
+from zbsolve.exec.choices import BACKENDS, device_of
 from zbsolve.exec.device.rank_device import DeviceRows, Marks
-from zbsolve.exec.devices import BACKENDS, device_of
-from zbsolve.exec.run.host import device_environment, together
-from zbsolve.exec.run.worker import end_with_parent, local_network
+from zbsolve.exec.run.host import device_environment, end_with_parent, local_network, together
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.peers import clock_lead

@@ -19,25 +19,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.devices import BACKENDS, choose, described, device_of
+from zbsolve.exec.choices import BACKENDS, Row, choose, described, device_of
 from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.job import OPTIMIZERS
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.slices.cutting import Cutting
-from zbsolve.exec.splits import Row
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.features.cuts import Slices
 from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
+from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
-from zbsolve.util.machine import child_environment, cores, processor
+from zbsolve.util.machine import child_environment, cores, free_memory, processor
 from zbsolve.util.temporary import temporary_folder
 
 from .busy_process import FAILURE_PREFIX
-from .copies import free_host_memory, host_link, measure_copies, slowed_by_copies, slowed_by_messages
+from .copies import host_link, measure_copies, slowed_by_copies, slowed_by_messages
 from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
@@ -47,7 +47,6 @@ from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
 from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
-from .warn import warnings
 
 MAX_BUSY_PROCESSES = 1000  # each has the model in it
 COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
@@ -127,7 +126,7 @@ def measure(
     seconds: how long to time passes. At least some rounds are run, which takes minutes where a layer takes seconds; it takes
     less where the medians are known well before. busy_processes: processes that train the same model meanwhile, as other
     ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
-    device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.devices`). split: how the backward is split
+    device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.choices`). split: how the backward is split
     (see `Pipeline`). progress: called with what is being done. spread: the mesh that the model's `parallelize` spreads
     layers over; its other ranks beside the first pipeline call `take_part`. slices: of sequences, which are timed too: a
     number, or lengths. capture: passes count as CUDA graphs replay them, where they can be captured. traffic: how much
@@ -187,7 +186,7 @@ def measure(
         }
         | {name: row for curve in survey.curves for name, row in curve.named.items()},
         tied=found.through.tied,
-        host=host_link(copies, free_host_memory(), torch.cuda.device_count()),
+        host=host_link(copies, free_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
         slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
     )
@@ -369,3 +368,63 @@ def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
     if not line:
         raise RunFailed("a busy process did not start")
     return line
+
+
+HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of a pass, from which on the host is late
+MAX_DRIFT = 0.05
+MAX_IDLE = 0.05
+DISTURBED = "disturbed:"  # so begins what says that times are not to be trusted
+
+
+def warnings(
+    layers: Sequence[Layer],
+    samples: Mapping[str, Sequence[float]],
+    hosts: Mapping[str, float],
+    whole: Sequence[float],
+    idle: float,
+    device: str,
+    clocks: Sequence[int] = (),
+) -> list[str]:
+    """A line for each warning. samples: "<layer>/<kind>" → µs; hosts: the same of the host. whole: µs of whole rounds, in
+    order. idle: part of the time in which this process waited for a core. clocks: the device's meanwhile, MHz."""
+    found = split_doubts(layers)
+    if sum(layer.W for layer in layers) < 0.05 * sum(layer.BW for layer in layers):
+        found.append(
+            "W does next to nothing: the weight gradients are made in B, by layers that are no linear layers, embeddings or "
+            "convolutions, or that were compiled; a zero-bubble schedule cannot pay"
+        )
+    return [*found, *_host(samples, hosts, device), *_disturbed(whole, idle, device, clocks)]
+
+
+def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
+    """On a GPU the host may take as long as the device; on a CPU much of a pass may compute nothing."""
+    limit = HOST_SHARE[device]
+    shares = [(host / max(median(samples[key]), 1e-9), key) for key, host in hosts.items() if key in samples and host]
+    late = [row for row in shares if hosts[row[1]] >= limit * median(samples[row[1]])]
+    if not late:
+        return []
+    worst, key = max(late)
+    what = "launching takes as long as computing" if device == "cuda" else "half of the time or more computes nothing"
+    return [
+        f"host-bound: {what} in {len(late)} of {len(samples)} kinds of pass, most in {key} ({worst:.0%}): larger passes win"
+    ]
+
+
+def _disturbed(whole: Sequence[float], idle: float, device: str, clocks: Sequence[int]) -> list[str]:
+    found = []
+    half = len(whole) // 2
+    if half >= 3:
+        before, after = median(whole[:half]), median(whole[half:])
+        if abs(after - before) > MAX_DRIFT * before:
+            found.append(
+                f"{DISTURBED} the second half of the rounds took {after / before - 1:+.0%}: "
+                "the clock or another process changed"
+            )
+    if idle > MAX_IDLE and device == "cpu":
+        found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
+    if clocks and max(clocks) - min(clocks) > MAX_DRIFT * max(clocks):
+        found.append(
+            f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer "
+            "runs see the clock that training will have"
+        )
+    return found

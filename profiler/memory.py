@@ -78,15 +78,6 @@ class LayerMemory:
         }
 
 
-class Living(LiveBytes):  # type: ignore[no-untyped-call]
-    """Notices what died before it counts what is new, so that `most` is exact."""
-
-    def add(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor`, if it is new."""
-        assert self.now >= 0
-        super().add(tensor)
-
-
 class AllocatedBytes:
     """The CUDA allocator's count, from when it was entered on. Gradients must be there before: nothing is ignored."""
 
@@ -118,7 +109,7 @@ class AllocatedBytes:
         """Nothing to do: the allocator cannot, and what was there before is not counted."""
 
 
-Meter = Living | AllocatedBytes
+Meter = LiveBytes | AllocatedBytes
 
 
 def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
@@ -126,7 +117,7 @@ def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
     return [one.costs(behind) for one, behind in zip(rows, [*rows[1:], None], strict=True)]
 
 
-class Settled(Living):  # type: ignore[no-untyped-call]
+class Settled(LiveBytes):  # type: ignore[no-untyped-call]
     """Waits before it counts: what a collective gave may live a moment longer, in the thread that ran it."""
 
     @property
@@ -136,7 +127,9 @@ class Settled(Living):  # type: ignore[no-untyped-call]
         return super().now
 
 
-def held(model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tensor]], Meter] = Living) -> list[LayerMemory]:
+def held(
+    model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tensor]], Meter] = LiveBytes
+) -> list[LayerMemory]:
     """Memory of every layer by itself, in a microbatch that is not the first, so that gradients are there. living: counts
     bytes on a CPU, but for these tensors."""
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
@@ -158,7 +151,7 @@ def least_held(model: Model, stages: Sequence[Stage], times: int) -> list[LayerM
     return [min(row, key=lambda one: (one.after_F + one.after_B + one.after_W, one.transient)) for row in rows]
 
 
-def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter] = Living) -> LayerMemory:
+def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter] = LiveBytes) -> LayerMemory:
     """The same of one stage that is given x."""
     parameters = [p for layer in stage.layers for p in layer.parameters()]
     for p in parameters:
@@ -204,11 +197,6 @@ def _borders(
     return Format.of(y_row), kept, unneeded or (0,) * len(tensors_of(row)), makes
 
 
-def _with_row(x: Any, row: Any) -> Any:
-    """The same with another row. Side inputs are no layer's own: a rank has each once, whoever takes it there."""
-    return Carried(row, x.sides) if isinstance(x, Carried) else row
-
-
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
     form, kept, unneeded, makes = _borders(stage, given, target)
     last = stage.loss is not None
@@ -216,11 +204,13 @@ def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory
     with meter:
         meter.ignore(tensors_of(given))
         with torch.no_grad():
-            x = given if stage.first == 0 else _with_row(given, copied(row_of(given)))
+            row = row_of(given) if stage.first == 0 else copied(row_of(given))
+            # Side inputs are no layer's own: a rank has each once, whoever takes it there.
+            x = Carried(row, given.sides) if isinstance(given, Carried) else row
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)
-        del x, y
+        del x, y, row
         after_f = meter.now
         gradients = [torch.ones(shape, dtype=dtype, device=device) for shape, dtype in makes]
         before = meter.most = meter.now

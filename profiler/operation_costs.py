@@ -4,9 +4,9 @@ operation's tensors alone do not say it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -238,6 +238,15 @@ def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
 
 
 PassOps = dict[str, list[Op]]  # kind → operations
+Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this kind, and does something around it
+
+
+class Turn(NamedTuple):
+    """What goes in and out of the passes of one microbatch: the output, gradients of it, and those of the input."""
+
+    output: Any
+    given: Any
+    gradients: Any
 
 
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
@@ -254,19 +263,31 @@ def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> di
 
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
     """The same of one stage that is given x."""
-    _turn(stage, x, target, split=True)  # makes the gradients that the others add to
-    return _turn(stage, x, target, split=False) | _turn(stage, x, target, split=True)
+    turn(stage, x, target, lambda kind, call: call())  # makes the gradients that the others add to
+    found: PassOps = {}
+    turn(stage, x, target, counting(found), split=False)
+    found["F"].clear()
+    turn(stage, x, target, counting(found))
+    return found
 
 
-def _turn(stage: Stage, x: Any, target: Any, *, split: bool) -> PassOps:
+def counting(found: PassOps) -> Around:
+    """Notes the operations of each pass."""
+
+    def around(kind: str, call: Callable[[], Any]) -> Any:
+        with Work(found.setdefault(kind, [])):
+            return call()
+
+    return around
+
+
+def turn(stage: Stage, x: Any, target: Any, around: Around, *, split: bool = True, recompute: bool = False) -> Turn:
     """Forward and backward of one microbatch."""
-    with Work() as f:
-        y = stage.forward(0, x, target, split=split)
-    gradient = None if stage.loss is not None else [torch.ones_like(one) for one in trained(y)]
-    with Work() as b:
-        stage.backward(0, gradient)
-    if not split:
-        return {"F": f.ops, "BW": b.ops}
-    with Work() as w:
-        stage.weights(0)
-    return {"F": f.ops, "B": b.ops, "W": w.ops}
+    output = around("F", lambda: stage.forward(0, x, target, split=split, recompute=recompute))
+    given = None if stage.loss is not None else [torch.ones_like(one) for one in trained(output)]
+    if recompute:
+        around("X", lambda: stage.recompute(0))
+    gradients = around("B" if split else "BW", lambda: stage.backward(0, given))
+    if split:
+        around("W", lambda: stage.weights(0))
+    return Turn(output, given, gradients)

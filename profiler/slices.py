@@ -274,12 +274,11 @@ def _rounds(
     sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
     stages = [stage for one in sets[:MAX_COPIES] for stage in one]
     feeds = {i: alone(model, i, through, bench.device) for i in kinds}
-    for stage in stages:
-        stage.around = StageSlices(cutting, compares=False)
+    sliced = [(stage, StageSlices(cutting, compares=False)) for stage in stages]
     timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0
-        _turn(stages, cutting, [feeds[stage.first](m, step) for m, stage in enumerate(stages)], timer, split)
+        _turn(sliced, cutting, [feeds[stage.first](m, step) for m, stage in enumerate(stages)], timer, split)
         for i in kinds:
             if calls[i]:
                 _time_attention(i, calls[i], timer)
@@ -297,22 +296,29 @@ def positions(count: int) -> set[int]:
     return {round(one) for one in np.linspace(0, count - 1, min(POSITIONS, count)).tolist()}
 
 
-def _turn(stages: Sequence[Stage], cutting: Cutting, given: list[tuple[Any, Any]], timer: PassTimer, split: bool) -> None:
+def _turn(
+    sliced: Sequence[tuple[Stage, StageSlices]],
+    cutting: Cutting,
+    given: list[tuple[Any, Any]],
+    timer: PassTimer,
+    split: bool,
+) -> None:
     """All slices of a microbatch on each stage, forward in order and backward the other way round."""
-    parts = [
-        (cutting.parts({0: x}, "input"), _targets(stage, cutting, y)) for stage, (x, y) in zip(stages, given, strict=True)
-    ]
+    both = zip(sliced, given, strict=True)
+    parts = [(cutting.parts({0: x}, "input"), _targets(stage, cutting, y)) for (stage, _), (x, y) in both]
     gradients: dict[tuple[int, int], Any] = {}
     for j in range(cutting.count):
-        for m, stage in enumerate(stages):
+        for m, (stage, slices) in enumerate(sliced):
             x, target = (row[j] for row in parts[m])
-            y = timer.run(stage.first, f"F/{j}", stage.forward, j, x, target, split=split)
+            with slices.forward(stage, j, x, target):
+                y = timer.run(stage.first, f"F/{j}", stage.forward, j, x, target, split=split)
             gradients[m, j] = None if stage.loss is not None else [torch.ones_like(one) for one in trained(y)]
     for j in reversed(range(cutting.count)):
-        for m, stage in enumerate(stages):
-            timer.run(stage.first, f"{'B' if split else 'BW'}/{j}", stage.backward, j, gradients.pop((m, j)))
+        for m, (stage, slices) in enumerate(sliced):
+            with slices.backward(j):
+                timer.run(stage.first, f"{'B' if split else 'BW'}/{j}", stage.backward, j, gradients.pop((m, j)))
     for j in range(cutting.count if split else 0):
-        for stage in stages:
+        for stage, _ in sliced:
             timer.run(stage.first, f"W/{j}", stage.weights, j)
 
 

@@ -18,12 +18,11 @@ from torch import nn
 
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import constant, local_bytes, tensors_of, trained
-from zbsolve.exec.devices import BACKENDS
+from zbsolve.exec.choices import BACKENDS
 from zbsolve.exec.feed import moved
 from zbsolve.exec.graphs.auto import Parts, parts_by_name
 from zbsolve.exec.layers import tie
-from zbsolve.exec.mesh.place import PipelineMesh, group_along, parallelized
-from zbsolve.exec.mesh.sizes import PIPELINE, made_mesh, named_sizes
+from zbsolve.exec.mesh import PIPELINE, PipelineMesh, group_along, made_mesh, named_sizes, parallelized
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.failure import RunFailed

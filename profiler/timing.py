@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,6 @@ from torch import nn
 
 from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.base.values import trained
 from zbsolve.exec.graphs.auto import Parts
 from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.models.model import Model
@@ -23,7 +23,7 @@ from zbsolve.util.errors import BadInput
 from zbsolve.util.statistics import median_error
 
 from .dataflow import Flow, batch_of, fake_mode, place, quiet
-from .operation_costs import passes
+from .operation_costs import Turn, passes, turn
 from .stage_rounds import (
     BY_LAYERS,
     MAX_COPIES,
@@ -40,8 +40,6 @@ from .stage_rounds import (
     updates,
 )
 
-Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this kind, and does something around it
-
 
 class CapturedStage:
     """A stage whose passes replay graphs, turn by turn; it stands for the stage in `rounds`. A turn that cannot be captured
@@ -56,15 +54,16 @@ class CapturedStage:
         self.first, self.loss = stage.first, stage.loss
         self.why: dict[str, str] = {}
         self._stage, self._given, self._stream = stage, (x, target), stream
-        self._graphs: dict[str, dict[str, Any]] = {}
+        self._graphs: dict[str, dict[str, Any]] = {}  # turn → kind → graph
+        self._made: dict[str, Turn] = {}  # turn → the tensors that its graphs read and make
         self._turn = ""
-        for turn in TURNS:
+        for name in TURNS:
             try:
-                self._graphs[turn] = self._captured(turn)
+                self._graphs[name], self._made[name] = self._captured(name)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self.why[turn] = one_line(error)
+                self.why[name] = one_line(error)
                 stage.forget()
 
     def parameters(self) -> list[nn.Parameter]:
@@ -75,7 +74,7 @@ class CapturedStage:
         """F, which begins a turn."""
         self._turn = "recompute" if recompute else "split" if split else "fused"
         if self._replayed("F"):
-            return self._graphs[self._turn]["output"]
+            return self._made[self._turn].output
         return self._stage.forward(microbatch, x, target, split=split, recompute=recompute)
 
     def recompute(self, microbatch: int) -> None:
@@ -85,8 +84,8 @@ class CapturedStage:
 
     def backward(self, microbatch: int, gradients: Any) -> Any:
         """B, or BW: of the gradients that were captured, whatever is given."""
-        if self._replayed("B"):
-            return self._graphs[self._turn]["gradients"]
+        if self._replayed("BW" if self._turn == "fused" else "B"):
+            return self._made[self._turn].gradients
         return self._stage.backward(microbatch, gradients)
 
     def weights(self, microbatch: int) -> None:
@@ -100,10 +99,11 @@ class CapturedStage:
             graphs[kind].replay()
         return graphs is not None
 
-    def _captured(self, turn: str) -> dict[str, Any]:
+    def _captured(self, name: str) -> tuple[dict[str, Any], Turn]:
         """Kind → graph of one turn, and the tensors that they read and make. The turn runs as it is before. Nothing is
         seeded, which a capture may not do: times are the same for any random numbers."""
         found: dict[str, Any] = {}
+        run = partial(turn, self._stage, *self._given, split=name != "fused", recompute=name == "recompute")
         pool = torch.cuda.graph_pool_handle()  # the turn's own: what F keeps is there until W
 
         def capture(kind: str, call: Callable[[], Any]) -> Any:
@@ -117,22 +117,9 @@ class CapturedStage:
 
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), seeding(lambda seed, number: None):
-            self._run(turn, lambda kind, call: call(), {})
+            run(lambda kind, call: call())
             torch.cuda.synchronize()
-            self._run(turn, capture, found)
-        return found
-
-    def _run(self, turn: str, around: Around, found: dict[str, Any]) -> None:
-        """One turn. found: gets what goes in and out."""
-        stage, (x, target) = self._stage, self._given
-        split, again = turn != "fused", turn == "recompute"
-        y = found["output"] = around("F", lambda: stage.forward(0, x, target, split=split, recompute=again))
-        given = found["given"] = None if self.loss is not None else [torch.ones_like(one) for one in trained(y)]
-        if again:
-            around("X", lambda: stage.recompute(0))
-        found["gradients"] = around("B", lambda: stage.backward(0, given))
-        if split:
-            around("W", lambda: stage.weights(0))
+            return found, run(capture)
 
 
 def replayed(sets: Sequence[list[Stage]], feed: Feed) -> tuple[list[list[Any]], dict[tuple[int, str], str]]:

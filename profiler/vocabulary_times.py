@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
@@ -22,8 +23,8 @@ from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow, batch_of, fake_mode, quiet
-from .memory import Living, costs_of, held_by
-from .operation_costs import Op, PassOps, Work
+from .memory import costs_of, held_by
+from .operation_costs import Op, PassOps, counting
 from .stage_rounds import TURNS, PassTimer, rounds
 from .timing import Bench, Progress
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
@@ -65,7 +66,7 @@ def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
     """The operations of S, "merge" and T. cut: of fake tensors."""
     found: PassOps = {}
     shard = cut.output(ranks, lambda logits: _few_blocks(logits, found["S"]))
-    run_shard(shard, cut.hidden, cut.labels, ranks, barriers, _counting(found))
+    run_shard(shard, cut.hidden, cut.labels, ranks, barriers, counting(found))
     return found
 
 
@@ -74,16 +75,8 @@ def counted_table(cut: Cut, ranks: int) -> PassOps:
     found: PassOps = {}
     shard = cut.embedding(ranks)
     if shard is not None:
-        run_table(shard, cut.tokens, _counting(found))
+        run_table(shard, cut.tokens, counting(found))
     return found
-
-
-def _counting(found: dict[str, list[Op]]) -> Callable[[str, Callable[[], Any]], Any]:
-    def around(name: str, call: Callable[[], Any]) -> Any:
-        with Work(found.setdefault(name, [])):
-            return call()
-
-    return around
 
 
 def _few_blocks(logits: Tensor, ops: list[Op]) -> Iterator[slice]:
@@ -115,7 +108,7 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     own = [t for one in (shard.weight, shard.bias) if one is not None for t in (one, one.grad) if t is not None]
     after: dict[str, int] = {}
     over = [0]
-    with Living([cut.hidden, cut.labels, *own]) as meter:
+    with LiveBytes([cut.hidden, cut.labels, *own]) as meter:
 
         def around(name: str, call: Callable[[], Any]) -> Any:
             before = meter.most = meter.now

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from profiler import estimate, measure
-from profiler.warn import DISTURBED
+from profiler.measurement import DISTURBED
 from zbsolve import Profile
 from zbsolve.models.published_models import PUBLISHED
 

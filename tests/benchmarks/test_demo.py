@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.demo import cautions
-from profiler.warn import DISTURBED
+from profiler.measurement import DISTURBED
 from zbsolve.show.comparison import compare
 
 from ..support.profiles import toy_profile

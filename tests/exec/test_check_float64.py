@@ -12,9 +12,9 @@ from torch import nn
 
 from zbsolve.cli.run import _verdict
 from zbsolve.exec.check import LIMITS, shake, values
+from zbsolve.exec.run.checking import Others, compare
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.transport.wires import ALONE
-from zbsolve.exec.verdict import Others, compare
 
 from ..support.exec_tools import a_problem, random_schedule
 

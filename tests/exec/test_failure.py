@@ -323,6 +323,6 @@ def workers(parent: int) -> list[int]:
             words = (path.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == parent and fields[0] != "Z" and b"zbsolve.exec.run.worker" in words:
+        if int(fields[1]) == parent and fields[0] != "Z" and b"zbsolve.exec.run.launch" in words:
             found.append(int(path.parent.name))
     return found

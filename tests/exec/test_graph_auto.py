@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from zbsolve.exec import auxiliary_loss, auxiliary_losses
 from zbsolve.exec.backward.replay import undisturbed
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.choices import as_lines, merged
 from zbsolve.exec.graphs import auto
 from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.splits import as_lines, merged
 
 from ..support.split_blocks import WIDTH, Block, assert_same, hidden, run
 

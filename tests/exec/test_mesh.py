@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput
 from zbsolve.cli import main
-from zbsolve.exec.mesh.sizes import coordinate_of, located, mesh_sizes, process_of
+from zbsolve.exec.mesh import coordinate_of, located, mesh_sizes, process_of
 
 from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import a_problem, random_schedule

@@ -15,8 +15,8 @@ from zbsolve.cli.app import main
 from zbsolve.exec.base.program import Message, Program
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import predicted
+from zbsolve.exec.reports import RunNumbers
 from zbsolve.exec.run.launch import run_local
-from zbsolve.exec.run.numbers import RunNumbers
 from zbsolve.exec.step_view import StepView
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import CheckedRounds

@@ -179,8 +179,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_a_wrong_gradient_fails_the_check() -> None:
     from zbsolve.exec.check import values
+    from zbsolve.exec.run.checking import compare
     from zbsolve.exec.transport.wires import ALONE
-    from zbsolve.exec.verdict import compare
 
     layers = dict(enumerate(load("mlp-tiny").build()))
     whole = load("mlp-tiny").build()

@@ -471,14 +471,16 @@ def test_a_mean_of_labels_passes(loss: Loss, labels: Tensor) -> None:
 def steps_of(layers: list[nn.Module], batches: list[list[Any]], **how: Any) -> list[str]:
     """Steps of a stage with these microbatches, in two slices; what each step's comparison says."""
     stage, said = Stage(layers, 3), list[str]()
-    stage.around = slices = StageSlices(Cutting(2), **how)
+    slices = StageSlices(Cutting(2), **how)
     for microbatches in batches:
         for m, x in enumerate(microbatches):
             for i, part in enumerate(x.chunk(2, 1)):
-                stage.forward(2 * m + i, part, None, split=False)
+                with slices.forward(stage, 2 * m + i, part, None):
+                    stage.forward(2 * m + i, part, None, split=False)
         for m, x in enumerate(microbatches):
             for i in (1, 0):
-                stage.backward(2 * m + i, [torch.ones(*x.chunk(2, 1)[i].shape, WIDTH)])
+                with slices.backward(2 * m + i):
+                    stage.backward(2 * m + i, [torch.ones(*x.chunk(2, 1)[i].shape, WIDTH)])
         try:
             slices.compare(stage)
             said.append("")
@@ -502,12 +504,14 @@ def test_steps_one_two_four_and_so_forth_are_compared() -> None:
 def test_longer_sequences_and_layers_in_training_are_compared_at_once() -> None:
     layer = Mixing(before(12))
     stage, lengths, said = Stage([layer], 3), [8, 4, 16, 16, 32, 32], list[bool]()
-    stage.around = slices = StageSlices(Cutting(2))
+    slices = StageSlices(Cutting(2))
     for length in (*lengths, 0):
         layer.function = before(12) if length else before(1)
         layer.train(length > 0)
         for part in range(2):
-            stage.alone(part, torch.ones(1, length // 2 or 4, WIDTH), None, 0)
+            x = torch.ones(1, length // 2 or 4, WIDTH)
+            with torch.no_grad(), slices.forward(stage, part, x, None):
+                stage.alone(x, None, 0)
         try:
             slices.compare(stage)
             said.append(False)
@@ -524,7 +528,9 @@ def test_all_rounds_of_forwards_count_as_one_row_of_steps() -> None:
         one = ForwardStage(stage, with_loss, last=True)
         rounds = part.for_forwards({3: one})
         for i in range(2):
-            one.forward(i, torch.full((1, 4, WIDTH), float(i)), None, split=False)
+            x = torch.full((1, 4, WIDTH), float(i))
+            with torch.no_grad(), rounds.slices[3].forward(one, i, x, None):
+                one.forward(i, x, None, split=False)
         try:
             rounds.end()
             said.append(False)

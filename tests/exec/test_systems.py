@@ -14,8 +14,8 @@ from zbsolve import Trace, pipeline, updates
 from zbsolve.cli import main
 from zbsolve.exec import check
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.run.checking import compare
 from zbsolve.exec.transport.wires import ALONE
-from zbsolve.exec.verdict import compare
 from zbsolve.placement import mirror
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from zbsolve import Schedule
 from zbsolve.exec import Pipeline
-from zbsolve.exec.devices import local_place
+from zbsolve.exec.choices import local_place
 
 from .models import plain
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profiler.copies import SIZES, free_host_memory, host_link, measure_copies, slowed_by_copies, slowed_by_messages
+from profiler.copies import SIZES, host_link, measure_copies, slowed_by_copies, slowed_by_messages
 from profiler.devices import DEVICES
 from profiler.devices import host_link as estimated
 from zbsolve.layer import HostLink
+from zbsolve.util.machine import free_memory
 
 
 def samples(both: float) -> dict[str, list[float]]:
@@ -46,18 +47,13 @@ def test_estimates_are_shares_of_what_data_sheets_print() -> None:
     assert estimated(DEVICES["mi300x"]).memory is None
 
 
-def test_linux_says_what_host_memory_is_free() -> None:
-    free = free_host_memory()
-    assert free is None or free > 0
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_between_host_and_device() -> None:
     found = measure_copies()
     assert min(found["h2d/67108864"]) > min(found["h2d/65536"]) > 0
     assert {"product", "product beside h2d", "product beside d2h", "d2h/1048576 beside", "h2d/65536 both"} <= set(found)
-    link = host_link(found, free_host_memory(), torch.cuda.device_count())
+    link = host_link(found, free_memory(), torch.cuda.device_count())
     assert link is not None
     assert 1_000 < min(link.rates) <= max(link.d2h, link.h2d) < 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from profiler import measure
-from zbsolve.exec.devices import choose, described, device_of
+from zbsolve.exec.choices import choose, described, device_of
 from zbsolve.util.errors import BadInput
 
 

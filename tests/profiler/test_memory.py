@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from profiler.dataflow import fake_mode, flow
-from profiler.memory import AllocatedBytes, LayerMemory, Living, _metered, held, held_by
+from profiler.memory import AllocatedBytes, LayerMemory, _metered, held, held_by
 from profiler.stage_rounds import PassTimer, alone, rotated, rounds, stages_of
 from zbsolve import HostLink, Profile, Step, pipeline, solve
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import tensors_of
+from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.run.launch import run_local
 from zbsolve.handover import lacking, most_waiting
 from zbsolve.layer import Layer, Link
@@ -204,7 +205,9 @@ def test_predicted_activations_are_what_the_allocator_counts(spec: str, layer: i
     x, target = feed(0, 0)
     allocated = held_by(stage, x, target)
     own = [t for one in stage.layers for t in (*one.parameters(), *one.buffers())]
-    counted = _metered(stage, x, target, Living([*own, *(t.grad for t in own if t.grad is not None), *tensors_of(target)]))
+    counted = _metered(
+        stage, x, target, LiveBytes([*own, *(t.grad for t in own if t.grad is not None), *tensors_of(target)])
+    )
     assert counted.after_F == pytest.approx(allocated.after_F, rel=0.03)
     assert counted.after_B == pytest.approx(allocated.after_B, rel=0.03)
     assert counted.after_W == allocated.after_W == 0

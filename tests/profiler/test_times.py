@@ -10,9 +10,9 @@ import torch
 
 from profiler import measure
 from profiler.dataflow import flow
+from profiler.measurement import DISTURBED, warnings
 from profiler.stage_rounds import PassTimer, batches, rotated, rounds, stages_of
 from profiler.timing import Bench, host_times, time_layers, wanted
-from profiler.warn import DISTURBED, warnings
 from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.backward.stage import Stage

@@ -82,7 +82,7 @@ def failing(what: str, **job: Any) -> list[Any]:
 
 
 def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
-    from zbsolve.exec.run.worker import end_with_parent, local_network
+    from zbsolve.exec.run.host import end_with_parent, local_network
 
     redirect(folder / f"stderr.{rank}")
     end_with_parent()
@@ -112,7 +112,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     from torch import nn
 
     from zbsolve.exec import Pipeline, RunFailed
-    from zbsolve.exec.base.part import Hooks
+    from zbsolve.exec.handlers import PARTS, Part
 
     from .exec_tools import random_schedule
 
@@ -126,6 +126,10 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     odd = job["what"] == "schedule" and here
     schedule = random_schedule(_problem(tuple(range(stages)), 3 - odd, job), 1)
 
+    class Late(Part):
+        def done(self, stage: int) -> None:
+            time.sleep(600)
+
     def layers(numbers: list[int]) -> list[nn.Module]:
         if job["what"] == "build" and here:
             raise ValueError("no such weights")
@@ -136,8 +140,9 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
         return made
 
     loss = None if job["what"] == "no loss" else nn.functional.mse_loss
-    late = (lambda stage: time.sleep(600)) if job["what"] == "hang late" and here else None
-    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False), "hooks": Hooks(done=late)}
+    if job["what"] == "hang late" and here:
+        PARTS.append(lambda c: Late())
+    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False)}
     if mesh is not None:
         more["group"] = mesh.get_group("pp")
     runner = Pipeline(layers, schedule, loss=loss, **more)

@@ -31,7 +31,7 @@ from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.slices.stage import StageSlices
+from zbsolve.exec.slices.stage import Slices
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
@@ -196,10 +196,9 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int
             pipe.wait_gradients()
             apart += [abs(found - loss) / abs(loss), worst(pipe, whole)]
             pipe.module.zero_grad()
-        for stage in pipe.stages.values():
-            assert isinstance(stage.around, StageSlices)
-            assert stage.around.store.bytes == 0
-            assert not stage.live
+        for slices in (part for part in pipe.parts if isinstance(part, Slices)):
+            assert all(one.store.bytes == 0 for one in slices.slices.values())
+        assert not any(stage.live for stage in pipe.stages.values())
     return max(apart), answered
 
 

@@ -154,10 +154,10 @@ def as_main(words: Sequence[str], environment: dict[str, str], output: Path) -> 
 
 
 def work(folder: Path, rank: int) -> None:
-    from zbsolve.exec.run import worker
+    from zbsolve.exec.run.launch import run_rank_process
 
     redirect(path_of(folder, rank))
-    code = worker.main(folder, rank)
+    code = run_rank_process(folder, rank)
     sys.stderr.flush()
     os._exit(code)
 
@@ -184,7 +184,7 @@ def main(folder: Path, ranks: int, timeout: float, function: str, argument: str,
 def member(folder: Path, ranks: int, port: int, words: Sequence[str], rank: int) -> None:
     """One rank of torchrun's."""
     from zbsolve.cli import main as command
-    from zbsolve.exec.run.worker import end_with_parent, local_network
+    from zbsolve.exec.run.host import end_with_parent, local_network
 
     redirect(folder / f"stderr.{rank}", folder / f"stdout.{rank}")
     end_with_parent()
@@ -202,7 +202,7 @@ def run(folder: Path, ranks: int, timeout: float, function: str, argument: Any, 
     import torch
     import torch.distributed as dist
 
-    from zbsolve.exec.run.worker import end_with_parent, local_network
+    from zbsolve.exec.run.host import end_with_parent, local_network
 
     end_with_parent()
     local_network()

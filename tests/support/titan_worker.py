@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zbsolve.exec.run.worker import end_with_parent, local_network
+from zbsolve.exec.run.host import end_with_parent, local_network
 
 from .titan_training import trained
 

@@ -10,9 +10,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..exec.devices import DEVICES, choose, described, device_of, local_place
+from ..exec.choices import DEVICES, SPLITS, as_lines, choose, described, device_of, local_place
 from ..exec.run.host import take_environment
-from ..exec.splits import SPLITS, as_lines
 from ..exec.transport.failure import RunFailed
 from ..features.sizes import of_sizes
 from ..profile.lengths import stalls_of
@@ -168,7 +167,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _tensor_ranks(mesh: str) -> int:
     """Of an estimate's mesh. Raises BadInput for another dimension."""
-    from ..exec.mesh.sizes import named_sizes
+    from ..exec.mesh import named_sizes
 
     sizes = named_sizes(mesh) if mesh else {}
     if set(sizes) - {"tp"}:

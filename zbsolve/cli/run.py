@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ..exec.devices import DEVICES
-from ..exec.splits import RUN_SPLITS, as_lines
+from ..exec.choices import DEVICES, RUN_SPLITS, as_lines
 from ..profile.doubtful import other_model
 from ..trace import SLACK, Trace
 from ..util.errors import BadInput
@@ -110,9 +109,9 @@ def _where(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
+    from ..exec.reports import RunNumbers
     from ..exec.run.job import Options, run_on_one_device
     from ..exec.run.launch import run_local
-    from ..exec.run.numbers import RunNumbers
     from ..exec.run.torchrun import Prediction, run_torchrun, torchrun_environment
     from ..long_steps.check import CheckedRounds
     from ..long_steps.files import load_either, load_unrolled

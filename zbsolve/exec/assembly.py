@@ -10,7 +10,7 @@ from .connecting import Connecting, Given, Own
 from .device.rank_device import DeviceRows, RankDevice
 from .emulate import Board, EmulatedDevice, Times
 from .feed import ShapeNumbers
-from .handlers import HANDLERS, connect_parts
+from .handlers import connect_parts
 from .interpreter import Interpreter
 from .own import own_stages
 from .rank import RankRunner
@@ -39,8 +39,7 @@ def connected(
     if emulate is not None:
         board = Board.shared(wires, view.passes)
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
-    exchanged = [action.stage for action in program.actions if HANDLERS[action.kind].ends_with_step]
-    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, exchanged, hooks))
+    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, hooks))
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
     return RankRunner(
         schedule=view.schedule,

@@ -16,7 +16,7 @@ from .backward.stage import Stage
 from .base.part import Hooks, Part
 from .base.program import Program
 from .layers import Layers
-from .mesh.place import Parallelize, PipelineMesh
+from .mesh import Parallelize, PipelineMesh
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import Wires
@@ -67,7 +67,7 @@ class Own:
 @dataclass(frozen=True, eq=False)
 class Connecting:
     """A rank that connects to the others. wires: the plain ones; those of `peers` are paired. group, replicas: process
-    groups. exchanged: stages with passes C here. parts: those made so far."""
+    groups. parts: those made so far."""
 
     own: Own
     given: Given
@@ -76,7 +76,6 @@ class Connecting:
     peers: Peers
     group: Any = None
     replicas: Any = None
-    exchanged: Sequence[int] = ()
     hooks: Hooks = field(default_factory=Hooks)
     parts: list[Part] = field(default_factory=list)
 

@@ -35,7 +35,7 @@ from .base.torch_private import own_backend
 from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from .connecting import Connecting
 from .layers import tie
-from .mesh.place import PipelineMesh, group_along, ranks_along
+from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import (
     Wires,
     abort,
@@ -139,7 +139,8 @@ class Shared(Part):
         end of the step."""
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
         common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
-        return cls(c.wires, common, () if behind else c.exchanged, c.device, c.peers.timeout, behind)
+        exchanged = () if behind else [action.stage for action in c.own.program.actions if action.kind in HANDLERS]
+        return cls(c.wires, common, exchanged, c.device, c.peers.timeout, behind)
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""

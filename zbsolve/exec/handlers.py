@@ -1,7 +1,8 @@
 """What the executor knows of features, as two tables that are put together of what each feature's own folder has.
 
 `HANDLERS`: one handler a kind of pass; a kind without a row does not run. `PARTS`: what makes a rank's parts, in the order
-in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients.
+in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients. Around a pass
+later parts are outside of earlier ones: slices come first, for they keep what their stage is given.
 
 All-to-alls of expert parallelism are here: AF behind F, AB behind the backward. All experts of this model are on the rank
 that needs them. So there is nothing to send around, and an all-to-all hands on what it is given; only its time is emulated.
@@ -88,12 +89,12 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
 
 
 PARTS: list[Callable[[Connecting], Part | None]] = [
+    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Updates.of,
     Offload.of,
     VocabularyShard.of,
     AttentionPeers.of,
     SideInputs.of,
-    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Sharding.of,
     Shared.of,
     Replicas.of,

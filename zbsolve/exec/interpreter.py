@@ -142,12 +142,12 @@ class Interpreter:
                 yield i, action, ended(self.state, action)
 
     def forget(self) -> None:
-        """Drop what the forwards of this step left: the step begins anew."""
+        """Drop what passes of this step left: it begins anew, or breaks off."""
         record = self.record
         self._handed.clear()
         self._looked = 0
-        for stage in self.state.stages.values():
-            stage.forget()
+        for one in (*self.state.stages.values(), *self.state.parts):
+            one.forget()
         for column in record.columns():
             column.clear()
         record.later.clear()
@@ -191,8 +191,6 @@ class Interpreter:
             if action.done:
                 for done in self._done:
                     done(action.stage)
-                if hooks.done is not None:
-                    hooks.done(action.stage)
         except LostRank as error:
             raise LostRank(f"rank {self.program.rank}, pass {self._now}: {error}", error.peer) from None
         except Exception as error:

@@ -4,17 +4,16 @@ timeline. A message is a copy, as over a link. The order and the numbers are rea
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..models.model import Model
+from ..models.model import Model, Place, share
 from ..models.sides import names_of
 from ..schedule import Schedule
 from ..timeline import Floats, Timeline
@@ -22,7 +21,7 @@ from ..util.errors import BadInput
 from .base.part import Hooks, RankState, Record, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
-from .exchange import Bucket, buckets
+from .choices import Row
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
 from .handlers import passes_where
@@ -35,7 +34,6 @@ from .reports import MeasuredStep
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
-from .splits import Row
 from .step_view import StepView
 from .transport.wires import ALONE, CPU
 from .vocabulary.parts import WholeVocabulary
@@ -82,9 +80,9 @@ class DeviceCopies:
 
 class OneDevice:
     """The stages of all ranks, and the one program that a schedule makes of them. model: builds layers by their numbers;
-    every rank gets its own. hooks: one a rank. split: see `Pipeline`; what is traced and measured is shared by all ranks.
-    order: the passes of all ranks in the order in which they run. The gradient of the mean loss is added to `.grad` of the
-    parameters. Raises BadInput where something does not fit."""
+    every rank gets its own, with the same parameters where it has the same layers. hooks: one a rank. split: see
+    `Pipeline`; what is traced and measured is shared by all ranks. order: the passes of all ranks in the order in which they
+    run. The gradient of the mean loss is added to `.grad` of parameters. Raises BadInput where something does not fit."""
 
     rank, place, wires, mesh = 0, 0, ALONE, None  # a job and its check see a pipeline of one rank
     vocabulary = WholeVocabulary(None, (), None, CPU)
@@ -126,18 +124,20 @@ class OneDevice:
             # A builder may give the same layers to all ranks.
             self.parts.append({i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()})
             names |= {i: names_of(layer, i) for i, layer in made.items()}
+        _share(self.parts, model.tied)
         sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
         for program, mine in zip(programs, self.parts, strict=True):
             check_untrained(problem, self.counts, program.stages, mine)
             stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
-            slices = Slices.of(problem, program.rank, stages, hook.compare)
-            features = (slices, SideInputs.checked(sides, program, stages), WorkBeside.of(program.rank, problem, model.work))
-            state = RankState(stages, tuple(part for part in features if part is not None))
+            features = (
+                Slices.of(problem, program.rank, stages, hook.compare),
+                SideInputs.checked(sides, program, stages),
+                WorkBeside.of(program.rank, problem, model.work),
+            )
+            state = RankState(stages, [part for part in features if part is not None])
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
-        stage_of = [s for s, count in enumerate(self.counts) for _ in range(count)]
-        self.shared = _copies([buckets(problem.stage_ranks, stage_of, mine, model.tied) for mine in self.parts])
         self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
         self.order = _in_order(schedule, self.interpreters)
 
@@ -166,13 +166,9 @@ class OneDevice:
         meters = [LiveBytes([*module.parameters(), *module.buffers(), *batch]) for module in modules]
         self.copies.meters = meters
         records = [interpreter.begin(data) for interpreter in self.interpreters]
-        kept = [[parameter.grad for parameter in copies] for copies in self.shared]
-        for parameter in (parameter for copies in self.shared for parameter in copies):
-            parameter.grad = None
         spans = self._run_all(meters)
         for interpreter in self.interpreters:
             interpreter.end()
-        self._add_up(kept)
         start, end, ready = self._columns(spans)
         loss = sum_of([loss for record in records for loss in record.losses])
         counted = tuple(self._memory(*pair) for pair in zip(self.interpreters, meters, strict=False))
@@ -196,14 +192,6 @@ class OneDevice:
         names = tuple(action.name for action in interpreter.program.actions)
         return Memory(names, tuple(interpreter.record.held), predicted(self.schedule, interpreter.program), meter.most)
 
-    def _add_up(self, kept: Sequence[Sequence[Tensor | None]]) -> None:
-        """The gradient of a shared parameter becomes the sum over its ranks, on each of them, and what it was before."""
-        for copies, before in zip(self.shared, kept, strict=True):
-            parts = [one.grad for one in copies if one.grad is not None]
-            total = torch.stack(parts).sum(0) if parts else torch.zeros_like(copies[0])
-            for one, old in zip(copies, before, strict=True):
-                one.grad = total.clone() if old is None else old.add_(total)
-
     def _columns(self, spans: Mapping[str, tuple[float, float]]) -> tuple[Floats, Floats, Floats]:
         """Start, end and ready of each pass. A pass is ready when all that it waits for has ended."""
         problem = self.schedule.problem
@@ -213,17 +201,18 @@ class OneDevice:
         return start, end, np.minimum(ready, start)
 
 
-def _copies(buckets_of_ranks: Sequence[Sequence[Bucket]]) -> list[list[nn.Parameter]]:
-    """The copies of each parameter that lives on several ranks, with the first's value."""
-    copies: dict[Any, list[nn.Parameter]] = {}
-    for mine in buckets_of_ranks:
-        for bucket in mine:
-            for i, parameter in enumerate(bucket.parameters):
-                copies.setdefault((bucket.stages, bucket.ranks, parameter.dtype, i), []).append(parameter)
-    for first, *others in copies.values():
-        for one in others:
-            one.data.copy_(first.data)
-    return [row for row in copies.values() if row[0].requires_grad]
+def _share(parts: Sequence[Mapping[int, nn.Module]], tied: Iterable[Sequence[Place]]) -> None:
+    """Ranks that hold the same parameter hold one: here they have one memory. parts: of each rank, by number of layers. The
+    first rank with a parameter gives its values, or the first place of a group that is tied."""
+    known: dict[Place, nn.Parameter] = {}
+    for mine in parts:
+        for i, layer in mine.items():
+            for name, parameter in list(layer.named_parameters(remove_duplicate=False)):
+                share(mine, [(i, name)], known.setdefault((i, name), parameter))
+    for group in tied:
+        (i, name), *others = group
+        for mine in parts:
+            share(mine, others, known[i, name])
 
 
 def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:

@@ -18,13 +18,13 @@ from .connecting import Given, Own
 from .graphs.auto import Parts, parts_by_name
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
-from .mesh.place import parallelized
+from .mesh import parallelized
 from .sharding.rank import ShardedParameters
 from .sides import reading
 from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
-from .vocabulary.parts import NAME, Shard, Sharded, cut_shard
+from .vocabulary.parts import NAME, Shard, cut_shard, sharded_layers
 from .waits import circle
 
 MOST_NAMED = 6  # of what waits for each other
@@ -44,9 +44,9 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         raise BadInput("Pipeline: parallelize is for a mesh: give mesh too")
     if wires.rank not in view.ranks:
         raise BadInput(f"the schedule is the part of rank {view.ranks[0]}, and this is rank {wires.rank}")
-    program, tied, how = programs[view.ranks.index(wires.rank)], given.tied, Sharded.of(problem)
+    program, tied = programs[view.ranks.index(wires.rank)], given.tied
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
-    beside = [] if how is None else how.layers(sum(counts))  # every rank has a shard of these
+    beside = sharded_layers(problem, sum(counts))  # every rank has a shard of these
     if whole is None:
         layers = build(given.layers, sorted({*numbers, *beside}), given.device)  # type: ignore[arg-type]
     else:
@@ -57,15 +57,15 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         kept = {i: parts[i] for i in numbers} | deepcopy(copied)
         layers = materialise(kept, given.device, given.init, given.seed, tied)
     check_untrained(problem, counts, program.stages, layers)
-    if (how is not None or model_stages(problem) - 1 in program.stages) and given.loss is None:
+    if (beside or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
-    if how is not None and given.mesh is not None and given.mesh.others:
+    if beside and given.mesh is not None and given.mesh.others:
         raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
-    if how is not None and NAME in names:
+    if beside and NAME in names:
         raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
     shard = None
-    if how is not None:
+    if beside:
         shard = cut_shard(problem, wires.rank, layers, len(names), given.loss, tied, given.device)
     mine, made = {i: layers[i] for i in numbers}, dict[type, Any]()
     module = nn.ModuleDict({names[i]: layer for i, layer in mine.items()})

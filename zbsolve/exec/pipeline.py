@@ -26,8 +26,8 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .base.part import Hooks, Part, asked
 from .base.torch_private import default_group
+from .choices import RUN_SPLITS, group_device, merged, with_number
 from .connecting import Given, Own, OwnWork, Update
-from .devices import group_device, with_number
 from .emulate import Times
 from .exchange import Replicas, Shared, begin_alike, check_same, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
@@ -36,14 +36,13 @@ from .layers import Layers, check_untrained, forwards_alone
 from .loop import checkpoint, evaluation, gradients, watching
 from .lowering import lower
 from .memory import Memory
-from .mesh.place import Parallelize, pipeline_mesh
+from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import gathered, put_together, trace_of
 from .sharding.rank import Sharding, with_sharded
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
-from .splits import RUN_SPLITS, merged
 from .step_view import StepView
 from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
@@ -367,9 +366,9 @@ class Pipeline:
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
-            steps = put_together([one.seen for one in results], self.wires, whole)
+            steps: Sequence[Any] = put_together([one.seen for one in results], self.wires, whole)
         else:
-            whole, steps = results[0].seen.table.schedule, [one.seen.measured for one in results]
+            whole, steps = results[0].seen.table.schedule, [one.seen for one in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]

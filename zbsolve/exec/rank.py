@@ -143,9 +143,7 @@ class RankRunner:
         """Capture steps from now on, where that can be."""
         assert self.gpu is not None
         refusal = next((part.no_capture for part in self.parts if part.no_capture), "")
-        if not hasattr(torch.cuda.CUDAGraph, "register_generator_state"):
-            refusal = f"torch {torch.__version__} has no graphs with random numbers"
-        elif self.interpreter.hooks.watch:
+        if self.interpreter.hooks.watch:
             refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
@@ -168,8 +166,6 @@ class RankRunner:
         """Drop what launching a step has left that broke off."""
         self.interpreter.forget()
         self.mailbox.restart()
-        for part in self.parts:
-            part.forget()
 
     def refuse(self, error: BadInput, device: torch.device) -> None:
         """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs

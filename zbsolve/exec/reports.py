@@ -1,10 +1,12 @@
-"""What each rank saw → one timeline a step, one trace a run."""
+"""What each rank saw → one timeline a step, one trace a run; or numbers, where no process knows all passes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,10 @@ from ..tables import Bools, Ints
 from ..timeline import Floats, Timeline
 from ..trace import Trace
 from ..util.errors import BadInput
+from ..util.files import read_document, write_document
 from .base.part import Record
 from .base.program import Program
+from .choices import merged
 from .handlers import passes_where
 from .memory import Memory
 from .step_view import StepView
@@ -25,6 +29,7 @@ from .transport.wires import Wires, receive_bytes, send_bytes
 
 # Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
 HEAD_WORDS = 4
+RUN_KIND = "run"  # of the document with the numbers of a run
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,6 @@ class StepReport:
         start, end, *_ = self.columns
         return Timeline(self._reports.view.schedule.problem, start, end)
 
-    @property
-    def measured(self) -> MeasuredStep:
-        """All of it."""
-        return MeasuredStep(self.timeline, self.columns, self.loss)
-
 
 def gathered(wires: Wires, body: bytes) -> list[bytes]:
     """What all ranks say, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
@@ -207,7 +207,9 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
     return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
 
-def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence[Memory], facts: dict[str, Any]) -> Trace:
+def trace_of(
+    schedule: Schedule, steps: Sequence[MeasuredStep | StepReport], memory: Sequence[Memory], facts: dict[str, Any]
+) -> Trace:
     """A trace of these steps, the first of which ran `schedule`, by whose problem all are. memory: of each rank, from one
     step like them; (): it was not counted."""
     found = Trace(
@@ -237,3 +239,60 @@ def trace_of(schedule: Schedule, steps: Sequence[MeasuredStep], memory: Sequence
     }
     peaks, bytes_held = tuple(one.peak for one in memory), np.array([held[name] for name in schedule.problem.names])
     return replace(found, peaks=(peaks,) * len(steps), facts=facts | host, held=bytes_held)
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """Numbers of the steps of a run. makespan, span: of the step whose value is the median, µs. steps: how many there are.
+    losses: the mean loss of each step. peaks: the most activation bytes that each rank held. facts: as `Trace.facts`, here
+    also `windows` and `predicted_windows`: when each rank's first pass started and its last one ended in that step, µs."""
+
+    makespan: float
+    span: float
+    steps: int
+    losses: tuple[float, ...]
+    peaks: tuple[int, ...]
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, trace: Trace) -> RunNumbers:
+        """Those of a trace."""
+        step = trace.median()
+        return cls(step.makespan, step.span, len(trace.steps), tuple(trace.losses), trace.peaks[0], trace.facts)
+
+    def save(self, path: Path) -> None:
+        """Write them to a file, whole or not at all."""
+        write_document(path, RUN_KIND, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> RunNumbers:
+        """What `save` wrote."""
+        return read_document(path, RUN_KIND, cls)
+
+
+def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: dict[str, Any]) -> RunNumbers | None:
+    """Those of these steps on rank 0, None on the others; every rank calls it, with its own part of the step and its own
+    `memory`."""
+    part = pipeline.view.part
+    assert part is not None
+    mine = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}
+    said = [json.loads(one) for one in gathered(pipeline.wires, json.dumps([mine, pipeline.splits]).encode())]
+    windows = [result.seen.windows for result in results]
+    if not said:
+        return None
+    makespans = [float(one[:, 1].max() - one[:, 0].min()) for one in windows]
+    spans = [float((one[:, 1] - one[:, 0]).max()) for one in windows]
+    values = makespans if part.one.objective == "makespan" else spans
+    median = sorted(range(len(values)), key=values.__getitem__)[(len(values) - 1) // 2]
+    if splits := merged([rows for _, rows in said]):
+        facts = facts | {"splits": splits}
+    ranks = [one for one, _ in said]
+    facts = facts | {
+        "predicted_peaks": [one["predicted"] for one in ranks],
+        "transient_peaks": [one["most"] for one in ranks],
+        "windows": windows[median].tolist(),
+        "predicted_windows": [one["window"] for one in ranks],
+    }
+    peaks = tuple(one["peak"] for one in ranks)
+    losses = tuple(result.loss for result in results)
+    return RunNumbers(makespans[median], spans[median], len(results), losses, peaks, facts)

@@ -23,6 +23,7 @@ from ..models.sides import Carried, names_of, outer_names
 from ..problem import Problem
 from ..util.errors import BadInput
 from .backward.passes import HANDLERS as PLAIN
+from .backward.passes import has_backward
 from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
 from .base.values import constant, trained
@@ -222,8 +223,7 @@ class SideInputs(Part):
         names = self.between.carried(message)
         needed = any(trained(self.here.values[name, message.part]) for name in names)
         comes = (message.boundary, message.beside, message.destination) in self._back
-        trains = any(PLAIN[kind].takes == "gradient" for kind in action.companions & PLAIN.keys())
-        if trains and needed != comes:
+        if has_backward(action) and needed != comes:
             has, needs = ("no", "one") if needed else ("a", "none")
             raise BadInput(
                 f"side inputs: the schedule has {has} gradient of '{names[0]}' from rank {message.destination}, and the "

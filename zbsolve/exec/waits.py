@@ -6,54 +6,23 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ..kinds import TABLE
 from .base.program import Action, Message, Program
 from .handlers import HANDLERS
 
-Pair = tuple[int, int]
 Helped = tuple[str, int, int]  # kind of the helper, stage, part
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What may wait for what. The default is the executor's, and the worst of what a GPU may do.
-
-    receives: before which pass a host enqueues the receive of a message, and those before it of its pair: "in order", where
-    `Action.receives` says; "with taker", the pass that takes it; "ahead", where its memory is reserved.
-    syncing: any call of a host may wait for all that its rank has enqueued before.
-    queues: how many hardware queues a GPU has. Work that waits holds all that is enqueued behind it in its queue. 0: a queue
-    for each stream.
-    blocking: a host that takes a message waits until it is through.
-    lazy: a communicator is made by its first message, and holds both hosts until both are there.
-    headers: a host that enqueues a receive waits until the sender's host has told the message's format.
-    behind: a receive waits for all passes that its rank has launched before.
-    both_ways: one communicator carries the messages of both directions between two ranks.
-    """
-
-    receives: str = "in order"
-    syncing: bool = True
-    queues: int = 1
-    blocking: bool = False
-    lazy: bool = False
-    headers: bool = True
-    behind: bool = False
-    both_ways: bool = False
-
-
-EXECUTOR = Rules()
-
-
-def circle(programs: Sequence[Program], rules: Rules = EXECUTOR) -> tuple[str, ...]:
+def circle(programs: Sequence[Program]) -> tuple[str, ...]:
     """Why a step may hang: lines of which each waits for the one before it, and the first for the last; () where the step
     ends. programs: those of all ranks, as `lower` makes them."""
-    return graph_of(programs, rules).circle()
+    return graph_of(programs).circle()
 
 
-def graph_of(programs: Sequence[Program], rules: Rules = EXECUTOR) -> WaitGraph:
+def graph_of(programs: Sequence[Program]) -> WaitGraph:
     """The graph of a step. programs: those of all ranks."""
-    together = _Together(rules)
+    together = _Together()
     for program in programs:
         _Rank(program, together).run()
     together.join(len(programs))
@@ -61,17 +30,15 @@ def graph_of(programs: Sequence[Program], rules: Rules = EXECUTOR) -> WaitGraph:
 
 
 class _Together:
-    """What several ranks have part in. ends: of messages, collectives and copies. sends, receives: the hosts' calls. first:
-    communicator → rank → its first call there, and the host's call before. joined: the end of a collective of all → how many
-    ranks start it. heard: events that wait for copies of other ranks. helpers: when a host comes to a helper, and when it
-    goes on. helped: when a host is over with a helped pass."""
+    """What several ranks have part in. ends: of messages, collectives and copies. sends, receives: the hosts' calls. joined:
+    the end of a collective of all → how many ranks start it. heard: events that wait for copies of other ranks. helpers:
+    when a host comes to a helper, and when it goes on. helped: when a host is over with a helped pass."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules, self.graph = rules, WaitGraph()
+    def __init__(self) -> None:
+        self.graph = WaitGraph()
         self.ends: dict[object, int] = {}
         self.sends: dict[Message, int] = {}
         self.receives: dict[Message, int] = {}
-        self.first: dict[Pair, dict[int, tuple[int, int | None]]] = {}
         self.joined = Counter[int]()
         self.heard: list[tuple[int, str]] = []
         self.helpers: dict[Helped, tuple[int, int]] = {}
@@ -83,11 +50,6 @@ class _Together:
             self.ends[what] = self.graph.event(text)
         return self.ends[what]
 
-    def pair(self, message: Message) -> Pair:
-        """The communicator that carries it."""
-        source, destination = message.source, message.destination
-        return (min(source, destination), max(source, destination)) if self.rules.both_ways else (source, destination)
-
     def join(self, ranks: int) -> None:
         """Let ranks wait for calls of others. What not all of its ranks start never ends: it waits for itself."""
         before = self.graph.before
@@ -95,12 +57,8 @@ class _Together:
             before[self.ends[message]].append(self.ends[message])
         for end, count in self.joined.items():
             before[end] += [] if count == ranks else [end]
-        if self.rules.headers and self.rules.receives != "ahead":
-            for message in self.receives.keys() & self.sends.keys():
-                before[self.receives[message]].append(self.sends[message])
-        for calls in self.first.values() if self.rules.lazy else ():
-            for rank, (call, _) in calls.items():
-                before[call] += [came for other, (_, came) in calls.items() if other != rank and came is not None]
+        for message in self.receives.keys() & self.sends.keys():  # the sender's host has told its format before
+            before[self.receives[message]].append(self.sends[message])
         for event, name in self.heard:
             before[event].append(self.ends[name])
         for at, over in self.helped.items():
@@ -112,19 +70,18 @@ class _Together:
 
 class _Rank:
     """One rank on its way through its program. host: its host's last call. open: ends of what was enqueued since then.
-    computed: the end of the pass launched last. queue: stream → its hardware queue; issued: queue → what it issued last;
-    streamed: stream → the end of what is last on it. reserved: message → what used its memory before. left: source → the
-    messages whose receives are not enqueued. begun: pass that only began work → when a thread has launched that (None: its
-    host does), and its end. gathered: stage → the end of its last gather."""
+    computed: the end of the pass launched last. issued: what was put last into the device's one hardware queue, which all
+    that is put there later waits for. streamed: stream → the end of what is last on it. reserved: message → what used its
+    memory before. left: source → the messages whose receives are not enqueued. begun: pass that only began work → when a
+    thread has launched that (None: its host does), and its end. gathered: stage → the end of its last gather."""
 
     def __init__(self, program: Program, together: _Together) -> None:
-        self.program, self.together, self.rules, self.graph = program, together, together.rules, together.graph
+        self.program, self.together, self.graph = program, together, together.graph
         self.name = f"rank {program.rank}'s"
         self.host: int | None = None
         self.open: list[int] = []
         self.computed: int | None = None
-        self.queue: dict[str, int] = {}
-        self.issued: dict[int, int] = {}
+        self.issued: int | None = None
         self.streamed: dict[str, int] = {}
         self.reserved: dict[Message, int | None] = {}
         self.left = {source: deque(messages) for source, messages in program.incoming.items()}
@@ -137,8 +94,7 @@ class _Rank:
             self.hold([self.together.ends[message] for message in action.gone], f"sends over before {action.name}")
             for message in action.posts:
                 self.reserved[message] = self.computed
-            wanted = {"in order": action.receives, "ahead": action.posts}.get(self.rules.receives, ())
-            for message in (*wanted, *action.messages):
+            for message in (*action.receives, *action.messages):
                 self.receive(message)
             begun = [self.begun[one.name] for one in action.awaits if one.sure and one.name in self.begun]
             self.hold([end for _, end in begun], f"work over before {action.name}", [launched for launched, _ in begun])
@@ -148,20 +104,15 @@ class _Rank:
         self.graph.event(f"{self.name} step ends", [self.host, *self.streamed.values()])
 
     def call(self, text: str, before: Iterable[int | None] = ()) -> int:
-        """The host's next call."""
-        synced = self.open if self.rules.syncing else ()
-        self.host, self.open = self.graph.event(f"{self.name} host {text}", [self.host, *before, *synced]), []
+        """The host's next call, which may wait for all that its rank has enqueued before."""
+        self.host, self.open = self.graph.event(f"{self.name} host {text}", [self.host, *before, *self.open]), []
         return self.host
 
     def enqueue(self, stream: str, text: str, before: Iterable[int | None] = (), end: int | None = None) -> int:
         """Put work on a stream, as the host's last call. end: the event with which it ends (None: it ends by itself).
         Returns its end."""
-        start = self.graph.event(f"{self.name} device {text}", [self.host, self.streamed.get(stream), *before])
-        if self.rules.queues:
-            queue = self.queue.setdefault(stream, len(self.queue) % self.rules.queues)
-            if queue in self.issued:
-                self.graph.before[start].append(self.issued[queue])
-            self.issued[queue] = start
+        waits = [self.host, self.streamed.get(stream), *before, self.issued]
+        start = self.issued = self.graph.event(f"{self.name} device {text}", waits)
         if end is None:
             end = start
         else:
@@ -180,33 +131,26 @@ class _Rank:
         """The receives of its pair up to it, as far as they are not enqueued."""
         while message not in self.together.receives:
             one = self.left[message.source].popleft()
-            self.together.receives[one] = self.meet(one, "receives")
-            waits = self.reserved.setdefault(one, self.computed), self.computed if self.rules.behind else None
-            end = self.carry(one, "receives", waits)
+            self.together.receives[one] = self.call(f"receives {_named(one)}")
+            end = self.carry(one, "receives", [self.reserved.setdefault(one, self.computed)])
             self.enqueue(f"arrivals from {one.source}", f"sees {_named(one)} arrive", [end])
 
     def send(self, message: Message) -> None:
         """Behind the pass that was launched last."""
-        self.together.sends[message] = self.meet(message, "sends")
+        self.together.sends[message] = self.call(f"sends {_named(message)}")
         self.carry(message, "sends", [self.computed])
 
-    def meet(self, message: Message, does: str) -> int:
-        """The host's call."""
-        came, call = self.host, self.call(f"{does} {_named(message)}")
-        self.together.first.setdefault(self.together.pair(message), {}).setdefault(self.program.rank, (call, came))
-        return call
-
     def carry(self, message: Message, does: str, before: Iterable[int | None]) -> int:
-        """The device's part of a message. Returns its end."""
-        name, (a, b) = _named(message), self.together.pair(message)
+        """The device's part of a message, on the communicator of its two ranks. Returns its end."""
+        name = _named(message)
         end = self.together.end(message, f"message {name} is through")
-        return self.enqueue(f"messages {a} {b}", f"{does} {name}", before, end)
+        return self.enqueue(f"messages {message.source} {message.destination}", f"{does} {name}", before, end)
 
     def launch(self, action: Action) -> None:
         """The pass itself, on the stream of its kind."""
         handler, kind, name, together = HANDLERS[action.kind], TABLE[action.kind], action.name, self.together
         taken = [together.ends[message] for message in action.messages]
-        call = self.call(f"launches {name}", taken if self.rules.blocking else ())
+        call = self.call(f"launches {name}")
         if kind.together:
             end = together.end((action.kind, action.part), f"collective {action.kind}{action.part} ends")
             together.joined[end] += 1

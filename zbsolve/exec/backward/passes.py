@@ -13,6 +13,11 @@ from ..base.program import Action
 from .stage import ForwardStage, Stage
 
 
+def has_backward(action: Action) -> bool:
+    """Does a backward of the pass's microbatch follow on its stage?"""
+    return not action.companions.isdisjoint(("B", "BW"))
+
+
 def _forward(state: RankState, action: Action, given: Any) -> Any:
     """Nobody takes the last stage's output where that is the loss."""
     stage: Stage = state.stages[action.stage]
@@ -22,11 +27,11 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
         target = data.uncounted(target)
     for keeps in state.keepers:
         keeper = keeps(action, data) or keeper
-    if not companions.isdisjoint(("B", "BW")) or isinstance(stage, ForwardStage):
+    if has_backward(action) or isinstance(stage, ForwardStage):
         split, recompute = "B" in companions, "X" in companions
         y = stage.forward(m, x, target, split=split, seed=data.seed + m, recompute=recompute, keeper=keeper)
     else:
-        y = stage.alone(m, x, target, seed=data.seed + m)
+        y = stage.alone(x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
         if data.uncounted is not None:
             raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
@@ -41,16 +46,6 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
 def _backward(state: RankState, action: Action, given: Any) -> Any:
     m, data = action.part, state.data
     return state.stages[action.stage].backward(m, given, data.share(m) * data.scale)
-
-
-def _weights(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].weights(action.part)
-    return None
-
-
-def _recompute(state: RankState, action: Action, given: Any) -> Any:
-    state.stages[action.stage].recompute(action.part)
-    return None
 
 
 def _check_forward(graph: Graph, rows: Ints) -> None:
@@ -111,7 +106,18 @@ HANDLERS = {
         sliced=True,
     ),
     "B": _BACKWARD,
-    "W": Handler(_weights, _check_has_forward, adds_gradients=True, uses_weights=True, sliced=True),
+    "W": Handler(
+        lambda state, action, _: state.stages[action.stage].weights(action.part),
+        _check_has_forward,
+        adds_gradients=True,
+        uses_weights=True,
+        sliced=True,
+    ),
     "BW": _BACKWARD,
-    "X": Handler(_recompute, _check_recompute, uses_weights=True, sliced=True),
+    "X": Handler(
+        lambda state, action, _: state.stages[action.stage].recompute(action.part),
+        _check_recompute,
+        uses_weights=True,
+        sliced=True,
+    ),
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...models.losses import auxiliary_losses
 from ...models.sides import row_of
 from ...util.errors import BadInput
-from ..base.part import Around, Keeper
+from ..base.part import Keeper
 from ..base.torch_private import version_of
 from ..base.values import constant, each_tensor, opened_all, tensors_of
 from .layer_split import LayerSplit, Loss, outputs
@@ -67,13 +67,11 @@ class Stage:
 
     loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). parts:
     how the layers are split, where it is not by layer. auxiliary: what layers added to the loss in the last F (its mean, not
-    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. around: what a feature does
-    around its passes. Where sequences are cut into slices, numbers of microbatches are those of parts (see
-    `slices.cutting`). takes_batch: the first stage's input is the batch, which gets no gradient. dropping: how many of the
-    first parts a recompute makes again.
+    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. Where sequences are cut
+    into slices, numbers of microbatches are those of parts (see `slices.cutting`). takes_batch: the first stage's input is
+    the batch, which gets no gradient. dropping: how many of the first parts a recompute makes again.
     """
 
-    around: Around = Around()
     takes_batch: bool = True
     _leaves_input = False  # as it is, as the first forward that drops has shown: else each works on a copy
 
@@ -113,31 +111,28 @@ class Stage:
         pass must come before the backward. keeper: gets what is kept, but for the parameters. Raises BadInput for outputs
         that cannot be handed on.
         """
-        self.around.weights()
-        with self.around.forward(self, microbatch, x, target):
-            if self.first == 0 and self.takes_batch:
-                x = constant(x)
-            if keeper is not None:
-                keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
-            with auxiliary_losses() as extra:
-                y, dropped = self._dropped(x, target, split, seed) if recompute else (x, None)
-                parts = self.parts[self.dropping if recompute else 0 :]
-                with nullcontext() if keeper is None else keeper.saving():
-                    y, kept = self._run(parts, y, target, split, seed)
-            self.auxiliary = extra.total
-            if keeper is not None:
-                for part, one in zip(parts, kept, strict=True):
-                    part.give(one, keeper)
-            if dropped is not None and keeper is not None:
-                _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
-                dropped = replace(dropped, input=keeper.keep_all(x), versions=())
-            self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
-            return y
+        if self.first == 0 and self.takes_batch:
+            x = constant(x)
+        if keeper is not None:
+            keeper.fix(t for layer in self.layers for t in (*layer.parameters(), *layer.buffers()))
+        with auxiliary_losses() as extra:
+            y, dropped = self._dropped(x, target, split, seed) if recompute else (x, None)
+            parts = self.parts[self.dropping if recompute else 0 :]
+            with nullcontext() if keeper is None else keeper.saving():
+                y, kept = self._run(parts, y, target, split, seed)
+        self.auxiliary = extra.total
+        if keeper is not None:
+            for part, one in zip(parts, kept, strict=True):
+                part.give(one, keeper)
+        if dropped is not None and keeper is not None:
+            _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
+            dropped = replace(dropped, input=keeper.keep_all(x), versions=())
+        self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
+        return y
 
-    def alone(self, microbatch: int, x: Any, target: Any, seed: int) -> Any:
+    def alone(self, x: Any, target: Any, seed: int) -> Any:
         """An F that no backward follows: as `forward`, and nothing is kept."""
-        self.around.weights()
-        with torch.no_grad(), auxiliary_losses() as extra, self.around.forward(self, microbatch, x, target):
+        with torch.no_grad(), auxiliary_losses() as extra:
             y = self.output(constant(x), target, seed)
         self.auxiliary = extra.total
         return y
@@ -177,14 +172,13 @@ class Stage:
 
         Raises BadInput where F did not drop them, or where somebody has changed the input in place.
         """
-        self.around.weights()
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
             raise BadInput("F kept its activations: there is nothing to recompute")
         x = opened_all(dropped.input)
         if dropped.versions:
             _check_unchanged(x, dropped.versions)
-        with self.replay.again(dropped.moment), self.around.again(microbatch):
+        with self.replay.again(dropped.moment):
             _, kept = self._run(self.parts[: self.dropping], x, dropped.target, dropped.split, dropped.seed)
         self.live[microbatch] = Live([*kept, *dropped.rest], dropped.split)
 
@@ -196,35 +190,29 @@ class Stage:
         gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Graphs are
         freed, and weight gradients that a W is to add stay. Raises BadInput where the activations were not recomputed.
         """
-        self.around.weights()
         live = self.live[microbatch]
         if not isinstance(live, Live):
             raise BadInput("F dropped its activations: an X pass must come before")
         unit = self.unit if weight == 1 else self.unit * weight
         given: Sequence[Tensor | None] = [unit] if gradients is None else gradients
-        with self.around.backward(microbatch):
-            for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
-                given = part.backward(kept, given, self.share * weight)
-                if not live.split:
-                    part.weights(kept)
+        for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
+            given = part.backward(kept, given, self.share * weight)
+            if not live.split:
+                part.weights(kept)
         if not live.split:
             del self.live[microbatch]
-        self.around.added()
         return tuple(given)  # type: ignore[arg-type]
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B left out."""
-        self.around.weights()
         live = self.live.pop(microbatch)
         assert isinstance(live, Live)
         for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
             part.weights(kept)
-        self.around.added()
 
     def forget(self) -> None:
         """Drop all that microbatches keep: their step begins anew."""
         self.live.clear()
-        self.around.clear()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every parameter that is trained, as "layer 3 weight"."""
@@ -249,7 +237,7 @@ class ForwardStage(Stage):
 
     def forward(self, microbatch: int, x: Any, target: Any, *, seed: int = 0, **_: Any) -> Any:
         """The F pass: see `Stage.forward`. Nothing is kept."""
-        y = self.alone(microbatch, x, target, seed)
+        y = self.alone(x, target, seed)
         if self._keeps:
             self.outputs[microbatch] = row_of(y)
         return y

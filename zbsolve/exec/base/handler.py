@@ -15,7 +15,7 @@ from typing import Any
 from ...problem import Problem
 from ...tables import Ints, Pass, pass_name
 from ...util.errors import BadInput
-from .part import RankState
+from .part import RankState, Run
 from .program import Action
 
 
@@ -81,7 +81,6 @@ class Graph:
 Release = Callable[[RankState, int], None]
 Settle = Callable[[RankState, str, bool], None]
 Ended = Callable[[RankState, Action], Any]
-Run = Callable[[RankState, Action, Any], Any]
 Check = Callable[[Graph, Ints], None]
 
 

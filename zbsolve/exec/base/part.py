@@ -1,5 +1,4 @@
-"""What one rank's interpreter works on (`RankState`), and what a feature is while a rank runs: a `Part`, and on one stage
-what it does `Around` passes.
+"""What one rank's interpreter works on (`RankState`), and what a feature is while a rank runs: a `Part`.
 
 The interpreter and the rank hold parts in a tuple and know none by name. Handlers of a feature's kinds ask for theirs by
 type (`RankState.part`). A part says only what its feature needs: here every method does nothing.
@@ -8,7 +7,7 @@ type (`RankState.part`). A part says only what its feature needs: here every met
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +18,6 @@ from ...util.errors import BadInput
 from .program import Action, Message
 
 Run = Callable[[Any, Action, Any], Any]  # (state, pass, what its edge carries) → its output; see `Handler.run`
-NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Keeper(Protocol):
@@ -36,31 +34,6 @@ class Keeper(Protocol):
 
     def keep_all(self, value: Any) -> Any:
         """A pytree with what stands for its tensors."""
-
-
-class Around:
-    """What a feature does around the passes of one stage."""
-
-    def weights(self) -> None:
-        """A pass begins that uses the weights."""
-
-    def added(self) -> None:
-        """A pass ends that added to gradients."""
-
-    def forward(self, stage: Any, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        """What a forward of the stage runs in."""
-        return NOTHING
-
-    def again(self, microbatch: int) -> AbstractContextManager[None]:
-        """What it runs in once more, to be recomputed."""
-        return NOTHING
-
-    def backward(self, microbatch: int) -> AbstractContextManager[None]:
-        """What a backward runs in."""
-        return NOTHING
-
-    def clear(self) -> None:
-        """Forget all microbatches: their step begins anew."""
 
 
 class Part:
@@ -126,7 +99,7 @@ class Part:
         """A step has ended, or a round of forwards."""
 
     def forget(self) -> None:
-        """Drop what a step has left that broke off while it was launched."""
+        """Drop what a step has left that broke off while it was launched, or that begins anew."""
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part | None:
         """The part for a round of forwards alone, of these `stages`; None: it has nothing to do there."""
@@ -241,14 +214,13 @@ class Hooks:
     """What else happens around passes.
 
     announce: called with each pass's name before it. emulated: the device (`emulate.EmulatedDevice`) whose times passes and
-    messages take. done: called with a stage after the last pass that adds to its gradients. watch: look for NaN and inf in
-    all that passes make. limit: bytes of activations that the device has; a pass that needs more fails, in every step, which
-    are slower for it. compare: stages compare what slices give with whole sequences (see `slices.stage`).
+    messages take. watch: look for NaN and inf in all that passes make. limit: bytes of activations that the device has; a
+    pass that needs more fails, in every step, which are slower for it. compare: stages compare what slices give with whole
+    sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None
     emulated: Any = None
-    done: Callable[[int], None] | None = None
     watch: bool = False
     limit: int | None = None
     compare: bool = True

@@ -23,8 +23,8 @@ from ..backward.stage import Split, Stage
 from ..base.part import Keeper
 from ..base.torch_private import compiles, unwrapped
 from ..base.values import copied, detached, is_dtensor, own_type, tensors_of, trained, wrapped_modules
+from ..choices import COSTS, SPLITS, Row, merged
 from ..memory import LiveBytes
-from ..splits import COSTS, SPLITS, Row, merged
 from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
 from .sharing import SharedGraphs, inputs_key, shared_key
@@ -201,7 +201,7 @@ def _synchronised() -> int:
 @dataclass(frozen=True, eq=False)
 class Decision:
     """How equal blocks are split. block: their class. split: its name. why: what spoke against others (costs aside).
-    costs: of each split that was tried (see `splits.COSTS`)."""
+    costs: of each split that was tried (see `choices.COSTS`)."""
 
     block: str
     split: str

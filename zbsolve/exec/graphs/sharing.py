@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import cache, partial
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 
@@ -111,17 +112,16 @@ def _alike(a: Any, b: Any) -> bool:
     return torch.allclose(a, b, rtol=0.0, atol=float(largest) * limit, equal_nan=True)
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """An attribute that cannot be compared."""
 
 
 def block_key(block: nn.Module) -> Any:
     """Blocks with equal keys have equal graphs for equal inputs: the same classes, plain attributes, shapes, types and
     gradients wanted, in the same places. None: it has attributes that cannot be compared, so it shares with nobody."""
-    seen: dict[int, int] = {}
     try:
-        return _module_key(block, seen)
-    except _Unknown:
+        return Keys().of(block)
+    except Unknown:
         return None
 
 
@@ -132,58 +132,71 @@ def inputs_key(x: Any) -> Any:
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind))
     constants = ((type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)) for leaf in leaves)
-    keys = tuple(_tensor_key(leaf) if isinstance(leaf, Tensor) else key for leaf, key in zip(leaves, constants, strict=True))
+    keys = tuple(tensor_key(leaf) if isinstance(leaf, Tensor) else key for leaf, key in zip(leaves, constants, strict=True))
     return str(spec), keys, casts
 
 
-def _tensor_key(tensor: Tensor) -> Any:
+def tensor_key(tensor: Tensor) -> Any:
+    """Equal for tensors that differ in their numbers alone."""
     layout = Layout.of(tensor) if is_dtensor(tensor) else None
     return layout, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
-def _module_key(module: nn.Module, seen: dict[int, int]) -> Any:
-    if unwrapped(module) is not module:
-        return "compiled", _module_key(unwrapped(module), seen)
-    if id(module) in seen:
-        return "again", seen[id(module)]
-    seen[id(module)] = len(seen)
-    own = {name: value for name, value in vars(module).items() if name not in BOOKKEEPING}
-    held = {**parameters_of(module), **buffers_of(module)}
-    return (
-        type(module),
-        tuple((name, _held_key(tensor, seen)) for name, tensor in held.items()),
-        tuple((name, None if child is None else _module_key(child, seen)) for name, child in children_of(module).items()),
-        tuple((name, _plain_key(value)) for name, value in sorted(own.items())),
-        tuple(_hook_key(hook) for hook in module_hooks(module)),
-    )
+def _refused(value: Any) -> Any:
+    raise Unknown
 
 
-def _held_key(tensor: Tensor | None, seen: dict[int, int]) -> Any:
-    """Its place says whether it is tied inside the block."""
-    return None if tensor is None else (seen.setdefault(id(tensor), len(seen)), _tensor_key(tensor))
+class Keys:
+    """Keys of modules, equal for equal ones. left_out: names of attributes that do not count. other: the key of an attribute
+    of no plain kind. Raises what that raises."""
 
+    def __init__(self, left_out: Collection[str] = (), other: Callable[[Any], Any] = _refused) -> None:
+        self._left_out, self._other, self._seen = BOOKKEEPING.union(left_out), other, dict[int, int]()
 
-def _plain_key(value: Any) -> Any:
-    if isinstance(value, PLAIN):
-        return type(value), value
-    if isinstance(value, tuple | list):
-        return type(value), tuple(_plain_key(one) for one in value)
-    if isinstance(value, Mapping):
-        return type(value), tuple((name, _plain_key(one)) for name, one in value.items())
-    if isinstance(value, CODE) and not getattr(value, "__closure__", None):
-        return value
-    if isinstance(value, partial):
-        return partial, value.func, _plain_key(value.args), _plain_key(value.keywords)
-    if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
-        says_equal = getattr(type(value), "__eq__", None) is not object.__eq__
-        return value if says_equal else (type(value), _plain_key(vars(value)))
-    raise _Unknown
+    def of(self, module: nn.Module) -> Any:
+        """The key of a module with all in it."""
+        if unwrapped(module) is not module:
+            return "compiled", self.of(unwrapped(module))
+        if id(module) in self._seen:
+            return "again", self._seen[id(module)]
+        self._seen[id(module)] = len(self._seen)
+        own = [pair for pair in sorted(vars(module).items(), key=itemgetter(0)) if pair[0] not in self._left_out]
+        held = {**parameters_of(module), **buffers_of(module)}
+        return (
+            type(module),
+            tuple((name, self._held(tensor)) for name, tensor in held.items()),
+            tuple((name, None if child is None else self.of(child)) for name, child in children_of(module).items()),
+            tuple((name, self._value(value)) for name, value in own),
+            tuple(self._hook(hook) for hook in module_hooks(module)),
+        )
 
+    def _held(self, tensor: Tensor | None) -> Any:
+        """Its place says whether it is tied inside the block."""
+        return None if tensor is None else (self._seen.setdefault(id(tensor), len(self._seen)), tensor_key(tensor))
 
-def _hook_key(hook: Any) -> Any:
-    """The code of a hook and what it was made with."""
-    cells = getattr(hook, "__closure__", None) or ()
-    return getattr(hook, "__code__", None) or _plain_key(hook), tuple(_plain_key(cell.cell_contents) for cell in cells)
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, PLAIN):
+            return type(value), value
+        if isinstance(value, tuple | list):
+            return type(value), tuple(self._value(one) for one in value)
+        if isinstance(value, set | frozenset):
+            return type(value), frozenset(self._value(one) for one in value)
+        if isinstance(value, Mapping):
+            return type(value), tuple((name, self._value(one)) for name, one in value.items())
+        if isinstance(value, CODE) and not getattr(value, "__closure__", None):
+            return value
+        if isinstance(value, partial):
+            return partial, value.func, self._value(value.args), self._value(value.keywords)
+        if type(value).__module__.startswith("torch.distributed."):  # meshes and placements; how a module is parallelized
+            says_equal = getattr(type(value), "__eq__", None) is not object.__eq__
+            return value if says_equal else (type(value), self._value(vars(value)))
+        return self._other(value)
+
+    def _hook(self, hook: Any) -> Any:
+        """The code of a hook and what it was made with."""
+        cells = getattr(hook, "__closure__", None) or ()
+        code = getattr(hook, "__code__", None) or self._value(hook)
+        return code, tuple(self._value(cell.cell_contents) for cell in cells)
 
 
 def unsharded_view(layer: nn.Module) -> nn.Module:

@@ -106,7 +106,7 @@ class Watch:
         """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
         stays."""
         schedule, facts = self.pipeline.schedule, {"split": self.pipeline.split}
-        trace = trace_of(schedule, [one.measured for one in seen], (), facts)
+        trace = trace_of(schedule, seen, (), facts)
         step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
         running = self._search
         if running is None or why:

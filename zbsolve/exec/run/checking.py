@@ -1,29 +1,34 @@
-"""A run's first step against the unsplit model in one process."""
+"""A run's first step against the unsplit model in one process: what ranks hold against it, and where float32 values differ,
+against float64 and against what the unsplit model itself does with weights that are rounded otherwise."""
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from ...models.by_name import load
-from ...models.model import Model
+from ...models.model import Model, Place
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
 from ..base.part import Data
 from ..base.values import cast
+from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
 from ..connecting import Update
 from ..feed import moved, step_seed
 from ..layers import forwards_alone
-from ..mesh.place import PipelineMesh, group_along
+from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..slices.cutting import shares_of_rows
-from ..verdict import Others, compare
+from ..transport.wires import Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
 
 Verdict = dict[str, Any]
 SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a chance of some half
@@ -49,7 +54,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()
     (loss,) = mean_over_data(pipeline, [loss])
-    mine, shards = check.values(pipeline.layers, what), pipeline.vocabulary.values(what)
+    mine, shards = values(pipeline.layers, what), pipeline.vocabulary.values(what)
     mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
@@ -58,7 +63,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
         with as_written():  # as all modules run where bytes are counted, so in the first step
             whole, right, counts = _reference(pipeline, load(model.name, seed), seed, update, places)
 
-    def exact() -> list[torch.nn.Module] | None:
+    def exact() -> list[nn.Module] | None:
         """The reference in float64; None where the model cannot run in it."""
         try:
             with as_written(), check.SingleConstants():
@@ -66,7 +71,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
         except Exception:  # somebody's model or loss may take float32 alone
             return None
 
-    def shaken() -> Iterator[list[torch.nn.Module]]:
+    def shaken() -> Iterator[list[nn.Module]]:
         """References with weights that are rounded otherwise."""
         until = time.monotonic() + SHAKE_SECONDS
         for number in range(1, SHAKES + 1):
@@ -103,7 +108,7 @@ def _reference(
     places: int,
     kind: torch.dtype | None = None,
     shake: int = 0,
-) -> tuple[list[torch.nn.Module], float, check.RowCounts | None]:
+) -> tuple[list[nn.Module], float, check.RowCounts | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
     `row_counts` behind it. other: the model anew, so its parameters are the starting ones. kind: of its
     parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
@@ -128,3 +133,185 @@ def _reference(
         right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
     # Not before: a forward may change buffers and generators, by which the next one goes.
     return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
+
+
+MAX_ROUNDING = 1e-5  # what float32 may lie away from float64 at most
+MAX_KINK = LIMITS[torch.bfloat16]  # the largest difference that a kink may explain
+NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel leave less
+
+
+class Others(NamedTuple):
+    """What makes further references where float32 values differ by more than their limit. exact: the one in float64, or None
+    where there is none: two right orders of summation may differ so (see `row`). shaken: those whose weights are rounded
+    otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient, so a
+    value may differ by twice what it moves there, and by no more than `MAX_KINK`."""
+
+    exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
+    shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
+
+
+class Row(NamedTuple):
+    """A difference: as a share of what is allowed, itself, its limit, where, how far (run, unsplit) are from float64, and by
+    how much the unsplit model's own value moves where weights are rounded otherwise."""
+
+    share: float
+    difference: float
+    limit: float
+    where: str
+    from_float64: Sequence[float] | None = None
+    moves: float | None = None
+
+
+def compare(
+    wires: Wires,
+    owners: Sequence[Sequence[int]],
+    mine: Mapping[Place, Value],
+    whole: Sequence[nn.Module] | None,
+    losses: tuple[float, float],
+    what: Callable[[nn.Parameter], Tensor | None] = gradient,
+    others: Others = Others(),  # noqa: B008 (immutable)
+) -> dict[str, Any] | None:
+    """The verdict, on rank 0; None on the others. All ranks of `wires` call this.
+
+    Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `mine`.
+    losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
+    difference over all tensors and the loss (see `difference`). others: asked for by rank 0 alone. Raises BadInput on rank 0
+    where the two have other parameters.
+    """
+    if wires.rank:
+        _send(wires, mine, [layer for layer, ranks in enumerate(owners) if wires.rank in ranks])
+        receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
+        return None
+    assert whole is not None
+    right = values(dict(enumerate(whole)), what)
+
+    def exact() -> Mapping[Place, Value] | None:
+        model = others.exact()
+        return None if model is None else values(dict(enumerate(model)), what)
+
+    found = _moving(_judged(wires, owners, mine, right, exact), right, others.shaken, what)
+    for other in range(1, wires.size):
+        send_bytes(wires, b"", other)
+    pipeline, single = losses
+    gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
+    gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
+    limit = LIMITS[torch.float32]
+    rows = [*found, Row(gap / limit, gap, limit, "loss")]
+    failed = [one for one in rows if not one.share <= 1]
+    worst = max(failed, key=lambda one: one.share) if failed else max(rows, key=lambda one: one.difference / one.limit)
+    verdict = {
+        "passed": not failed,
+        "worst": worst.difference,
+        "limit": worst.limit,
+        "where": worst.where,
+        "tensors": len(found),
+        "loss": pipeline,
+        "reference_loss": single,
+        "measure": f"max |{what.__name__} - reference| / max |reference| of a tensor; "
+        "reference: the unsplit model in one process",
+        "compared": what.__name__,
+    }
+    verdict |= {} if worst.from_float64 is None else {"from_float64": list(worst.from_float64)}
+    return verdict | ({} if worst.moves is None else {"moves": worst.moves})
+
+
+def _moving(
+    found: list[Row],
+    right: Mapping[Place, Value],
+    shaken: Callable[[], Iterator[Sequence[nn.Module]]],
+    what: Callable[[nn.Parameter], Tensor | None],
+) -> list[Row]:
+    """The same rows; those that fail by how much the reference's own value moves, where that may explain all of them."""
+    failed = {one.where: one for one in sorted(found, key=lambda one: one.difference) if not one.share <= 1}
+    if not failed or not all(_in_doubt(one.difference, one.limit) and one.difference <= MAX_KINK for one in failed.values()):
+        return found
+    moves = dict.fromkeys(failed, 0.0)
+    for model in shaken():
+        for place, one in values(dict(enumerate(model)), what).items():
+            if (where := f"layer {place[0]} {place[1]}") in moves:
+                moves[where] = max(moves[where], difference(one.tensor, right[place].tensor))
+        if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
+            break
+    return [
+        Row(one.difference / (2 * by), *one[1:5], by) if not one.share <= 1 and (by := moves[one.where]) > 0 else one
+        for one in found
+    ]
+
+
+def _judged(
+    wires: Wires,
+    owners: Sequence[Sequence[int]],
+    mine: Mapping[Place, Value],
+    right: Mapping[Place, Value],
+    exact: Callable[[], Mapping[Place, Value] | None],
+) -> list[Row]:
+    """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
+    rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
+    for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
+        here = _of_layer(mine, layer) if not owner else _receive(wires, owner)
+        for place in here.keys() ^ _of_layer(right, layer).keys():
+            which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
+            wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
+        for place, value in here.items() if not wrong else ():
+            away, limit = difference(value.tensor, right[place].tensor), LIMITS.get(value.dtype, 1e-5)
+            if _in_doubt(away, limit):
+                doubts.append((len(rows), place, value.tensor))
+            rows.append(row(away, limit, f"layer {layer} {place[1]}"))
+    if wrong:  # not before: ranks are sending
+        raise BadInput(wrong)
+    known = exact() if doubts else None
+    for number, place, tensor in doubts if known is not None else ():
+        assert known is not None
+        # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
+        # by the largest of the layer.
+        single, double = right[place].tensor, known[place].tensor
+        largest = max(magnitude(one.tensor) for one in _of_layer(known, place[0]).values())
+        scale = largest if magnitude(double) <= NOTHING * largest else 0.0
+        from_float64 = difference(tensor, double, scale), difference(single, double, scale)
+        rows[number] = row(difference(tensor, single, scale), rows[number].limit, rows[number].where, from_float64)
+    return rows
+
+
+def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
+    return {place: value for place, value in held.items() if place[0] == layer}
+
+
+def _in_doubt(found: float, limit: float) -> bool:
+    """Whether float32 itself may be why this differs by more than its limit."""
+    return LIMITS[torch.float32] == limit < found < NOT_A_NUMBER
+
+
+def row(found: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
+    """A difference, judged; what is not finite is wrong. away: how far (run, unsplit) are from float64, where that is known.
+    Then the run may be as far as the limit, or twice as far as the unsplit model, but no farther than `MAX_ROUNDING`. Where
+    the unsplit model is farther itself, float64 says nothing, and the limit stays."""
+    found = found if math.isfinite(found) else NOT_A_NUMBER
+    if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
+        return Row(found / limit, found, limit, where)
+    return Row(away[0] / min(max(limit, 2 * away[1]), MAX_ROUNDING), found, limit, where, away)
+
+
+def _send(wires: Wires, mine: Mapping[Place, Value], layers: Sequence[int]) -> None:
+    """Of each layer in turn which places there are, their types, and their shapes where they have values, then these."""
+    for layer in layers:
+        here = _of_layer(mine, layer)
+        tensors = [value.tensor for value in here.values() if value.tensor is not None]
+        head = [
+            (place, str(value.dtype).removeprefix("torch."), None if value.tensor is None else list(value.tensor.shape))
+            for place, value in here.items()
+        ]
+        send_bytes(wires, json.dumps(head).encode(), 0)
+        for tensor in tensors:
+            send_tensor(wires, tensor, 0)
+
+
+def _receive(wires: Wires, owner: int) -> dict[Place, Value]:
+    """What `_send` sent of a layer."""
+    here = dict[Place, Value]()
+    for (layer, name), kind, shape in json.loads(receive_bytes(wires, owner)):
+        dtype = getattr(torch, kind)
+        here[layer, name] = Value(None if shape is None else torch.empty(shape, dtype=dtype), dtype)
+    for value in here.values():
+        if value.tensor is not None:
+            receive_tensor(wires, value.tensor, owner)
+    return here

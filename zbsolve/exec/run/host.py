@@ -1,11 +1,12 @@
-"""The host: its memory, its memory allocator, its GPUs that several ranks share, at once under NVIDIA's MPS, and a stop that
-is asked of it."""
+"""The host of a rank's process: its memory, its memory allocator, its GPUs that several ranks share, at once under NVIDIA's
+MPS, its network, and a stop that is asked of it."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..devices import sharing_environment
+from ..choices import sharing_environment
 from ..pipeline import Pipeline
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)
@@ -111,3 +112,25 @@ def goes_on(pipeline: Pipeline) -> bool:
     flag = torch.tensor([int(asked_to_stop.is_set())])
     pipeline.peers.wait(pipeline.wires.control.allreduce([flag]), "start of a step")
     return not int(flag)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent is gone, which holds the other end of standard input. What it writes there asks to
+    end after a step."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            asked_to_stop.set()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def local_network() -> None:
+    """Let gloo use the loopback device, so that a machine without a working name for itself will do."""
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        names = {name for _, name in socket.if_nameindex()}
+        for name in ("lo", "lo0"):
+            if name in names:
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+                break

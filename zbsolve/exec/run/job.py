@@ -23,23 +23,21 @@ from ...util.errors import BadInput
 from ...util.machine import cores
 from ..base.part import Hooks
 from ..base.values import is_dtensor
-from ..devices import DEVICES, choose, described
+from ..choices import DEVICES, RUN_SPLITS, choose, described
 from ..emulate import Times
 from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..loop.watching import Watch
-from ..mesh.sizes import made_mesh, mesh_sizes
+from ..mesh import made_mesh, mesh_sizes
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
-from ..reports import trace_of
-from ..splits import RUN_SPLITS
+from ..reports import RunNumbers, run_numbers, trace_of
 from ..step_view import StepView
 from ..transport.failure import RunFailed
 from ..transport.wires import CPU
 from ..updates import NamedParameters, as_one
 from .checking import checked, mean_over_data
 from .host import at_once, goes_on, keep_freed_memory
-from .numbers import RunNumbers, run_numbers
 
 TOLD_SECONDS = 5.0  # between lines that say how far training is
 TRACED = 3  # steps of a watched run before each look: one alone does not say how times vary
@@ -60,7 +58,7 @@ class Options:
     dimensions, the outermost first, as `pp=2,tp=2` (see `mesh_sizes`). split: how the backward is split (see
     `Pipeline`). memory_limit: bytes of activations that each rank has; None: what this machine has. whole_trace: of a
     file of rounds, put the times of all passes together on rank 0, else numbers alone; all other runs leave a trace.
-    device: "cuda", "cpu", or "auto" (see `devices.choose`); share_gpus: ranks of a machine share its GPUs; capture: each
+    device: "cuda", "cpu", or "auto" (see `choices.choose`); share_gpus: ranks of a machine share its GPUs; capture: each
     rank's step as one CUDA graph (see `Pipeline`).
     """
 

@@ -1,13 +1,17 @@
-"""Starting ranks on this machine, a process each, and ending them, whatever happens."""
+"""Starting ranks on this machine, a process each, and ending them, whatever happens. One of them is `python -m
+zbsolve.exec.run.launch FOLDER RANK`."""
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
+import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
@@ -25,12 +29,12 @@ from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
-from ..mesh.sizes import PIPELINE, named_rank, process_of
-from ..transport.failure import RunFailed
-from .host import device_environment, together
+from ..mesh import PIPELINE, named_rank, process_of
+from ..reports import RunNumbers
+from ..transport.failure import LostRank, RunFailed, one_line
+from .host import device_environment, end_with_parent, local_network, together
 from .job import Options
-from .numbers import RunNumbers
-from .torchrun import LATE_SECONDS, allowed, fit, step_of
+from .torchrun import LATE_SECONDS, Place, allowed, fit, read_schedule, run_group, step_of
 
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
@@ -39,6 +43,7 @@ HEAR_SECONDS = 0.2  # between looks at what ranks print: each takes a call a ran
 STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
 NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
 REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
+MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
 MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
 
 
@@ -110,7 +115,7 @@ def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen
     never outlives its parent."""
     with open(path_of(folder, rank), "wb") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", "zbsolve.exec.run.worker", str(folder), str(rank)],
+            [sys.executable, "-m", "zbsolve.exec.run.launch", str(folder), str(rank)],
             stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,
@@ -249,3 +254,59 @@ class Said:
 def path_of(folder: Path, rank: int) -> Path:
     """The file that a rank writes to."""
     return folder / f"said.{rank}"
+
+
+def run_rank_process(folder: Path, rank: int) -> int:
+    """Run the rank in this process; the exit code. Rank 0 leaves `trace.json` or `numbers.json`, and a rank that fails
+    `failure.RANK`; each whole or not at all."""
+    end_with_parent()
+    local_network()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a model prints is told as it comes
+    try:
+        _run_rank(folder, rank)
+    except Exception as error:
+        text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
+        kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
+        peer = error.peer if isinstance(error, LostRank) else None
+        told = error.details if isinstance(error, ZbsolveError) else ""
+        details = (told or "".join(traceback.format_exception(error)))[-MAX_DETAILS:]
+        body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns(), "details": details}
+        write_text(folder / f"failure.{rank}", json.dumps(body))
+        return 1
+    return 0
+
+
+def _run_rank(folder: Path, rank: int) -> None:
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    announce = _announcer(folder, rank)
+    announce("start")
+    trace = run_group(
+        Place(rank, job["ranks"], rank, job["ranks"]),
+        f"file://{folder / 'store'}",
+        partial(read_schedule, str(folder / "schedule.json"), rank),
+        job["spec"],
+        Options(**job["options"]),
+        announce,
+    )
+    if isinstance(trace, RunNumbers):
+        trace.save(folder / "numbers.json")
+    elif trace is not None:
+        trace.save(folder / "trace.json")
+
+
+def _announcer(folder: Path, rank: int) -> Callable[[str], None]:
+    """What notes the work of this rank in a file that its parent can read when it has died. It takes under a microsecond."""
+    with open(folder / "now", "r+b") as stream:
+        notes = mmap.mmap(stream.fileno(), 0)
+    a, b = rank * NOTE_BYTES, (rank + 1) * NOTE_BYTES
+
+    def announce(name: str) -> None:
+        notes[a:b] = name.encode()[:NOTE_BYTES].ljust(NOTE_BYTES, b"\0")
+
+    return announce
+
+
+if __name__ == "__main__":
+    code = run_rank_process(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(code)  # not through torch's and gloo's destructors, which may wait for ranks that are gone

@@ -26,17 +26,17 @@ from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.files import document_kind
-from ..devices import BACKENDS, device_of, local_place
+from ..choices import BACKENDS, device_of, local_place
 from ..emulate import OWN_TIMES, Times
 from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
-from ..mesh.sizes import PIPELINE, coordinate_of, located, others_of
+from ..mesh import PIPELINE, coordinate_of, located, others_of
+from ..reports import RunNumbers
 from ..transport.failure import LostRank, one_line
 from ..transport.peers import Peers, agreed
 from ..transport.wires import Wires, receive_bytes, send_bytes
 from .host import check_host_memory, take_environment
 from .job import Options, run_rank
-from .numbers import RunNumbers
 
 MARK_BYTES = 16
 

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from ...build.vocabulary import barriers_of
 from ...tables import Ints
 from ...util.errors import BadInput
+from ..backward.passes import HANDLERS as PLAIN
 from ..base.handler import Graph, Handler
-from ..base.part import Part, RankState
+from ..base.part import Part, RankState, Run
 from ..base.program import Action
 from ..base.torch_private import fsdp_together
 from ..base.values import local, wrapped_modules
 from ..connecting import Connecting, Given, Own
 from ..layers import layer_numbers
-from ..mesh.place import ranks_along
+from ..mesh import ranks_along
 from ..transport.wires import all_of, break_off_groups, digest
 from .stage import Parameter, ShardedStage, parameters_of_module, trained
 
@@ -108,13 +109,27 @@ class Sharding(Part):
         for s, parameters in sharded.items():
             does = frozenset(DOES[action.kind] for action in actions if action.stage == s and action.kind in DOES)
             modules = [module for layer in c.stages[s].layers for module in wrapped_modules(layer)]
-            made[s] = c.stages[s].around = ShardedStage(s, modules, parameters, c.peers.timeout, does)
+            made[s] = ShardedStage(s, modules, parameters, c.peers.timeout, does)
         order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
         for one, following in zip(order, order[1:], strict=False):
             one.following = None if "gather" in following.by_passes else following
         for stage in order:
             stage.beside = order
         return cls(made, c.peers.timeout)
+
+    def around(self, kind: str, run: Run) -> Run:
+        """A pass that uses weights waits until they are there."""
+
+        def gathered(state: RankState, action: Action, given: Any) -> Any:
+            if (stage := self.stages.get(action.stage)) is None:
+                return run(state, action, given)
+            stage.weights()
+            output = run(state, action, given)
+            if PLAIN[kind].adds_gradients:
+                stage.added()
+            return output
+
+        return gathered if kind in PLAIN else run
 
     def begin(self, data: Any) -> None:
         for stage in self.stages.values():
@@ -132,8 +147,6 @@ class Sharding(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part:
         """Stages gather as ever, and nothing stays open."""
-        for s, one in self.stages.items():
-            stages[s].around = one
         return _Forwards(self.stages, self.timeout)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..base.part import Around
 from ..base.torch_private import fsdp_gathers, fsdp_parameters
 from ..base.values import as_local_of, laid_out_as, local
 from ..transport.wires import joined, stamped, waiting
@@ -207,7 +206,7 @@ def _give(bucket: _Bucket) -> None:
             local(parameter.grad).add_(mine)
 
 
-class ShardedStage(Around):
+class ShardedStage:
     """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
     by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do. Whatever they leave out is done here:
     parameters are gathered when a pass first needs them, and then those of `following` too, the stage that the rank uses
@@ -272,6 +271,7 @@ class ShardedStage(Around):
                 self.reduction.tidy(self.timeout)
 
     def added(self) -> None:
+        """A pass has added to gradients."""
         for one in self.parameters:
             one.settle()
 

@@ -12,17 +12,20 @@ from torch import Tensor
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.layer_split import Loss
+from ..backward.passes import HANDLERS as PLAIN
+from ..backward.passes import has_backward
 from ..backward.stage import Stage
-from ..base.part import Around, Part
+from ..base.part import Part, RankState, Run
+from ..base.program import Action
 from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
 from ..transport.failure import RunFailed, one_line
 from .comparing import Sequences, compare
-from .cutting import Cutting, SliceLoss, Uncounted, join_sequence
+from .cutting import Cutting, SliceLoss, join_sequence
 from .store import SliceStore
 
 
-class StageSlices(Around):
+class StageSlices:
     """The slices of a stage's microbatches, by the number of their part (see `cutting`). Where a slice begins follows from
     the activations before: tensors (batch, length, …). compares: two microbatches of the steps 1, 2, 4, 8, …, each time
     others, are compared with whole sequences when the step is over; those of other steps where they are longer than all
@@ -37,15 +40,12 @@ class StageSlices(Around):
         self._seen: dict[tuple[bool, ...], int] = {}  # see `_state` → tokens of the longest first slice
         self._trained = True
 
-    def forward(self, stage: Stage, microbatch: int, x: Any, target: Any) -> AbstractContextManager[None]:
-        if self.compares:
-            self._note(stage, *divmod(microbatch, self.cutting.count), x, target)
-        return self.runs(microbatch, x)
-
     @contextmanager
-    def runs(self, part: int, x: Any) -> Iterator[None]:
+    def forward(self, stage: Stage, part: int, x: Any, target: Any) -> Iterator[None]:
         """Run a slice's forward on the activations `x` inside."""
         microbatch, number = divmod(part, self.cutting.count)
+        if self.compares:
+            self._note(stage, microbatch, number, x, target)
         if not number:  # nothing is left of a step that failed
             self.store.drop(microbatch)
         ends = self._ends.setdefault(microbatch, [0])
@@ -70,7 +70,7 @@ class StageSlices(Around):
                 self._given[microbatch], self._trained = [], torch.is_grad_enabled()
         if microbatch in self._given:
             with without_modes():
-                self._given[microbatch].append(copied((x, target.targets if isinstance(target, Uncounted) else target)))
+                self._given[microbatch].append(copied((x, target)))
 
     def compare(self, stage: Stage) -> None:
         """A step is over: compare what it kept. Raises BadInput (see `comparing.compare`)."""
@@ -85,11 +85,13 @@ class StageSlices(Around):
             compare(stage.layers, stage.first, stage.loss, _whole(rows, with_loss), self.cutting, self._trained)
 
     def again(self, part: int) -> AbstractContextManager[None]:
+        """Run it once more inside, to be recomputed."""
         microbatch, number = divmod(part, self.cutting.count)
         return self.store.forward(microbatch, number, self._ends[microbatch][number])
 
     @contextmanager
     def backward(self, part: int) -> Iterator[None]:
+        """Run its backward inside."""
         microbatch, number = divmod(part, self.cutting.count)
         with self.store.backward(microbatch, number):
             yield
@@ -97,6 +99,7 @@ class StageSlices(Around):
             del self._ends[microbatch]
 
     def clear(self) -> None:
+        """Forget all microbatches: their step begins anew."""
         for microbatch in self._ends:
             self.store.drop(microbatch)
         self._ends.clear()
@@ -132,15 +135,35 @@ class Slices(Part):
     def __init__(self, rank: int, stages: Mapping[int, Any], slices: Mapping[int, StageSlices]) -> None:
         self.rank, self.stages, self.slices = rank, stages, slices
         self._rounds: Mapping[int, StageSlices] = {}  # of rounds of forwards
-        for s, one in slices.items():
-            stages[s].around = one
 
     @classmethod
-    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool = True) -> Slices | None:
-        """Give stages the slices of their microbatches; None where sequences are whole. compares: see `StageSlices`. Raises
+    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool) -> Slices | None:
+        """The slices of the stages' microbatches; None where sequences are whole. compares: see `StageSlices`. Raises
         BadInput."""
         cutting = Cutting.of(problem)
         return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
+
+    def around(self, kind: str, run: Run) -> Run:
+        """A pass finds the keys and values of its slice. Weight gradients need none."""
+        plain = PLAIN.get(kind)
+        if plain is None or (plain.adds_gradients and not plain.takes):
+            return run
+
+        def sliced(state: RankState, action: Action, given: Any) -> Any:
+            one, part, data = self.slices[action.stage], action.part, state.data
+            if plain.takes == "activation":
+                x = data.inputs[part] if given is None else given
+                runs: Any = one.forward(self.stages[action.stage], part, x, data.targets.get(part))
+            else:
+                runs = one.backward(part) if plain.takes else one.again(part)
+            with torch.set_grad_enabled(has_backward(action)), runs:
+                return run(state, action, given)
+
+        return sliced
+
+    def forget(self) -> None:
+        for one in self.slices.values():
+            one.clear()
 
     def end(self) -> None:
         for s, one in self.slices.items():

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...util.errors import BadInput, ZbsolveError
 from ...util.temporary import temporary_folder
 from .failure import LostRank, RunFailed, one_line
-from .wires import BROKE, BYTES, Wires, broken, call_beside, receive_bytes, send_bytes
+from .wires import BROKE, BYTES, Wires, broken, call_beside, digest, receive_bytes, send_bytes
 
 Cells = NDArray[np.int64]
 SHORTEST, LONGEST = 2e-5, 1e-3  # seconds between two looks
@@ -237,15 +237,9 @@ def _offset(wires: Wires, rounds: int = 20) -> int:
 
 def clock_lead(wires: Wires) -> int:
     """ns that this rank's monotonic clock is ahead of rank 0's. Every rank calls this. Raises LostRank."""
-    mine = _machine()
-    if wires.rank:
-        send_bytes(wires, mine.encode(), 0)
-        alike = receive_bytes(wires, 0) == b"one"
-    else:
-        alike = {receive_bytes(wires, other).decode() for other in range(1, wires.size)} <= {mine}
-        for other in range(1, wires.size):
-            send_bytes(wires, b"one" if alike else b"several", other)
-    return 0 if alike else _offset(wires)
+    work, marks = wires.gather(torch.tensor([digest(_machine())]))
+    wires.wait(work)
+    return 0 if marks.min() == marks.max() else _offset(wires)
 
 
 def _machine() -> str:

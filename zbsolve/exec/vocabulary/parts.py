@@ -115,21 +115,11 @@ class Homes(NamedTuple):
         return self.routes[microbatch % len(self.routes)][0]
 
 
-class Sharded(NamedTuple):
-    """What a problem says of its vocabulary. barriers: 1 or 2; embedding: the input embedding is sharded too."""
-
-    barriers: int
-    embedding: bool
-
-    @classmethod
-    def of(cls, problem: Problem) -> Sharded | None:
-        """None where the vocabulary is whole."""
-        barriers = barriers_of(problem)
-        return cls(barriers, "VE" in problem.passes.kinds) if barriers else None
-
-    def layers(self, count: int) -> list[int]:
-        """The numbers of the layers, of `count`, that every rank has a shard of."""
-        return sorted({count - 1, *([0] if self.embedding else [])})
+def sharded_layers(problem: Problem, count: int) -> list[int]:
+    """The numbers of the layers, of `count`, that every rank has a shard of; none where the vocabulary is whole."""
+    if not barriers_of(problem):
+        return []
+    return sorted({count - 1, *([0] if "VE" in problem.passes.kinds else [])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +148,9 @@ def cut_shard(
     tied: Sequence[Sequence[Place]],
     device: torch.device,
 ) -> Shard:
-    """Cut this rank's shard out of `layers`, in which the layers of `Sharded.layers` are; what is left of these is there
-    afterwards. count: of the model's layers. tied: groups of places that hold one parameter. Raises BadInput."""
-    how = Sharded.of(problem)
-    assert how is not None
-    homes = Homes(rank, problem.ranks, model_stages(problem), problem.routes, how.barriers)
+    """Cut this rank's shard out of `layers`, in which the `sharded_layers` are; what is left of these is there afterwards.
+    count: of the model's layers. tied: groups of places that hold one parameter. Raises BadInput."""
+    homes = Homes(rank, problem.ranks, model_stages(problem), problem.routes, barriers_of(problem))
     module, last = _Rows(problem.ranks, rank, device), count - 1
     path, entropy = recognised(layers[last], loss, last)
     linear: Any = layers[last].get_submodule(path)
@@ -170,7 +158,7 @@ def cut_shard(
     if linear.bias is not None:
         module.cut("bias", linear.bias, (last, _inside(path, "bias")))
     output = OutputShard(module.weight, getattr(module, "bias", None), first, linear.out_features, entropy)
-    embedding = _embedding(module, layers, tied) if how.embedding else None
+    embedding = _embedding(module, layers, tied) if 0 in sharded_layers(problem, count) else None
     _check_tied(module.places, tied)
     layers[last] = without_output(layers[last], path)
     return Shard(homes, output, embedding, module, module.places, module.shapes)

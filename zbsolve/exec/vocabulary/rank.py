@@ -26,9 +26,9 @@ from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
 from ..base.torch_private import default_group
+from ..choices import BACKENDS
 from ..connecting import Connecting
 from ..device.copying import Begun, LaunchedCopies, SideWork, timed_event
-from ..devices import BACKENDS
 from ..transport.wires import break_off_groups, connect, joined, waiting
 from .parts import Shard, add_gradient, look_up, tokens_of
 from .shard import Kept, Merged, compute_type, input_gradient, merge, pass_s, pass_t
