@@ -87,7 +87,7 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
     size = dist.get_world_size(ranks.group)
     numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
     hosts, sizes = _hosts(ranks.group), BYTES[ranks.device.type]
-    found = []
+    curves = []
     for count in sorted({min(1 << i, size) for i in range(1, 1 + size.bit_length())} - {1}):
         some, among = ranks, dist.get_rank() in numbers[:count]
         if among and count < size:  # they alone make their group
@@ -96,9 +96,9 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
             nodes = len(set(hosts[:count]))
             rows = {bytes_: _timed(_calls(some, bytes_), some, (CURVE_WARMUPS, CURVE_REPEATS)) for bytes_ in sizes}
             kinds = rows[sizes[0]]
-            found += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
+            curves += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
         ranks.meet()
-    return found
+    return curves
 
 
 def _hosts(group: Any) -> list[int]:
@@ -157,8 +157,8 @@ def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
 
 def _device_stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
     """The same by the device's time, from 0 on: it begins behind a collective of one number, so on all ranks at once."""
-    timer, one = PassTimer(ranks.device), torch.zeros(1, device=ranks.device)
+    timer, tensor = PassTimer(ranks.device), torch.zeros(1, device=ranks.device)
     for _ in range(times):
-        dist.all_reduce(one, group=ranks.group)
+        dist.all_reduce(tensor, group=ranks.group)
         timer.run(0, "", call)
     return [(0, round(1000 * us)) for _, _, us, _ in timer.drain()]

@@ -67,7 +67,7 @@ def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, .
         slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
         own = _factor([copies[f"{way}/{size}"]], [copies[f"{way}/{size} beside"]])
         found += [one for other in TIMED_KINDS for one in (Slowdown(other, kind, slow), Slowdown(kind, other, own))]
-    return tuple(one for one in found if one.factor > 1)
+    return tuple(slowdown for slowdown in found if slowdown.factor > 1)
 
 
 def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Slowdown, ...]:
@@ -78,7 +78,7 @@ def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> t
         names = [name for name in alone if name.endswith(f"/{kind}")]
         slow = _factor(*([one[name] for name in names] for one in (alone, loaded))) if names else 1.0
         found += [one for other in ("MF", "MB") for one in (Slowdown(kind, other, slow), Slowdown(other, kind, own))]
-    return tuple(one for one in found if one.factor > 1)
+    return tuple(slowdown for slowdown in found if slowdown.factor > 1)
 
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:

@@ -130,7 +130,7 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
 def over_sockets(pairs: list[Pair]) -> list[str]:
     """What a person should know of links that no cluster has."""
     found = sorted({pair.over for pair in pairs if pair.over})
-    return [f"links were measured over {one}: give those of your cluster to solve and plan" for one in found]
+    return [f"links were measured over {name}: give those of your cluster to solve and plan" for name in found]
 
 
 class Ends(NamedTuple):
@@ -315,7 +315,7 @@ class _End:
         mine = self._messages(self.wires.rank, self.other, sizes)
         theirs = self._messages(self.other, self.wires.rank, sizes)
         rows = None if self.device.type == "cpu" else DeviceRows(self.wires, self.device, Marks(self.device))
-        incoming = {self.other: tuple(one for row in theirs.values() for one in row)}
+        incoming = {self.other: tuple(message for row in theirs.values() for message in row)}
         mailbox = Mailbox(self.wires, incoming, self.device, self.timeout, rows=rows)
         mailbox.begin({0: 0})
         return mailbox, {size: list(zip(mine[size], theirs[size], strict=True)) for size in sizes}

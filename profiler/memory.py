@@ -114,7 +114,7 @@ Meter = LiveBytes | AllocatedBytes
 
 def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
     """Fields of all Layers of a model, one behind the other."""
-    return [one.costs(behind) for one, behind in zip(rows, [*rows[1:], None], strict=True)]
+    return [layer_memory.costs(behind) for layer_memory, behind in zip(rows, [*rows[1:], None], strict=True)]
 
 
 class Settled(LiveBytes):  # type: ignore[no-untyped-call]
@@ -159,7 +159,7 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
             p.grad = torch.zeros_like(p)
     frozen = sum(local_bytes(p) for p in parameters if not p.requires_grad)
     kept = sum(local_bytes(b) for layer in stage.layers for b in persistent_buffers(layer))
-    if any(one.device.type == "cuda" for one in tensors_of(x)):
+    if any(tensor.device.type == "cuda" for tensor in tensors_of(x)):
         return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen, buffers=kept)
     own = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
     own += [buffer for layer in stage.layers for buffer in layer.buffers()]
@@ -186,7 +186,7 @@ def _borders(
         raise BadInput(f"layer {stage.first} hands on a DTensor: profile measures layers that hand on local tensors")
     live = stage.live.pop(-1)
     graphs = [graph_saved(kept) for kept in live.kept] if isinstance(live, Live) else []
-    saved |= {storage_key(tensor) for one in graphs for tensor in one or []}
+    saved |= {storage_key(tensor) for graph in graphs for tensor in graph or []}
     # The batch and side inputs are no layer's own, also where it hands them on.
     saved -= {storage_key(tensor) for tensor in tensors_of(x if stage.first == 0 else getattr(x, "sides", ()))}
     row, y_row = row_of(x), row_of(y)
@@ -200,7 +200,7 @@ def _borders(
 def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
     form, kept, unneeded, makes = _borders(stage, given, target)
     last = stage.loss is not None
-    device = next(one.device for one in tensors_of(given))
+    device = next(tensor.device for tensor in tensors_of(given))
     with meter:
         meter.ignore(tensors_of(given))
         with torch.no_grad():

@@ -226,7 +226,7 @@ OPTIMIZER_STATES = {
 def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
     """The optimizer's state called `name`; None: Adam's, mixed where most trained parameters have 16 bits. Raises
     BadInput."""
-    trained = [one for one in parameters if one.requires_grad]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     half = parameter_type(trained or list(parameters)).itemsize == 2
     if name is None:
         return OPTIMIZER_STATES["adam-mixed" if half else "adam"]
@@ -284,7 +284,7 @@ def counting(found: PassOps) -> Around:
 def turn(stage: Stage, x: Any, target: Any, around: Around, *, split: bool = True, recompute: bool = False) -> Turn:
     """Forward and backward of one microbatch."""
     output = around("F", lambda: stage.forward(0, x, target, split=split, recompute=recompute))
-    given = None if stage.loss is not None else [torch.ones_like(one) for one in trained(output)]
+    given = None if stage.loss is not None else [torch.ones_like(tensor) for tensor in trained(output)]
     if recompute:
         around("X", lambda: stage.recompute(0))
     gradients = around("B" if split else "BW", lambda: stage.backward(0, given))

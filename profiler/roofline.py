@@ -85,13 +85,13 @@ def estimate(
     layers = look.through.with_sides(without_backwards(layers, look.through.untrained))
     sequence = sequence_fact(look.work.values())
     if not sequence:
-        layers = tuple(replace(one, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for one in layers)
+        layers = tuple(replace(layer, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for layer in layers)
     heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"
     rest = partial(_layer, model, state=state, on=target)
     alone = shards and tensor_ranks == 1
     vocabulary, unknown = _vocabulary(model, look.through, mode, source, rest, target) if alone else SHARED
-    found = Profile(
+    profile = Profile(
         source,
         spec,
         layers,
@@ -117,17 +117,17 @@ def estimate(
         host=host_link(target),
         vocabulary=vocabulary,
     )
-    return over_tensor_ranks(found, tensor_ranks, target)
+    return over_tensor_ranks(profile, tensor_ranks, target)
 
 
 def estimates(spec: str, on: str, sequences: Iterable[int], most: int) -> list[Profile]:
     """What a plan takes of a model that it knows by no formula: its estimates for so many sequences a microbatch (its own
     where its name cannot say it), each on every number of tensor ranks, up to `most`, that can be. Raises BadInput."""
-    found = [estimate(one, on, shards=False) for one in dict.fromkeys(sized(spec, number) for number in sequences)]
-    target, known = device(on), any(layer.attention_F for layer in found[0].layers)
-    whole = gcd(found[0].facts[HEADS], target.node[0]) if known else 1
+    profiles = [estimate(name, on, shards=False) for name in dict.fromkeys(sized(spec, number) for number in sequences)]
+    target, known = device(on), any(layer.attention_F for layer in profiles[0].layers)
+    whole = gcd(profiles[0].facts[HEADS], target.node[0]) if known else 1
     ranks = [number for number in range(1, min(whole, most) + 1) if whole % number == 0]
-    return [over_tensor_ranks(one, number, target) for one in found for number in ranks]
+    return [over_tensor_ranks(profile, number, target) for profile in profiles for number in ranks]
 
 
 def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:

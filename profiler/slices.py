@@ -120,7 +120,7 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
         if first < -even:
             first, rest = -float(even), np.stack((before, steps), 1)
             slopes = [(y + even * lengths) @ form / (form @ form) for form in rest.T]
-            later = min((float(one) for one in slopes), key=lambda one: missed((first, one)))
+            later = min((float(slope) for slope in slopes), key=lambda one: missed((first, one)))
         if later >= -growth:
             return (first, later), 0.0
         fell = -(later + growth)
@@ -213,8 +213,8 @@ def time_slices(
     if not any(calls.values()):
         raise BadInput(f"--slices: model '{model.name}' has no causal attention that calls zbsolve.exec.sliced_attention")
     samples = _timed_together(model, through, kinds, cutting, bench, calls, progress)
-    held = {i: [one for call in calls[i] for one in (call.key, call.value)] for i in kinds}
-    sizes = {i: (sum(one.nbytes for one in rows), sum(map(gradient_bytes, rows))) for i, rows in held.items()}
+    held = {i: [tensor for call in calls[i] for tensor in (call.key, call.value)] for i in kinds}
+    sizes = {i: (sum(row.nbytes for row in rows), sum(map(gradient_bytes, rows))) for i, rows in held.items()}
     return SliceTimes(tuple(cutting.tokens(tokens, "--slices")), samples, sizes)
 
 
@@ -312,7 +312,7 @@ def _turn(
             x, target = (row[j] for row in parts[m])
             with slices.forward(stage, j, x, target):
                 y = timer.run(stage.first, f"F/{j}", stage.forward, j, x, target, split=split)
-            gradients[m, j] = None if stage.loss is not None else [torch.ones_like(one) for one in trained(y)]
+            gradients[m, j] = None if stage.loss is not None else [torch.ones_like(tensor) for tensor in trained(y)]
     for j in reversed(range(cutting.count)):
         for m, (stage, slices) in enumerate(sliced):
             with slices.backward(j):

@@ -211,7 +211,7 @@ def of_two_kinds(model: Model) -> bool:
 
 
 def _shapes(batch: Any) -> list[torch.Size]:
-    return [one.shape for one in tensors_of(batch)]
+    return [tensor.shape for tensor in tensors_of(batch)]
 
 
 def alone(model: Model, i: int, through: Flow, device: torch.device) -> Feed:
@@ -256,7 +256,7 @@ def _round(sets: Sequence[list[Stage]], given: list[tuple[Any, Any]], timer: Pas
         last = x
     for m in range(len(given)):
         stages = sets[m % len(sets)]
-        gradient: Any = None if stages[-1].loss is not None else [torch.ones_like(one) for one in trained(last)]
+        gradient: Any = None if stages[-1].loss is not None else [torch.ones_like(tensor) for tensor in trained(last)]
         for stage in reversed(stages):
             if again:
                 timer.run(stage.first, "X", stage.recompute, m)

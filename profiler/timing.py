@@ -132,9 +132,9 @@ def replayed(sets: Sequence[list[Stage]], feed: Feed) -> tuple[list[list[Any]], 
         x, target = feed(number, 0)
         found.append([])
         for stage in stages:
-            one = CapturedStage(stage, x, target, stream)
-            missing |= {(stage.first, kind): why for turn, why in one.why.items() for kind in SAMPLED[turn]}
-            found[-1].append(one)
+            captured_stage = CapturedStage(stage, x, target, stream)
+            missing |= {(stage.first, kind): why for turn, why in captured_stage.why.items() for kind in SAMPLED[turn]}
+            found[-1].append(captured_stage)
             x = stage.forward(0, x, target, split=False)
             stage.forget()
     return found, missing

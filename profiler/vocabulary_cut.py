@@ -75,7 +75,7 @@ class Cut:
         """Bytes of a shard's parameters; `frozen`: of those that are not trained."""
         own = [one for one in (self.weight, self.bias, None if self.tied else self.table) if one is not None]
         rows = len(shard_rows(self.size, ranks, 0))
-        return sum(one.nbytes // self.size * rows for one in own if not (frozen and one.requires_grad))
+        return sum(parameter.nbytes // self.size * rows for parameter in own if not (frozen and parameter.requires_grad))
 
     def _shard(self, parameter: nn.Parameter, ranks: int) -> nn.Parameter:
         part = parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone()
@@ -112,7 +112,7 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     if not tied and any((last, _weight(path)) in map(tuple, group) for group in model.tied):
         raise BadInput(f"layer {last}: its output layer is tied to what is no input embedding")
     hidden = make((*labels.shape, output.in_features), device=device).to(output.weight.dtype)
-    ranks = tuple(one for one in RANKS if one <= output.out_features)
+    ranks = tuple(rank for rank in RANKS if rank <= output.out_features)
     return Cut(loss, output.weight, output.bias, table, scale, tied, tuple(rests), hidden, tokens, labels, ranks)
 
 

@@ -85,7 +85,7 @@ OURS = (
     Kind("MB", "message of the backward", "#876cd8", "<", B, LINKS, begun=True),
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
-TABLE: dict[str, Kind] = {one.label: one for one in OURS}
+TABLE: dict[str, Kind] = {kind.label: kind for kind in OURS}
 KINDS: list[str] = list(TABLE)  # columns of passes count in it
 
 

@@ -214,8 +214,8 @@ class HostLink:
 def untrained_layers(layers: Sequence[Layer]) -> int:
     """How many layers in front train nothing: no gradient is needed there, so they have no backward. Their backwards take
     no time, and no byte of their parameters is trained. One that has neither F nor parameters says nothing of what it is."""
-    for i, one in enumerate(layers):
-        if one.B or one.W or one.BW or one.all_to_all or one.trained_bytes:
+    for i, layer in enumerate(layers):
+        if layer.B or layer.W or layer.BW or layer.all_to_all or layer.trained_bytes:
             return i if any(front.F or front.frozen_bytes or front.buffer_bytes for front in layers[:i]) else 0
     return len(layers)
 
@@ -223,7 +223,7 @@ def untrained_layers(layers: Sequence[Layer]) -> int:
 def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
     """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
     nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
-    return (*(replace(one, **nothing) for one in layers[:count]), *layers[count:])  # type: ignore[arg-type]
+    return (*(replace(layer, **nothing) for layer in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 
 def side_values(layers: Sequence[Names]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -258,7 +258,7 @@ def side_values(layers: Sequence[Names]) -> dict[str, tuple[int, tuple[int, ...]
 
 def begun(layers: Sequence[Layer | Names]) -> list[int]:
     """The layers but the first that begin a row of their own."""
-    return [i for i, one in enumerate(layers) if i and one.begins]
+    return [i for i, layer in enumerate(layers) if i and layer.begins]
 
 
 def begun_stages(layers: Sequence[Layer | Names], counts: Sequence[int]) -> tuple[int, ...]:

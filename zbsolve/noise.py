@@ -331,7 +331,7 @@ class UnderNoise:
     @property
     def unbounded(self) -> tuple[str, ...]:
         """Quantiles that so few independent steps set no upper end to: their longest may well be below (p95 takes 72)."""
-        steps = min(one.independent for one in self.spreads.values())
+        steps = min(spread.independent for spread in self.spreads.values())
         return tuple(name for name, share in AIMS.items() if share**steps > BELOW)
 
     def to_json(self) -> dict[str, Any]:
@@ -352,20 +352,20 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
 
     Raises BadInput for no schedule, fewer than two draws, or another objective than the makespan; Deadlock.
     """
-    wrong = [name for name, one in schedules.items() if one.problem.objective != "makespan"]
+    wrong = [name for name, schedule in schedules.items() if schedule.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
-    for one in schedules.values():
-        check_noise(one.problem)
+    for schedule in schedules.values():
+        check_noise(schedule.problem)
     ran = noise.measured
     if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
         draws = len(ran.factors)
     if draws is None:
-        most = max(len(one.problem.passes) for one in schedules.values())
+        most = max(len(schedule.problem.passes) for schedule in schedules.values())
         draws = int(np.clip(MOST_PASSES // most, LEAST_DRAWS, DRAWS))
     if draws < 2:
         raise BadInput(f"draws: {draws}: at least 2 are needed")
-    return UnderNoise(noise, draws, {name: _spread(one, noise, draws, seed) for name, one in schedules.items()})
+    return UnderNoise(noise, draws, {name: _spread(schedule, noise, draws, seed) for name, schedule in schedules.items()})
 
 
 def check_noise(problem: Problem) -> None:

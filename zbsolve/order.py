@@ -31,7 +31,7 @@ class Order(Mapping[str, tuple[str, ...]]):
     def __init__(self, problem: Problem, rows: Mapping[str, Ints]) -> None:
         self._problem = problem
         # Its own: a search goes on in the tables that rows come from.
-        self._rows = {stream: np.array(one, np.int64) for stream, one in rows.items()}
+        self._rows = {stream: np.array(array, np.int64) for stream, array in rows.items()}
 
     @cached_property
     def _names(self) -> dict[str, tuple[str, ...]]:
@@ -58,7 +58,7 @@ class Order(Mapping[str, tuple[str, ...]]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Order):
             mine, theirs = self._rows, other.rows_in(self._problem)
-            return mine.keys() == theirs.keys() and all(np.array_equal(mine[one], theirs[one]) for one in mine)
+            return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
         return isinstance(other, Mapping) and self._names == dict(other)
 
     def rows_in(self, problem: Problem) -> dict[str, Ints]:
@@ -91,7 +91,7 @@ def order_from(problem: Problem, said: Mapping[str, str | Iterable[str]]) -> Nam
     for stream, names in said.items():
         rows = _rows_of_text(problem.passes, names if isinstance(names, str) else " ".join(names))
         if rows is None:
-            return {one: tuple(row.split()) if isinstance(row, str) else tuple(row) for one, row in said.items()}
+            return {name: tuple(row.split()) if isinstance(row, str) else tuple(row) for name, row in said.items()}
         found[stream] = rows
     return Order(problem, found)
 

@@ -293,8 +293,8 @@ class Problem:
     def room(self) -> Ints:
         """Bytes that each pool has (`UNLIMITED` where it has no limit): the ranks' devices, then `pools`."""
         devices = (None,) * self.ranks if self.capacity is None else self.capacity
-        limits = (*devices, *(one.capacity for one in self.pools))
-        return np.array([UNLIMITED if one is None else min(one, UNLIMITED) for one in limits], np.int64)
+        limits = (*devices, *(pool.capacity for pool in self.pools))
+        return np.array([UNLIMITED if limit is None else min(limit, UNLIMITED) for limit in limits], np.int64)
 
     def pool_name(self, pool: int) -> str:
         """What texts call a pool: `rank 3` for its device, else its own name."""
@@ -437,7 +437,7 @@ class Problem:
         kinds, kind = p.lasting
         head: list[object] = [kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
         if self.pools:
-            head.append([[one.name, one.capacity] for one in self.pools])
+            head.append([[pool.name, pool.capacity] for pool in self.pools])
         if self.slice_lengths:
             head.append(self.slice_lengths)
         if self.recomputed:
@@ -466,11 +466,11 @@ class Problem:
             "source": self.source,
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
-            **({"pools": [{"name": one.name, "capacity": one.capacity} for one in self.pools]} if self.pools else {}),
+            **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
             **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
-            **({"slowdowns": [asdict(one) for one in self.slowdowns]} if self.slowdowns else {}),
+            **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
             **({"sizes": list(self.sizes)} if self.sizes else {}),
             "passes": passes_as_json(self.passes),
             "edges": edges_as_json(self.edges),
@@ -497,11 +497,11 @@ class Problem:
         passes = passes_from(form.passes, where)
         edges = edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
-        pools = tuple(Pool(one.name, one.capacity) for one in form.pools)
+        pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
-        found = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
-        return found if form.messages is None else replace(found, messages=_message_room(form.messages, found, where))
+        problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
+        return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 
 def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRoom:
@@ -534,8 +534,8 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
             return False
     a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
     for free, other in ((a, b), (b, a)):
-        one = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
-        met, count = np.unique(free[one] * len(lanes) + lane[other[one]], return_counts=True)
+        array = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
+        met, count = np.unique(free[array] * len(lanes) + lane[other[array]], return_counts=True)
         if (count != length[met % len(lanes)]).any():
             return False
     within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
@@ -554,5 +554,5 @@ def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:
     if len(lengths) > 1 or len(rows) % most:
         return False
     table = rows.reshape(most, -1)
-    same = np.all([one[table] == one[table[0]] for one in (edges.lag, edges.bytes, edges.pool)], axis=0)
+    same = np.all([array[table] == array[table[0]] for array in (edges.lag, edges.bytes, edges.pool)], axis=0)
     return bool(same.all() and (number[table] == number[table[:, :1]]).all())

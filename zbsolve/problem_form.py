@@ -163,12 +163,12 @@ def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
     """Raises BadInput, naming column, pass, pool or edge: where the tables are none; where passes or pools have no name of
     their own; and where all times, or all bytes, together do not fit into 64 bits."""
     _check_passes(passes)
-    names = [one.name for one in pools]
-    for i, one in enumerate(pools):
-        if not one.name or one.name in names[:i]:
-            raise BadInput(f"pool {i}: '{one.name}' is no name of its own")
-        if one.capacity is not None and one.capacity < 0:
-            raise BadInput(f"pool {one.name}: its capacity is negative ({one.capacity})")
+    names = [pool.name for pool in pools]
+    for i, pool in enumerate(pools):
+        if not pool.name or pool.name in names[:i]:
+            raise BadInput(f"pool {i}: '{pool.name}' is no name of its own")
+        if pool.capacity is not None and pool.capacity < 0:
+            raise BadInput(f"pool {pool.name}: its capacity is negative ({pool.capacity})")
     if len(edges):
         _check_edges(edges, passes, len(pools))
     for what, columns, most in (("times", (passes.duration, edges.lag), EXACT), ("bytes", (edges.bytes,), MAX_SUM)):
@@ -227,14 +227,14 @@ def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
 def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
     """Raises BadInput for unknown kinds, two factors of one pair, and factors that are not 1 to 1000. times: all passes'."""
     seen = set[tuple[str, str]]()
-    for one in slowdowns:
-        said, pair = f"slowdown of {one.kind[:20]} beside {one.beside[:20]}", (one.kind, one.beside)
+    for slowdown in slowdowns:
+        said, pair = f"slowdown of {slowdown.kind[:20]} beside {slowdown.beside[:20]}", (slowdown.kind, slowdown.beside)
         if unknown := [kind for kind in pair if kind not in KINDS]:
             raise BadInput(f"{said}: there is no kind '{unknown[0][:20]}'")
         if pair in seen:
             raise BadInput(f"{said}: said twice")
-        if not 1 <= one.factor <= MAX_FACTOR:
-            raise BadInput(f"{said}: {one.factor:g} is not from 1 to {MAX_FACTOR:g}")
+        if not 1 <= slowdown.factor <= MAX_FACTOR:
+            raise BadInput(f"{said}: {slowdown.factor:g} is not from 1 to {MAX_FACTOR:g}")
         seen.add(pair)
     if slowdowns and times * WHOLE > MAX_SUM:
         raise BadInput("problem: its times add up to more than zbsolve can count where passes slow each other")
@@ -253,7 +253,7 @@ def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:
 def check_notes(lengths: Sequence[float], slices: int, counts: Sequence[int], layers: Sequence[int]) -> None:
     """Raises BadInput for lengths that do not name every slice, or are no numbers above 0; and for counts of layers that are
     made again that are not of every stage's."""
-    if lengths and (len(lengths) < slices or not all(math.isfinite(one) and one > 0 for one in lengths)):
+    if lengths and (len(lengths) < slices or not all(math.isfinite(length) and length > 0 for length in lengths)):
         raise BadInput(f"problem: slice_lengths {list(lengths)}: {slices} numbers above 0 are needed")
     if counts and (len(counts) != len(layers) or not all(0 <= n <= of for n, of in zip(counts, layers, strict=True))):
         raise BadInput(f"problem: recomputed {list(counts)} are not from 0 to the layers of each stage, {list(layers)}")

@@ -60,7 +60,7 @@ def _blocking(problem: Problem) -> bool | None:
 
 def _of_fields() -> str:
     """The fields, for the docstring."""
-    rows = "\n    ".join(f"{one.name}: {one.words}" for one in STEP_FIELDS)
+    rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
     return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
 
 
@@ -75,7 +75,7 @@ PLAIN_FIELDS = (
     Field("blocking", None, BLOCKING, kind=bool, told=_blocking),
 )
 STEP_FIELDS: tuple[Field, ...] = (*PLAIN_FIELDS, *FIELDS)
-OPEN = tuple(one.name for one in STEP_FIELDS if one.closed is not NOT_OPEN)  # may be left to the search
+OPEN = tuple(step_field.name for step_field in STEP_FIELDS if step_field.closed is not NOT_OPEN)  # may be left to the search
 
 
 class PlainStep:
@@ -101,7 +101,7 @@ class PlainStep:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        for name in (one.name for one in STEP_FIELDS if one.kind is int):
+        for name in (step_field.name for step_field in STEP_FIELDS if step_field.kind is int):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name}: at least 1 is needed, got {getattr(self, name)}")
         if self.objective not in OBJECTIVES:
@@ -133,7 +133,7 @@ class PlainStep:
     def closed(self) -> Self:
         """The step where each field of a feature that is left open has its simplest value."""
         found = self.in_slices(1) if is_auto(self.slices) else self
-        still = [one for one in FIELDS if is_auto(getattr(found, one.name))]
+        still = [step_field for step_field in FIELDS if is_auto(getattr(found, step_field.name))]
         return replace(found, **{one.name: one.closed(found) if callable(one.closed) else one.closed for one in still})
 
     def in_slices(self, slices: Slices) -> Self:
@@ -169,7 +169,7 @@ class PlainStep:
         if profile.host is None or has_sides(profile):
             return None
         kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
-        plain = {one.name: one.default for one in FIELDS} | kept
+        plain = {step_field.name: step_field.default for step_field in FIELDS} | kept
         free = replace(self, memory=None, microbatches=len(self.routes), **plain)
         try:
             host = replace(profile.host, memory=None)
@@ -197,7 +197,7 @@ class PlainStep:
         costs, layers = self.costs(profile), schedule.problem.layers
         again = recomputed_layers(self.recompute, layers)
         parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
-        return tuple(ceil(sum(one)) for one in parts)
+        return tuple(ceil(sum(part)) for part in parts)
 
     def too_few_layers(self, profile: Any) -> str:
         """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
@@ -251,7 +251,7 @@ class PlainStep:
             )
         messages = staged.costs.memory.message_room(staged.counts, self.routes)
         kinds = problem.passes.kinds
-        slower = tuple(one for one in profile.slowdowns if {one.kind, one.beside} <= {*kinds})
+        slower = tuple(slowdown for slowdown in profile.slowdowns if {slowdown.kind, slowdown.beside} <= {*kinds})
         return replace(problem, messages=messages if any((*messages.sizes, *messages.sides)) else None, slowdowns=slower)
 
     def staged(self, profile: Any) -> Staged:

@@ -200,7 +200,7 @@ class Passes(Sequence[Pass]):
 
     def named_as(self, other: Passes) -> bool:
         """Whether the passes of both tables have the same names, row by row."""
-        return self is other or all(np.array_equal(getattr(self, one), getattr(other, one)) for one in IDENTITY)
+        return self is other or all(np.array_equal(getattr(self, name), getattr(other, name)) for name in IDENTITY)
 
     def find(self, kind: Ints, stage: Ints, microbatch: Ints) -> Ints | None:
         """The rows of the passes of these kinds (indices into KINDS), stages and microbatches, slice 0; shape (n,) each.
@@ -216,7 +216,7 @@ class Passes(Sequence[Pass]):
     def _places(self) -> tuple[Ints, tuple[int, int, int]]:
         """Row of the pass without slice of each kind, stage and microbatch (−1: none), and how many of these there are; no
         rows where that is far more than there are passes."""
-        kinds, stages, microbatches = (int(getattr(self, one).max()) + 1 for one in IDENTITY[:3])
+        kinds, stages, microbatches = (int(getattr(self, name).max()) + 1 for name in IDENTITY[:3])
         if kinds * stages * microbatches > MAX_PLACES * len(self):
             return np.zeros(0, np.int64), (kinds, stages, microbatches)
         place = np.full(kinds * stages * microbatches, -1, np.int64)
@@ -287,16 +287,16 @@ class Edges:
 
     def __add__(self, other: Edges) -> Edges:
         """Both tables, one behind the other."""
-        columns = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        columns = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return Edges(*(np.concatenate([a, b]).astype(np.int64) for a, b in columns))
 
     def only(self, rows: Ints) -> Edges:
         """The table of these rows."""
-        return Edges(*(getattr(self, one.name)[rows] for one in fields(self)))
+        return Edges(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def carrying(self, *cargo: str) -> Bools:
         """Which edges carry one of these, shape (edges,)."""
-        found: Bools = np.isin(self.carries, [CARGO.index(one) for one in cargo])
+        found: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
         return found
 
     @property

@@ -76,13 +76,13 @@ class Trace:
     def planned(self, step: int = 0) -> Schedule:
         """The schedule that a step ran, without its certificate."""
         first = Switch(0, self.schedule, self.syncs)
-        ran = next((one for one in reversed(self.switches) if one.step <= step), first)
+        ran = next((switch for switch in reversed(self.switches) if switch.step <= step), first)
         return Schedule(self.problem, ran.order, ran.syncs)
 
     def by_order(self) -> tuple[Trace, ...]:
         """Its steps of each order that ran, in turn."""
         runs = []
-        for a, b in pairwise([0, *(one.step for one in self.switches), len(self.steps)]):
+        for a, b in pairwise([0, *(switch.step for switch in self.switches), len(self.steps)]):
             ran, columns = self.planned(a), {name: getattr(self, name)[a:b] for name in BY_STEP}
             runs.append(replace(self, schedule=dict(ran.order), syncs=ran.syncs, switches=(), **columns))
         return tuple(runs)
@@ -101,7 +101,7 @@ class Trace:
             ran, planned = self.problem.passes.rank[rows[i]], problem.passes.rank[i]
             raise BadInput(f"{where}: pass {problem.names[i]} ran on rank {ran}, and the schedule has it on {planned}")
         steps = tuple(Timeline(problem, step.start[rows], step.end[rows]) for step in self.steps)
-        ready, host, sent = (tuple(one[rows] for one in column) for column in (self.ready, self.host, self.sent))
+        ready, host, sent = (tuple(array[rows] for array in column) for column in (self.ready, self.host, self.sent))
         held = None if self.held is None else self.held[rows]
         return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held, sent=sent)
 
@@ -169,10 +169,10 @@ class Trace:
             "syncs": [list(pair) for pair in self.syncs],
             "switches": msgspec.to_builtins(self.switches),
             "steps": [step.to_json() for step in self.steps],
-            "ready": [named(one) for one in self.ready],
+            "ready": [named(array) for array in self.ready],
             "wait": [named(np.round(self.waits(i), 3)) for i in range(len(self.steps))],
-            "host": [named(one) for one in self.host],
-            **({"sent": [named(one) for one in self.sent]} if self.sent else {}),
+            "host": [named(array) for array in self.host],
+            **({"sent": [named(array) for array in self.sent]} if self.sent else {}),
             "held": None if self.held is None else named(self.held),
             "problem": self.problem.to_json(),
         }
@@ -193,7 +193,7 @@ class Trace:
         for name, columns in (("ready", ready), ("host", host), ("sent", sent)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
-        if any(a >= b for a, b in pairwise([0, *(one.step for one in form.switches), len(form.steps)])):
+        if any(a >= b for a, b in pairwise([0, *(switch.step for switch in form.switches), len(form.steps)])):
             raise BadInput(f"{where}: field 'switches' has no steps that go up, from 1 to {len(form.steps) - 1}")
         order = dict(order_from(problem, form.order))
         for field, one in (("order", order), *(("switches", switch.order) for switch in form.switches)):

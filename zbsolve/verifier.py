@@ -138,8 +138,8 @@ def _arcs(problem: Problem, schedule: Schedule, rows: dict[str, Ints]) -> _Arcs:
     edges, index = problem.edges, problem.index if schedule.syncs else {}
     syncs = np.array([[index[a], index[b]] for a, b in schedule.syncs], np.int64).reshape(-1, 2)
     listed = [rows[stream] for stream in schedule.order if stream in rows]
-    before = np.concatenate([edges.before, *(one[:-1] for one in listed), syncs[:, 0]])
-    after = np.concatenate([edges.after, *(one[1:] for one in listed), syncs[:, 1]])
+    before = np.concatenate([edges.before, *(array[:-1] for array in listed), syncs[:, 0]])
+    after = np.concatenate([edges.after, *(array[1:] for array in listed), syncs[:, 1]])
     return _Arcs(before, after, np.concatenate([edges.lag, np.zeros(len(before) - len(edges), np.int64)]))
 
 
@@ -209,7 +209,7 @@ def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore
 
 def _beside(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Numbers, Ints]:
     """Starts, ends and turns where passes slow each other: from moment to moment, whatever runs gets on by its pace."""
-    p, slower, now = problem.passes, {(one.kind, one.beside): one.factor for one in problem.slowdowns}, 0
+    p, slower, now = problem.passes, {(slowdown.kind, slowdown.beside): slowdown.factor for slowdown in problem.slowdowns}, 0
     waits, soonest = np.bincount(arcs.after, minlength=len(p)), np.zeros(len(p), np.int64)
     start, end, turn = np.full(len(p), -1), np.full(len(p), -1), np.zeros(len(p), np.int64)
     left, by_source = dict[int, int](), np.argsort(arcs.before, kind="stable")

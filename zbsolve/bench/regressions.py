@@ -61,17 +61,17 @@ def compare_reports(base: Report, now: Report) -> ReportComparison:
         a, b = getattr(base, what), getattr(now, what)
         if a != b:
             raise BadInput(f"field '{what}' differs: {a} in the base, {b} now: the two cannot be compared")
-    found = {one.name: one for one in now.results}
-    if not any(one.name in found for one in base.results):
+    found = {result.name: result for result in now.results}
+    if not any(result.name in found for result in base.results):
         raise BadInput(f"suite '{base.suite}' of the base and suite '{now.suite}' now have no problem in common")
-    for one in base.results:
-        if one.name in found and found[one.name].digest != one.digest:
-            raise BadInput(f"problem '{one.name}' is another one now (field 'digest'): make a new base")
+    for result in base.results:
+        if result.name in found and found[result.name].digest != result.digest:
+            raise BadInput(f"problem '{result.name}' is another one now (field 'digest'): make a new base")
     why = _no_times(base, now)
-    pairs = [(one, found[one.name]) for one in base.results if one.name in found]
-    noise = None if why or not pairs else max(LEAST_NOISE, _noise([one for pair in pairs for one in pair]))
-    rows = tuple(_row(one, found.get(one.name), noise) for one in base.results)
-    known = {one.name for one in base.results}
+    pairs = [(result, found[result.name]) for result in base.results if result.name in found]
+    noise = None if why or not pairs else max(LEAST_NOISE, _noise([result for pair in pairs for result in pair]))
+    rows = tuple(_row(result, found.get(result.name), noise) for result in base.results)
+    known = {result.name for result in base.results}
     pace = None if noise is None else _pace(pairs)
     return ReportComparison(rows, tuple(name for name in found if name not in known), noise, why, pace)
 
@@ -81,14 +81,14 @@ def _no_times(base: Report, now: Report) -> str:
     changed = [what for what in base.machine if base.machine[what] != now.machine.get(what)]
     if changed:
         return f"another machine ({', '.join(changed)})"
-    if any(len(one.seconds) < MIN_REPEATS for report in (base, now) for one in report.results):
+    if any(len(result.seconds) < MIN_REPEATS for report in (base, now) for result in report.results):
         return f"fewer than {MIN_REPEATS} repeats"
     return ""
 
 
-def _paced(one: Result) -> list[float]:
+def _paced(result: Result) -> list[float]:
     """Times in multiples of the yardstick beside them."""
-    return [seconds / max(yardstick, 1e-9) for seconds, yardstick in zip(one.seconds, one.yardstick, strict=False)]
+    return [seconds / max(yardstick, 1e-9) for seconds, yardstick in zip(result.seconds, result.yardstick, strict=False)]
 
 
 def _pace(pairs: list[tuple[Result, Result]]) -> float:

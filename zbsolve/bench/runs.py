@@ -62,16 +62,16 @@ def run_suite(
     options = {"seed": settings.seed, "method": settings.method, **limit}
     labels = [(i, label) for i in range(settings.repeats) for label in problems]
     tasks = (
-        Task(one, problems[one[1]], options, None, f"{one[1]} ({one[0] + 1} of {settings.repeats})", measured=True)
-        for one in labels
+        Task(label, problems[label[1]], options, None, f"{label[1]} ({label[0] + 1} of {settings.repeats})", measured=True)
+        for label in labels
     )
     found: dict[tuple[int, str], Result] = {}
     facts: list[Mapping[str, Any]] = []
     for answer in TaskRunner(workers, counted, progress=progress).answers(tasks, len(labels) if workers else 1):
-        found[answer.task.of] = one = _result(answer)
+        found[answer.task.of] = result = _result(answer)
         facts.append(answer.machine)
         if done is not None:
-            done(one)
+            done(result)
     results = tuple(_together([found[i, label] for i in range(settings.repeats)]) for label in problems)
     seconds = None if counted else settings.seconds
     return Report(name, seconds, settings.effort, settings.seed, _common(facts), library_versions(), results)
@@ -100,7 +100,7 @@ def _result(answer: Answer) -> Result:
 def _common(facts: list[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What is alike on all machines that solved; "several" where it is not."""
     first = facts[0] if facts else machine_facts()
-    return {what: value if all(one.get(what) == value for one in facts) else "several" for what, value in first.items()}
+    return {what: value if all(fact.get(what) == value for fact in facts) else "several" for what, value in first.items()}
 
 
 def _together(samples: list[Result]) -> Result:
@@ -164,7 +164,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Fields, with every sample."""
         body = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**body, "results": [one.to_json() for one in self.results]}
+        return {**body, "results": [result.to_json() for result in self.results]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a bench file, whole or not at all; `-` is standard output."""
@@ -179,11 +179,11 @@ class Report:
 def report_as_text(report: Report) -> str:
     """Value, bound, gap and seconds of every problem, and in all."""
     rows = [("problem", "value µs", "bound µs", "gap", "seconds", "by")]
-    for one in report.results:
-        numbers = (str(one.value), str(one.bound), format_gap(one.gap), f"{median(one.seconds):.2f}")
-        rows.append((one.name, *numbers, one.solver))
-    closed = sum(one.bound >= one.value for one in report.results)
-    mean = sum(one.gap for one in report.results) / len(report.results)
-    total = sum(median(one.seconds) for one in report.results)
+    for result in report.results:
+        numbers = (str(result.value), str(result.bound), format_gap(result.gap), f"{median(result.seconds):.2f}")
+        rows.append((result.name, *numbers, result.solver))
+    closed = sum(result.bound >= result.value for result in report.results)
+    mean = sum(result.gap for result in report.results) / len(report.results)
+    total = sum(median(result.seconds) for result in report.results)
     said = f"{len(report.results)} problems: {closed} optimal, mean gap {mean:.2%}, {total:.1f} s a round"
     return "\n".join([*aligned(rows, left=(0, -1)), said]) + "\n"

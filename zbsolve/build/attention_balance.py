@@ -164,28 +164,28 @@ class _Simulation:
             return
         open_ones = [one for one in self.giving.values() if one.begin <= now < self.end[one.row] - one.behind]
         open_ones.sort(key=lambda one: (one.behind - self.end[one.row], one.row))
-        for rank, one in zip(idle, open_ones, strict=False):
-            self._hand(one, rank, now)
+        for rank, running in zip(idle, open_ones, strict=False):
+            self._hand(running, rank, now)
 
-    def _hand(self, one: _Running, rank: int, now: int) -> None:
+    def _hand(self, running: _Running, rank: int, now: int) -> None:
         """So much that the later of both is done as early as can be; the fewest blocks."""
-        at, p = int(self.place[one.row]), self.problem.passes
+        at, p = int(self.place[running.row]), self.problem.passes
         many = np.arange(int(self.parts.blocks[at]) + 1)
-        stage, earlier = np.full(len(many), p.stage[one.row]), np.full(len(many), p.slice[one.row])
+        stage, earlier = np.full(len(many), p.stage[running.row]), np.full(len(many), p.slice[running.row])
         sent = traffic(self.costs, stage, earlier, many, np.full(len(many), not self.forward[at]))
         away = np.rint(many * self.parts.key_time[at]).astype(np.int64)
         forth, back = (self.costs.message(stage, size) for size in sent)
-        made = np.maximum(now, one.begin + forth) + away
-        done = np.maximum(one.begin + int(self.parts.attention[at]) - away, made + back)
-        done[0] = one.begin + int(self.parts.attention[at])
+        made = np.maximum(now, running.begin + forth) + away
+        done = np.maximum(running.begin + int(self.parts.attention[at]) - away, made + back)
+        done[0] = running.begin + int(self.parts.attention[at])
         best = int(done.argmin())
         if best:
-            self.found.append(Handing(one.row, best, self.last[rank], self.first[rank] if self.last[rank] < 0 else -1))
-            self.giving.pop(one.row)
+            self.found.append(Handing(running.row, best, self.last[rank], self.first[rank] if self.last[rank] < 0 else -1))
+            self.giving.pop(running.row)
             self.helps[rank] = int(made[best])
-            self.end[one.row] = int(done[best]) + one.behind
-            heappush(self.events, (self.end[one.row], 0, one.row))
-            heappush(self.events, (self.helps[rank], 2, one.row))
+            self.end[running.row] = int(done[best]) + running.behind
+            heappush(self.events, (self.end[running.row], 0, running.row))
+            heappush(self.events, (self.helps[rank], 2, running.row))
 
 
 class Slots(NamedTuple):

@@ -106,7 +106,7 @@ def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, b
     """Bytes to the rank that helps and back from it, for so many blocks of slices that have `earlier` ones before, shape
     (passes,) each: the cheaper way of the two (see `queries_travel`)."""
     sizes = costs.query_bytes, costs.key_bytes, costs.statistic_bytes
-    queries, keys, statistics = (np.asarray(one)[stage] for one in sizes)
+    queries, keys, statistics = (np.asarray(size)[stage] for size in sizes)
     part = np.asarray(blocks) / np.maximum(1, earlier * costs.blocks)
     whole = queries_travel(queries, keys, statistics, earlier, backward)
     some, all_keys = np.where(whole, 1.0, part), np.where(whole, part, 1.0) * earlier * keys

@@ -138,18 +138,18 @@ def check_exchangeable(problem: Problem) -> None:
 def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence[Handing]) -> None:
     p, known = problem.passes, problem.passes.are("F", "B", "BW")
     seen: set[int] = set()
-    for i, one in enumerate(handed):
-        if not 0 <= one.row < len(p) or not known[one.row]:
-            raise BadInput(f"attention exchange: handing {i}: row {one.row} is no forward and no backward")
-        name, most = problem.names[one.row], int(p.slice[one.row]) * costs.blocks
-        if one.row in seen:
+    for i, handing in enumerate(handed):
+        if not 0 <= handing.row < len(p) or not known[handing.row]:
+            raise BadInput(f"attention exchange: handing {i}: row {handing.row} is no forward and no backward")
+        name, most = problem.names[handing.row], int(p.slice[handing.row]) * costs.blocks
+        if handing.row in seen:
             raise BadInput(f"attention exchange: pass {name} hands over twice")
-        own = one.behind if one.behind >= 0 else one.ahead
-        if not 0 <= own < len(p) or p.rank[own] == p.rank[one.row]:
+        own = handing.behind if handing.behind >= 0 else handing.ahead
+        if not 0 <= own < len(p) or p.rank[own] == p.rank[handing.row]:
             raise BadInput(f"attention exchange: pass {name}: row {own} is no pass of another rank")
-        if not 1 <= one.blocks <= most:
-            raise BadInput(f"attention exchange: pass {name}: {one.blocks} blocks of the {most} that it could hand over")
-        seen.add(one.row)
+        if not 1 <= handing.blocks <= most:
+            raise BadInput(f"attention exchange: pass {name}: {handing.blocks} blocks of the {most} that it could hand over")
+        seen.add(handing.row)
 
 
 def without_exchange(problem: Problem) -> Problem:

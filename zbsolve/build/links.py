@@ -50,7 +50,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     number = {one: i for i, one in enumerate(sets)}
     kind = np.where(cargo == CARGO[1], "MF", "MB")
     passes = p.like(maker, kind, "compute", e.lag[rows] - latency, slice=p.slice[maker])
-    on = np.concatenate([p.streams, [number[one] for one in streams]])
+    on = np.concatenate([p.streams, [number[stream] for stream in streams]])
     own, edges = len(p) + np.arange(len(rows)), e.only(np.setdiff1d(np.arange(len(e)), rows))
     edges += Edges.of(maker, own, carries=cargo) + Edges.of(own, taker, lag=latency, carries=cargo)
     return replace(problem, passes=replace(passes, streams=on, stream_sets=sets), edges=edges)
@@ -91,6 +91,6 @@ def without_links(problem: Problem) -> Problem:
     lag = e.lag.copy()
     lag[out] += p.duration[e.before[out]]
     edges = replace(e, before=maker[e.before], lag=lag).only(np.flatnonzero(~sends[e.after]))
-    sets = tuple(one[:1] if one[0].startswith("comm:") else one for one in p.stream_sets)
+    sets = tuple(stream_set[:1] if stream_set[0].startswith("comm:") else stream_set for stream_set in p.stream_sets)
     bare = replace(problem, passes=replace(p, stream_sets=sets), edges=edges)
     return bare.only(np.flatnonzero(~sends))

@@ -28,14 +28,14 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     is not built yet.
     """
     mine = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
-    one = problem.only(mine)
-    before, after = one.edges.before, one.edges.after
+    each_problem = problem.only(mine)
+    before, after = each_problem.edges.before, each_problem.edges.after
     upstream = _upstream(len(mine), before.tolist(), after.tolist())
     around = upstream[:, before] & upstream.T[:, after]  # [pass, edge]
     needs = np.zeros(len(problem.room), np.int64)
     for pool in range(len(needs)):
-        rows = one.edges_in(pool)
-        needs[pool] = (around[:, rows] @ one.edges.bytes[rows]).max(initial=0)
+        rows = each_problem.edges_in(pool)
+        needs[pool] = (around[:, rows] @ each_problem.edges.bytes[rows]).max(initial=0)
     return needs
 
 
@@ -69,24 +69,24 @@ def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:
     return found
 
 
-def with_microbatches(one: Problem, count: int) -> Problem:
+def with_microbatches(problem: Problem, count: int) -> Problem:
     """The step of `count` microbatches that are all like the only one of the problem `one`.
 
     Row r of `one` becomes rows r · count to r · count + count − 1, and so do its edges. Raises BadInput where `one` has
     further microbatches, or passes that belong to none.
     """
-    if one.microbatches != 1 or not one.in_microbatch.all():
+    if problem.microbatches != 1 or not problem.in_microbatch.all():
         raise BadInput("microbatches: a step of one microbatch alone can be repeated")
     if count < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {count}")
-    p, e, each = one.passes, one.edges, np.arange(count)
+    p, e, each = problem.passes, problem.edges, np.arange(count)
     columns = {
         name: np.repeat(getattr(p, name), count) for name in ("kind", "stage", "slice", "rank", "duration", "streams")
     }
     passes = Passes(microbatch=np.tile(each, len(p)), **columns, stream_sets=p.stream_sets)
     ends = {name: (getattr(e, name)[:, None] * count + each).ravel() for name in ("before", "after")}
     further = {name: np.repeat(getattr(e, name), count) for name in ("lag", "bytes", "carries", "sent", "pool")}
-    return replace(one, passes=passes, edges=Edges(**ends, **further))
+    return replace(problem, passes=passes, edges=Edges(**ends, **further))
 
 
 SAME_PASSES = ("kind", "stage", "microbatch", "slice", "rank", "streams")
@@ -116,38 +116,38 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     inside = mine[edges.after] & (passes.microbatch[edges.before] == passes.microbatch[edges.after])
     kept = np.where(inside, kind[edges.before], -1)
     numbers = {name: _picked([getattr(one.edges, name) for one in problems], kept) for name in ("lag", "bytes", "sent")}
-    limits = [one.capacity for one in problems if one.capacity is not None]
+    limits = [problem.capacity for problem in problems if problem.capacity is not None]
     rooms = zip(*(one.messages for one in problems if one.messages is not None), strict=True)  # sizes, and what is reserved
     messages = [tuple(map(max, zip(*each, strict=True))) for each in rooms]
     least = partial(min, key=lambda pool: inf if pool.capacity is None else pool.capacity)
     found = replace(
         first,
-        passes=replace(passes, duration=_picked([one.passes.duration for one in problems], kind)),
+        passes=replace(passes, duration=_picked([problem.passes.duration for problem in problems], kind)),
         edges=replace(edges, **numbers),
         capacity=tuple(map(min, zip(*limits, strict=True))) if limits else None,
-        pools=tuple(map(least, zip(*(one.pools for one in problems), strict=True))),
+        pools=tuple(map(least, zip(*(problem.pools for problem in problems), strict=True))),
         messages=MessageRoom(*messages) if messages else None,
-        source="; ".join(dict.fromkeys(one.source for one in problems)),
+        source="; ".join(dict.fromkeys(problem.source for problem in problems)),
     )
     return checked_room(found)
 
 
-def _same(one: Problem, other: Problem) -> dict[str, bool]:
+def _same(problem: Problem, other: Problem) -> dict[str, bool]:
     """What is as in the other problem, by its name."""
 
     def columns(a: Any, b: Any, names: Sequence[str]) -> bool:
         return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
 
     return {
-        "passes (ranks, placement, microbatches)": columns(one.passes, other.passes, SAME_PASSES),
-        "streams": one.passes.stream_sets == other.passes.stream_sets,
-        "edges": columns(one.edges, other.edges, SAME_EDGES),
-        "layers a stage": one.layers == other.layers,
-        "pools of memory": [pool.name for pool in one.pools] == [pool.name for pool in other.pools],
-        "layers that recompute": one.recomputed == other.recomputed,
-        "slices": one.slice_lengths == other.slice_lengths,
-        "sizes of microbatches": one.sizes == other.sizes,
-        "objective": one.objective == other.objective,
+        "passes (ranks, placement, microbatches)": columns(problem.passes, other.passes, SAME_PASSES),
+        "streams": problem.passes.stream_sets == other.passes.stream_sets,
+        "edges": columns(problem.edges, other.edges, SAME_EDGES),
+        "layers a stage": problem.layers == other.layers,
+        "pools of memory": [pool.name for pool in problem.pools] == [pool.name for pool in other.pools],
+        "layers that recompute": problem.recomputed == other.recomputed,
+        "slices": problem.slice_lengths == other.slice_lengths,
+        "sizes of microbatches": problem.sizes == other.sizes,
+        "objective": problem.objective == other.objective,
     }
 
 

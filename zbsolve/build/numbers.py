@@ -85,6 +85,6 @@ def check_before(problem: Problem, feature: str, *later: str) -> None:
 def check_apart(problem: Problem, feature: str, *later: str) -> None:
     """Raise BadInput where a step has a feature that comes in behind this one: one of `later`, or passes of several stages
     as one (see `joined`), of which no other feature knows what they are of."""
-    for one in (*later, OVERLAP):
-        if problem.passes.that(feature=one).any():
-            raise BadInput(f"{feature}: the problem has {one} already: put {feature} in before")
+    for name in (*later, OVERLAP):
+        if problem.passes.that(feature=name).any():
+            raise BadInput(f"{feature}: the problem has {name} already: put {feature} in before")

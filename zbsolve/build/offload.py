@@ -83,7 +83,7 @@ def with_offload(
     if not len(fs):
         return problem
     times = [whole_numbers(one, name, problem.stages) for one, name in ((O, "O"), (R, "R"))]
-    return _with_copies(problem, own, moved[own], [np.rint(one * shares).astype(np.int64) for one in times], host)
+    return _with_copies(problem, own, moved[own], [np.rint(time * shares).astype(np.int64) for time in times], host)
 
 
 def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints], host: Host) -> Problem:
@@ -114,7 +114,7 @@ def _on_one_bus(passes: Passes, ranks: int) -> Passes:
         where, _, rank = stream.partition(":")
         return f"bus:{int(rank) // ranks}" if where in ("d2h", "h2d") else stream
 
-    return replace(passes, stream_sets=tuple(tuple(bus(one) for one in streams) for streams in passes.stream_sets))
+    return replace(passes, stream_sets=tuple(tuple(bus(name) for name in streams) for streams in passes.stream_sets))
 
 
 def kept_bytes(problem: Problem) -> Ints:

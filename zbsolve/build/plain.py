@@ -156,13 +156,13 @@ def pipeline(
     bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
     held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
     held = held if "W" in times else held._replace(from_b=0 * held.from_b)
-    held = Held(*(np.where(np.arange(stages)[:, None] < untrained, 0, one) for one in held))
+    held = Held(*(np.where(np.arange(stages)[:, None] < untrained, 0, array) for array in held))
     limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
-    if blocking and any(one.any() for one in around):
+    if blocking and any(array.any() for array in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
-    none = [0 * one for one in messages]
+    none = [0 * message for message in messages]
     lags, sent = (none, messages) if blocking else (messages, none)
     kinds = tuple(times)
     times["F"], times[kinds[1]] = times["F"].copy(), times[kinds[1]].copy()
@@ -273,7 +273,7 @@ def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], h
     F, B, W = rows[0], rows[1], rows[2:].reshape(-1)  # the third kind is W, where there is one
     split = len(W) > 0
     freed_by_b = held.until_b if split else held.until_b + held.until_w
-    (down, up), (sent_down, sent_up) = ([one.ravel() for one in both] for both in (lags, sent))
+    (down, up), (sent_down, sent_up) = ([array.ravel() for array in both] for both in (lags, sent))
     edges = (
         Edges.of(F[:-1].ravel(), F[1:].ravel(), lag=down, carries="activation", sent=sent_down)
         + Edges.of(B[1:].ravel(), B[:-1].ravel(), lag=up, carries="gradient", sent=sent_up)

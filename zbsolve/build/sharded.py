@@ -115,7 +115,7 @@ def with_sharding(
     ]
     _check_fits(problem, costs, homes)
     trained = [home for home in homes if home.trained]
-    rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, one, costs) for one in trained]
+    rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, home, costs) for home in trained]
     found = _with_rows(problem, rows)
     return replace(found, edges=found.edges + _ends_of_step(found))
 
@@ -192,7 +192,7 @@ def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
         if not mine:
             continue
         last, first = mine[-1].stage, mine[-1].forwards[0][0]
-        before = [one.stage for one in mine[:-1] if len(one.forwards) == 1 and len(problem.routes) == 1 and one.trained]
+        before = [home.stage for home in mine[:-1] if len(home.forwards) == 1 and len(problem.routes) == 1 and home.trained]
         held = problem.edges.bytes[(problem.edges.before == first) & ~problem.passes.are("X")[problem.edges.after]]
         gradients = costs.gradient_bytes[last] * mine[-1].trained
         need = int(costs.parameter_bytes[[*before, last]].sum() + gradients + held.sum())

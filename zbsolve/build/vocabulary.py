@@ -132,14 +132,14 @@ def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, co
     those of the last stage, one a microbatch."""
     ranks, count = rows["S"].shape
     shard, hidden = (np.repeat(np.asarray(one, np.int64), count) for one in (costs.held_shard, costs.held_hidden))
-    flat = {kind: one.ravel() for kind, one in rows.items()}
+    flat = {kind: array.ravel() for kind, array in rows.items()}
     home = rank[forward], np.arange(count)
     edges = Edges.of(np.tile(forward, ranks), flat["VB"])
     edges += Edges.of(flat["VB"], flat["S"]) + Edges.of(flat["VB"], flat["T"], bytes=hidden)
     edges += Edges.of(flat["S"], flat["T"], bytes=shard) + Edges.of(flat["VR"], flat["T"])
     partial = hidden if costs.barriers == 1 else 0
     edges += Edges.of(flat["S"], flat["VR"], bytes=partial)
-    before, after = (one.ravel() for one in np.broadcast_arrays(rows["S"][:, None], rows["VR"][None]))
+    before, after = (array.ravel() for array in np.broadcast_arrays(rows["S"][:, None], rows["VR"][None]))
     other = np.flatnonzero(rank[before] != rank[after])
     edges += Edges.of(before[other], after[other])
     if costs.barriers == 1:

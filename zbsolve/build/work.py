@@ -130,24 +130,24 @@ def _edges(problem: Problem, work: Work, homes: Ints, rows: Ints) -> Edges:
     """The pieces of a work in turn on each rank, behind and before what it says; with the bytes that it holds."""
     turn = rows[np.argsort(homes, kind="stable")]
     same = np.diff(np.sort(homes)) == 0
-    found, last = Edges.of(turn[:-1][same], turn[1:][same]), rows[-1:]
+    edges, last = Edges.of(turn[:-1][same], turn[1:][same]), rows[-1:]
     number, here = problem.passes.microbatch, int(homes[0])
     if work.after is not None:
         gradients = problem.rows(*kinds_that(adds_gradients=True), stage=work.after, rank=here)
-        found += Edges.of(*_pairs(work, gradients, number[gradients], rows[:1], rows))
+        edges += Edges.of(*_pairs(work, gradients, number[gradients], rows[:1], rows))
     if work.before is not None:
         forwards = problem.rows("F", stage=work.before, rank=here)
         after, before = _pairs(work, forwards, number[forwards], rows[-1:], rows)
-        found, last = found + Edges.of(before, after), after[-1:] if work.microbatches else forwards[:1]
-    return found + Edges.of(rows[:1], last, bytes=work.held) if work.held else found
+        edges, last = edges + Edges.of(before, after), after[-1:] if work.microbatches else forwards[:1]
+    return edges + Edges.of(rows[:1], last, bytes=work.held) if work.held else edges
 
 
 def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Passes of the step, and the piece that each of them has to do with: that for its microbatch, or the one at an end."""
     if not work.microbatches:
         return others, np.repeat(end, len(others))
-    mine = [np.flatnonzero(numbers == one) for one in work.microbatches]
-    return others[np.concatenate(mine)], np.repeat(rows, [len(one) for one in mine])
+    mine = [np.flatnonzero(numbers == microbatch) for microbatch in work.microbatches]
+    return others[np.concatenate(mine)], np.repeat(rows, [len(array) for array in mine])
 
 
 def _check(problem: Problem, works: Sequence[Work], number: int) -> None:

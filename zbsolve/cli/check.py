@@ -111,22 +111,22 @@ def _check_plan(options: argparse.Namespace) -> int:
     return 1 if found.wrong else 0
 
 
-def _plan_lines(name: str, found: CheckedPlan) -> list[str]:
+def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
     """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
-    if found.wrong:
-        return [f"{name}: {line}" for line in found.wrong]
-    gap, passes = 1 - found.bound / found.step, len(found.schedule.problem.passes)
-    step, bound = format_times(found.step, found.bound)
+    if checked_plan.wrong:
+        return [f"{name}: {line}" for line in checked_plan.wrong]
+    gap, passes = 1 - checked_plan.bound / checked_plan.step, len(checked_plan.schedule.problem.passes)
+    step, bound = format_times(checked_plan.step, checked_plan.bound)
     lines = [
-        f"{name}: holds: the schedule ({passes} passes), and the bounds of all {found.layouts:,} layouts",
+        f"{name}: holds: the schedule ({passes} passes), and the bounds of all {checked_plan.layouts:,} layouts",
         f"step {step}, bound over the space {bound} (gap {format_gap(gap)})",
     ]
-    own = found.schedule.certificate
+    own = checked_plan.schedule.certificate
     if own is None:
         return lines
-    if found.proof is None:
+    if checked_plan.proof is None:
         return [*lines, f"of the schedule alone: {verdict(own.unchecked())} (check --bound searches for a proof)"]
-    return [*lines, f"of the schedule alone: {verdict(own)}", f"proven again: {found.proof}"]
+    return [*lines, f"of the schedule alone: {verdict(own)}", f"proven again: {checked_plan.proof}"]
 
 
 def _proven(certificate: Certificate | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("schedule", nargs="?", help="schedule.json or plan.json, or - for standard input")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--to", choices=[one.name for one in TARGETS], help="which engine's file; see --list")
+    what.add_argument("--to", choices=[engine.name for engine in TARGETS], help="which engine's file; see --list")
     what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
     parser.add_argument(
         "--or-best", action="store_true", help="where the engine cannot express the schedule: write its best order"
@@ -45,7 +45,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Write the file; what to know about it goes to standard error, or with --json to standard output."""
     if options.list:
-        rows = [one.words for one in TARGETS]
+        rows = [engine.words for engine in TARGETS]
         table = aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=range(-1, 5))
         print_json(rows) if options.json else print("\n".join(table))
         return 0
@@ -86,17 +86,17 @@ def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export |
         return None
     long = load(options.schedule)
     try:
-        found = export_long(long, options.to, asked)
+        long_export = export_long(long, options.to, asked)
     except Refused:
         if long.passes > MAX_UNROLLED:
             raise
         return None  # with all its passes another order is sought
-    if found is None:
+    if long_export is None:
         return None
     if not options.output and options.json:
-        return replace(found.made, rows=[line.rstrip().split(",") for line in found.lines])
-    write_parts(path, found.lines)
-    return found.made
+        return replace(long_export.made, rows=[line.rstrip().split(",") for line in long_export.lines])
+    write_parts(path, long_export.lines)
+    return long_export.made
 
 
 def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:

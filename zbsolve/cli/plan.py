@@ -115,7 +115,7 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
+def _further(plan: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
     """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
     from ..show.plan_report import answer_as_json, front_as_text, what_if_as_text
@@ -124,12 +124,12 @@ def _further(found: Plan, changes: list[str], over: Front | None, limits: dict[s
     fields: _Fields = {}
     limits = limits | {name: limits[name] * FURTHER_SHARE for name in ("seconds", "effort") if name in limits}
     if changes:
-        found, answers = what_if(found, changes, **limits)
-        texts, fields = [what_if_as_text(found, answers)], {"what_if": [answer_as_json(found, one) for one in answers]}
+        plan, answers = what_if(plan, changes, **limits)
+        texts, fields = [what_if_as_text(plan, answers)], {"what_if": [answer_as_json(plan, answer) for answer in answers]}
     if over:
-        front = plan_front(found, *over, **limits)
-        found, texts, fields = front.plan, [*texts, front_as_text(front)], {**fields, "front": front.to_json()}
-    return found, texts, fields
+        front = plan_front(plan, *over, **limits)
+        plan, texts, fields = front.plan, [*texts, front_as_text(front)], {**fields, "front": front.to_json()}
+    return plan, texts, fields
 
 
 def _estimated(spec: str, cluster: Cluster) -> Model:
@@ -150,8 +150,8 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
             f"model '{spec[:60]}': estimates know no cluster '{cluster.name}', but {', '.join(DEVICES)}: profile it"
         )
     with redirect_stdout(sys.stderr):  # whatever the model prints
-        found = estimates(spec, cluster.name, ESTIMATED, cluster.node)
-    return ProfiledModel.of(found, [f"model '{spec[:60]}'"] * len(found))
+        profiles = estimates(spec, cluster.name, ESTIMATED, cluster.node)
+    return ProfiledModel.of(profiles, [f"model '{spec[:60]}'"] * len(profiles))
 
 
 def _cluster(said: str) -> Cluster:
@@ -179,23 +179,23 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "open": plan.open,
         "bound": plan.bound,
         "gap": plan.gap,
-        "plans": [_candidate(plan, one) for one in plan.near],
+        "plans": [_candidate(plan, candidate) for candidate in plan.near],
     }
 
 
-def _candidate(plan: Plan, one: Candidate) -> dict[str, Any]:
+def _candidate(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     from ..planner.bounds.space_bounds import RULES
 
-    row = plan.number(one)
+    row = plan.number(candidate)
     return {
-        "layout": one.layout.numbers,
-        "step": one.value,
-        "mfu": plan.mfu(one),
-        "tokens_per_second_and_device": plan.tokens(one) if plan.shape.sequence else None,
-        "memory": one.memory(),
-        "bubble": one.schedule.timeline().bubble_rate,
-        "exposed_exchange": one.exposed,
-        "behind": one.behind,
+        "layout": candidate.layout.numbers,
+        "step": candidate.value,
+        "mfu": plan.mfu(candidate),
+        "tokens_per_second_and_device": plan.tokens(candidate) if plan.shape.sequence else None,
+        "memory": candidate.memory(),
+        "bubble": candidate.schedule.timeline().bubble_rate,
+        "exposed_exchange": candidate.exposed,
+        "behind": candidate.behind,
         "bound": float(plan.bounds.step[row]),
         "bounded_by": RULES[plan.bounds.rule[row]],
     }

@@ -144,24 +144,24 @@ def _measure(options: argparse.Namespace) -> int:
             if options.slices != "1":
                 raise BadInput("--slices: are measured; an estimate is of any: say them to solve")
             how = {"optimizer_states": options.optimizer_states, "tensor_ranks": _tensor_ranks(options.mesh)}
-            found = estimate(options.model, options.estimate, seed=options.seed, **how)
+            profile = estimate(options.model, options.estimate, seed=options.seed, **how)
         else:
             measured = _measured(options)
             if measured is None:
                 return 0
-            found = measured
+            profile = measured
     progress_line()("")
-    total = {kind: sum(getattr(layer, kind) for layer in found.layers) for kind in ("F", "B", "W", "BW")}
-    link = {"latency": found.link.latency, "bytes_per_us": found.link.bytes_per_us}
-    host = {} if found.host is None else {"host_link": asdict(found.host)}
-    body = {"model": found.model, "source": found.source, "layers": len(found.layers), "total": total, "link": link}
-    rows: Any = found.facts.get("splits", []) if options.split.startswith("auto") else []
-    device = "" if options.estimate else f"device: {found.facts['device']}\n"
-    text = device + profile_as_text(found) + "".join(f"split: {line}\n" for line in as_lines(rows))
-    for beside in dict.fromkeys(one.beside for one in found.slowdowns):
-        slower = [f"{one.kind} {one.factor:.3f}" for one in found.slowdowns if one.beside == beside]
+    total = {kind: sum(getattr(layer, kind) for layer in profile.layers) for kind in ("F", "B", "W", "BW")}
+    link = {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
+    host = {} if profile.host is None else {"host_link": asdict(profile.host)}
+    body = {"model": profile.model, "source": profile.source, "layers": len(profile.layers), "total": total, "link": link}
+    rows: Any = profile.facts.get("splits", []) if options.split.startswith("auto") else []
+    device = "" if options.estimate else f"device: {profile.facts['device']}\n"
+    text = device + profile_as_text(profile) + "".join(f"split: {line}\n" for line in as_lines(rows))
+    for beside in dict.fromkeys(slowdown.beside for slowdown in profile.slowdowns):
+        slower = [f"{slowdown.kind} {slowdown.factor:.3f}" for slowdown in profile.slowdowns if slowdown.beside == beside]
         text += f"beside {beside} these take so many times as long: {', '.join(slower)}\n"
-    tell(options, lambda: body | host | found.facts, lambda: text, lambda: found.save(options.output))
+    tell(options, lambda: body | host | profile.facts, lambda: text, lambda: profile.save(options.output))
     return 0
 
 
@@ -245,30 +245,30 @@ def from_trace(options: argparse.Namespace) -> int:
         raise BadInput(f"--seconds {options.seconds:g}: from 0 up; 0: no search")
     base = None if options.model is None else Profile.load(options.model)
     trace = read_trace(options.from_trace)
-    found, stalls, slow = profile_of(trace, base), stalls_of(trace), slow_parts(trace)
+    profile, stalls, slow = profile_of(trace, base), stalls_of(trace), slow_parts(trace)
     if options.output is not None and options.output != "-":
         check_writable(options.output)
     with searching("profile", "auto" if options.seconds else "none") as (search, pressed):
         today = today_of(trace, seconds=options.seconds, seed=options.seed, progress=search.show, stop=pressed)
-    body = {"model": found.model, "source": found.source, "rank_factors": found.rank_factors, **found.facts}
-    body |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": found.microbatch_factors}
-    body |= {"stages": stage_times(trace), "stalls": [one.to_json() for one in stalls]}
-    body |= {"slow": [one.to_json() for one in slow]}
+    body = {"model": profile.model, "source": profile.source, "rank_factors": profile.rank_factors, **profile.facts}
+    body |= {"blocking": trace.facts.get("blocking"), "microbatch_factors": profile.microbatch_factors}
+    body |= {"stages": stage_times(trace), "stalls": [stall.to_json() for stall in stalls]}
+    body |= {"slow": [slow_part.to_json() for slow_part in slow]}
     body |= {"today": today.to_json() | {"line": today_line(today)}}
-    told = "".join(f"{one}\n" for one in slow[:MOST_SLOW])
-    ranks = _ranks_in_words(found, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS)
+    told = "".join(f"{slow_part}\n" for slow_part in slow[:MOST_SLOW])
+    ranks = _ranks_in_words(profile, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS)
     text = f"{run_in_words(trace, stalls)}{told}{ranks}\n{today_as_text(today)}"
-    tell(options, lambda: body, lambda: text, *[partial(found.save, options.output)] * bool(options.output))
+    tell(options, lambda: body, lambda: text, *[partial(profile.save, options.output)] * bool(options.output))
     return 0
 
 
-def _ranks_in_words(found: Profile, told: bool) -> str:
+def _ranks_in_words(profile: Profile, told: bool) -> str:
     """Where the profile is from, and which ranks are slow. told: whether that is known: of a run alone, a stage may be."""
-    steps = f"{found.source}: {len(found.layers)} layers from {found.facts['steps']} steps"
+    steps = f"{profile.source}: {len(profile.layers)} layers from {profile.facts['steps']} steps"
     if not told:
         return (
             f"{steps}; only a base profile tells whether a rank is slow or its stages are long (profile BASE --from-trace)"
         )
-    ratios = " ".join(f"{one:.3f}" for one in found.facts["rank_ratios"])
-    slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(found.rank_factors) if one != 1]
+    ratios = " ".join(f"{fact:.3f}" for fact in profile.facts["rank_ratios"])
+    slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(profile.rank_factors) if one != 1]
     return f"{steps}; ranks {ratios}\n{'; '.join(slow) if slow else 'all ranks are alike'}"

@@ -96,7 +96,7 @@ def _systems(options: argparse.Namespace) -> int:
     shown, absent = exhibits(**sizes)
     if options.output:
         write_text(options.output, gallery_as_page(shown, absent))
-    body = [*(one.to_json() for one in shown), *(one.to_json() for one in absent)]
+    body = [*(exhibit.to_json() for exhibit in shown), *(absent_system.to_json() for absent_system in absent)]
     tell(options, lambda: body, lambda: gallery_as_text(shown, absent))
     return 0
 
@@ -125,7 +125,7 @@ def _profile(options: argparse.Namespace) -> int:
     found = named_partitions(costs)
     if options.json:
         limit = costs.limit[0] if costs.limit and len(set(costs.limit)) == 1 else costs.limit
-        rows = [asdict(one) for one in found]
+        rows = [asdict(partitioned) for partitioned in found]
         print_json({"source": profile.source, "microbatches": microbatches, "limit": limit, "partitions": rows})
         return 0
     alpa, units = next(one for one in found if one.name == "alpa"), units_of(profile, stages(profile, ranks))

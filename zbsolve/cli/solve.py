@@ -92,8 +92,8 @@ def command(options: argparse.Namespace) -> int:
     given = _given(options)
     if joined := _joined(options, given):
         print(f"zbsolve solve: {joined}", file=sys.stderr)
-    if not isinstance(given, Problem) and (one := repeated_step(options, *given)) is not None:
-        return solve_repeated(options, one, given[1].microbatches)
+    if not isinstance(given, Problem) and (each_problem := repeated_step(options, *given)) is not None:
+        return solve_repeated(options, each_problem, given[1].microbatches)
     works: tuple[Work, ...] = ()
     if isinstance(given, tuple) and is_open(given[1].work) and not is_named(options.method):
         given, works = (given[0], replace(given[1], work=())), given[1].work
@@ -159,7 +159,7 @@ def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) 
     counts = step.counts(profile) or ()
     each = counts[0] if len(set(counts)) == 1 else counted(counts)
     shapes = ("vee", "loop") if not is_named(options.method) else ("loop",) if step.placement == "loop" else ()
-    own = " or ".join(f"{one}{'' if chunks == 2 else chunks}" for one in shapes)
+    own = " or ".join(f"{shape}{'' if chunks == 2 else chunks}" for shape in shapes)
     advice = f"; --placement {own} gives each layer its own stage" if own and not rest else ""
     return f"{layers} layers on {stages} stages: neighbours are joined, {each} a stage{advice}"
 
@@ -284,6 +284,6 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
         points = [(f"{point.memory}", point) for point in one.points]
         return _Found(frontier_as_text(one), one.to_json(), partial(save_frontier, one), points)
     several = curves(profile, step, **limits)
-    named = ((name.replace(" ", "-"), one) for name, one in several.frontiers.items())
-    points = [(f"{name}-{point.memory}", point) for name, one in named for point in one.points]
+    named = ((name.replace(" ", "-"), frontier) for name, frontier in several.frontiers.items())
+    points = [(f"{name}-{point.memory}", point) for name, frontier in named for point in frontier.points]
     return _Found(frontier_as_text(several), several.to_json(), partial(save_frontier, several), points)

@@ -31,8 +31,8 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
     asked = options.method != "auto" or options.hint or step.auto or ":" in options.prefer
     if asked or step.microbatches * len(step.routes[0]) * 3 < MIN_PASSES:
         return None
-    one = _one_microbatch(profile, step)
-    return one if one is not None and worth_repeating(one, step.microbatches) else None
+    problem = _one_microbatch(profile, step)
+    return problem if problem is not None and worth_repeating(problem, step.microbatches) else None
 
 
 def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
@@ -41,8 +41,8 @@ def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
 
     fixed = replace(step, partition=step.counts(profile))
     try:
-        one, several = (replace(fixed, microbatches=count).problem(profile) for count in (1, FEW))
-        return one if with_microbatches(one, FEW) == several else None
+        problem, several = (replace(fixed, microbatches=count).problem(profile) for count in (1, FEW))
+        return problem if with_microbatches(problem, FEW) == several else None
     except BadInput:
         return None  # what is wrong is told where the whole step is made
 
@@ -74,9 +74,9 @@ def check_repeated(options: argparse.Namespace) -> int:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
     long = load(options.schedule)
     found = [*violations(long), *_bound_again(long)]
-    rows = [{"rule": one.rule, "passes": list(one.passes), "text": one.text} for one in found]
+    rows = [{"rule": violation.rule, "passes": list(violation.passes), "text": violation.text} for violation in found]
     body = {"violations": rows, **as_json(long)} if options.bound else rows
-    wrong = [f"{options.schedule}: {one}" for one in found]
+    wrong = [f"{options.schedule}: {violation}" for violation in found]
     bound = "it states no bound" if long.certificate is None else "its bound is proven again"
     holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
     tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))

@@ -124,16 +124,16 @@ def tell(
             print(said if isinstance(said, str) else "".join(f"{line}\n" for line in said), end="")
 
 
-def save_found(found: Schedule | RepeatedSchedule, path: str) -> None:
+def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
     """A schedule's file, or its picture, by the ending."""
     from ..long_steps.files import save, schedule_to_show
     from ..schedule import Schedule
     from ..show.pictures.files import save_schedule_picture
 
     if path.endswith(PICTURES):
-        save_schedule_picture(found if isinstance(found, Schedule) else schedule_to_show(found, path), path)
+        save_schedule_picture(schedule if isinstance(schedule, Schedule) else schedule_to_show(schedule, path), path)
     else:
-        found.save(path) if isinstance(found, Schedule) else save(found, path)
+        schedule.save(path) if isinstance(schedule, Schedule) else save(schedule, path)
 
 
 def method_of(said: str) -> tuple[str, str]:
@@ -321,7 +321,7 @@ def word_and_number(said: str, word: str, option: str) -> tuple[bool, int]:
     """Of an option that takes a word, a number, or both with a comma between: whether the word is there, and the number (0
     where there is none). Raises BadInput."""
     words = said.split(",") if said else []
-    numbers = [one for one in words if one != word]
+    numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):
         raise BadInput(f"{option} '{said[:40]}': {word}, a whole number, or both: {word},3")
     return word in words, int(numbers[0]) if numbers else 0

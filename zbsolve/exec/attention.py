@@ -160,10 +160,10 @@ class Helping:
         return self.peers.receive(self.handed.rank, self.tag + 1) or []
 
 
-def _begun(begin: Callable[[list[Tensor], int, int], Any], one: Tensor, rank: int, tag: int) -> Any:
+def _begun(begin: Callable[[list[Tensor], int, int], Any], tensor: Tensor, rank: int, tag: int) -> Any:
     """A message that is sent or received from now on: the work object. Raises LostRank."""
     try:
-        return begin([one], rank, tag)
+        return begin([tensor], rank, tag)
     except Exception as error:
         raise LostRank(f"waiting for rank {rank}: {reason(error)}", rank) from None
 

@@ -47,10 +47,9 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool
         value = _loss(layers, data, m, loss)
         if backward and not value.requires_grad:
             raise BadInput("check: none of the layers has a parameter that is trained")
-        value = value * data.share(m) / count
         if backward:
-            value.backward()  # type: ignore[no-untyped-call]
-        total += float(value.detach())
+            (value * data.share(m) / count).backward()  # type: ignore[no-untyped-call]
+        total += float(value.detach()) * data.share(m) / count
     return total
 
 
@@ -88,7 +87,7 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
         both = [(m, batch_with(layers, data.inputs[m], data.targets[m])) for m in sorted(data.inputs)[:2]]
         pairs = [(row_of(run_layers(layers, x, 0, data.seed + m)), data.targets[m]) for m, x in both]
     tensors = [tensors_of(pair) for pair in pairs]
-    if len({one.shape[:1] for row in tensors for one in row}) != 1 or not tensors[0][0].dim():
+    if len({tensor.shape[:1] for row in tensors for tensor in row}) != 1 or not tensors[0][0].dim():
         return None
     if len(pairs) < 2 or Format.of(pairs[0]) != Format.of(pairs[1]):
         return None
@@ -100,11 +99,11 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
         alone = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
     except Exception:  # somebody's loss may take microbatches of one size alone
         return None
-    kind = next((one.dtype for one in tensors[0] if one.is_floating_point()), torch.float32)
-    if not whole or not all(bool(one.isfinite().all()) for one in whole):
+    kind = next((tensor.dtype for tensor in tensors[0] if tensor.is_floating_point()), torch.float32)
+    if not whole or not all(bool(tensor.isfinite().all()) for tensor in whole):
         return None
     rounding = max(COUNT_ROUNDING, LIMITS.get(kind, 0.0))
-    factors = [f for share, rows, part in alone if (f := _factor(rows, [one[part] for one in whole], share))]
+    factors = [f for share, rows, part in alone if (f := _factor(rows, [tensor[part] for tensor in whole], share))]
     as_mean, as_sum = [max(f / share, share / f) for f, share in factors], [max(f, 1 / f) for f, _ in factors]
     add_up = max(as_sum, default=1.0) < max(as_mean, default=1.0)
     worst = max(as_sum if add_up else as_mean, default=1.0)
@@ -118,14 +117,14 @@ def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
     with torch.enable_grad():
         value = without_metrics(loss(output, target))
     return [
-        torch.zeros_like(leaf) if one is None else one.double()
-        for leaf, one in zip(leaves, torch.autograd.grad(value, leaves, allow_unused=True), strict=True)
+        torch.zeros_like(leaf) if tensor is None else tensor.double()
+        for leaf, tensor in zip(leaves, torch.autograd.grad(value, leaves, allow_unused=True), strict=True)
     ]
 
 
 def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -> tuple[float, float] | None:
     """How many times as large gradients of rows are where the rows are alone, and `share` again; None where they are 0."""
-    a, b = (float(sum(one.square().sum() for one in rows)) ** 0.5 for rows in (alone, together))
+    a, b = (float(sum(row.square().sum() for row in rows)) ** 0.5 for rows in (alone, together))
     if not a > 0 and not b > 0 and not math.isnan(a):
         return None
     return (a / b if b and a > 0 and math.isfinite(a) else math.inf), share
@@ -141,16 +140,16 @@ def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data,
     version, group, size = versions_of(problem), groups_of(problem), problem.round
     layers, total = [layer for stage in stages for layer in stage], 0.0
     for m in sorted(data.inputs):
-        for s, one in enumerate(rules):
-            one.show(version.get((s, m), 0))
+        for s, rule in enumerate(rules):
+            rule.show(version.get((s, m), 0))
         value = _loss(layers, data, m, loss)
         (value / size).backward()  # type: ignore[no-untyped-call]
         total += float(value.detach()) / len(data.inputs)
         if m + 1 not in data.inputs or group[0, m + 1] != group[0, m]:
-            for one in rules:
-                one.update()
-    for one in rules:
-        one.show(-1)
+            for rule in rules:
+                rule.update()
+    for rule in rules:
+        rule.show(-1)
     return total
 
 
@@ -205,12 +204,12 @@ def weight(parameter: nn.Parameter) -> Tensor | None:
     return parameter.detach()
 
 
-def difference(found: Tensor | None, right: Tensor | None, scale: float = 0.0) -> float:
+def difference(tensor: Tensor | None, right: Tensor | None, scale: float = 0.0) -> float:
     """max |found − right| / max |right| over one tensor; None counts as zeros; against a zero tensor: max |found|. scale:
     what it is divided by in place of max |right|, where that is not 0."""
-    if found is None and right is None:
+    if tensor is None and right is None:
         return 0.0
-    a = torch.zeros_like(right) if found is None else found  # type: ignore[arg-type]
+    a = torch.zeros_like(right) if tensor is None else tensor  # type: ignore[arg-type]
     b = torch.zeros_like(a) if right is None else right.to(a.device)
     worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
     scale = scale or magnitude(b)

@@ -152,7 +152,7 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
     others: dict[str, list[tuple[str, int]]] = {}
     for row in np.flatnonzero(silent).tolist():
         others.setdefault(names[e.after[row]], []).append((names[e.before[row]], int(e.lag[row])))
-    helping, own = (frozenset(names[row] for row in np.flatnonzero(one).tolist()) for one in (helps, parts))
+    helping, own = (frozenset(names[row] for row in np.flatnonzero(array).tolist()) for array in (helps, parts))
     return others, helping, own
 
 
@@ -228,7 +228,7 @@ class EmulatedDevice:
         the later of both."""
         helping, others = self.times.helping, self.times.others.get(name, ())
         # Behind which passes of other devices it really begins: helpers and what they help run together.
-        parts = [] if name in helping else [one for one in others if one[0] not in helping]
+        parts = [] if name in helping else [other for other in others if other[0] not in helping]
         due = max(self._awaited(name), *map(self._ended, parts), 0)
         if due == 0 or name in self.times.side_streams:
             return arrival

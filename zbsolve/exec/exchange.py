@@ -360,7 +360,7 @@ class Replicas(Part):
         missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
         nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
         shapes = [local(p).shape for p in part.small]
-        pairs = zip(part.small, torch.split(pieces, [one.numel() for one in shapes]), strict=True) if shapes else ()
+        pairs = zip(part.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
         means = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
         count = dist.get_world_size(part.group)
         for p, total in (*means, *part.large):

@@ -28,7 +28,7 @@ def split_batch(
     needed: Sequence[int],
     microbatches: Sequence[int],
     device: torch.device,
-    rows: Sequence[int] | None = None,
+    rows: Sequence[int] | None = (),
 ) -> dict[int, Any]:
     """Microbatch → its tensors on `device`, for those that are `needed`.
 
@@ -58,7 +58,7 @@ def split_batch(
 
 def moved(value: Any, device: torch.device) -> Any:
     """A pytree with its tensors on `device`."""
-    return each_tensor(value, lambda one: one if one.device == device else one.to(device))
+    return each_tensor(value, lambda tensor: tensor if tensor.device == device else tensor.to(device))
 
 
 def in_microbatches(batch: Batch, count: int | None = None) -> bool:
@@ -66,7 +66,7 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
     gives them: of `count`, where that is said."""
     if isinstance(batch, tuple):
         tensors = [one for one in batch if isinstance(one, Tensor)]
-        alike = len(batch) == len(tensors) and len({(one.dtype, one.dim()) for one in tensors}) == 1
+        alike = len(batch) == len(tensors) and len({(tensor.dtype, tensor.dim()) for tensor in tensors}) == 1
         return alike and count in (None, len(batch))
     return isinstance(batch, list) or (isinstance(batch, Mapping) and all(isinstance(key, int) for key in batch))
 
@@ -118,10 +118,10 @@ def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict
 
 def first_tensor(value: Any) -> Tensor:
     """The tensor whose rows are those of a batch. Raises BadInput."""
-    found = next((leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)), None)
-    if found is None:
+    tensor = next((leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)), None)
+    if tensor is None:
         raise BadInput("a batch without a tensor has no rows")
-    return found
+    return tensor
 
 
 NOT_COMPARED = (0, 0)  # in place of checksums
@@ -193,9 +193,9 @@ def checksum(batch: Batch | None, count: int) -> int:
     if batch is None or (isinstance(batch, Mapping) and in_microbatches(batch) and len(batch) < count):
         return 0
     found = 1
-    for one in tensors_of(batch):
-        if type(one) in PLAIN_TYPES and one.layout is torch.strided and not one.is_conj():
-            row = one.detach().cpu().flatten().contiguous().view(torch.uint8)
+    for tensor in tensors_of(batch):
+        if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_conj():
+            row = tensor.detach().cpu().flatten().contiguous().view(torch.uint8)
             found = zlib.crc32(row.numpy().tobytes(), found)
     return found
 

@@ -56,11 +56,11 @@ def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, .
     return tuple(lowering.program(rank) for rank in view.ranks)
 
 
-def check_by_rank(one: Problem) -> None:
+def check_by_rank(problem: Problem) -> None:
     """Raise BadInput where steps of microbatches that are like `one` cannot be lowered a rank at a time."""
-    far = [kind for kind in one.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
+    far = [kind for kind in problem.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
     if far:
-        name = one.names[one.rows(*far)[0]]
+        name = problem.names[problem.rows(*far)[0]]
         raise BadInput(f"pass {name}: run knows no passes of its kind in a file of rounds: it concerns other ranks too")
 
 

@@ -151,7 +151,7 @@ class OneDevice:
     @property
     def splits(self) -> list[Row]:
         """How layers are split (see `Pipeline.splits`)."""
-        return decisions_of(stage for one in self.interpreters for stage in one.state.stages.values())
+        return decisions_of(stage for interpreter in self.interpreters for stage in interpreter.state.stages.values())
 
     def step(self, inputs: Mapping[int, Any], targets: Mapping[int, Any], *, memory: bool = False) -> Ran:
         """Forward and backward of one batch: microbatch → pytree of tensors. memory: count bytes. Raises RunFailed."""
@@ -161,7 +161,7 @@ class OneDevice:
         )
         data = self.cutting.data(inputs, targets, step_seed(self.seed, self.steps), {}, self.counting)
         self.steps += 1
-        batch = [one for value in (*data.inputs.values(), *data.targets.values()) for one in tensors_of(value)]
+        batch = [tensor for value in (*data.inputs.values(), *data.targets.values()) for tensor in tensors_of(value)]
         modules = self.modules if memory else []
         meters = [LiveBytes([*module.parameters(), *module.buffers(), *batch]) for module in modules]
         self.copies.meters = meters
@@ -220,5 +220,5 @@ def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[t
     timeline, index = schedule.timeline(), schedule.problem.index
     turn = timeline.turn if timeline.turn is not None else np.arange(len(index))
     rows = {name: (int(timeline.start[i]), int(turn[i])) for name, i in index.items()}
-    pairs = [(one.program.rank, action) for one in interpreters for action in one.program.actions]
+    pairs = [(interpreter.program.rank, action) for interpreter in interpreters for action in interpreter.program.actions]
     return sorted(pairs, key=lambda pair: rows[pair[1].name])

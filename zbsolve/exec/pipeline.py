@@ -366,9 +366,9 @@ class Pipeline:
         launching = None if gpu is None else gpu.launching / 1000
         said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
-            steps: Sequence[Any] = put_together([one.seen for one in results], self.wires, whole)
+            steps: Sequence[Any] = put_together([result.seen for result in results], self.wires, whole)
         else:
-            whole, steps = results[0].seen.table.schedule, [one.seen for one in results]
+            whole, steps = results[0].seen.table.schedule, [result.seen for result in results]
         if not said or whole is None:
             return None
         ranks = [json.loads(one) for one in said]
@@ -376,6 +376,6 @@ class Pipeline:
             facts = facts | {"splits": splits}
         if gpu is not None:
             facts = facts | {"launching_us": [one for *_, one in ranks]}
-        ran = pairwise([one.seen.table.schedule for one in results])
+        ran = pairwise([result.seen.table.schedule for result in results])
         switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
         return replace(trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts), switches=switches)

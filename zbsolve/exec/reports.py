@@ -191,8 +191,8 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
-    said = gathered(wires, np.stack([one.mine.numpy() for one in steps]).tobytes())
-    losses = [one.loss for one in steps]
+    said = gathered(wires, np.stack([step.mine.numpy() for step in steps]).tobytes())
+    losses = [step.loss for step in steps]
     if not said or schedule is None:
         return []
     rows = list(schedule.sequences.values())
@@ -202,7 +202,7 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
     for rank, one in enumerate(said):
         columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
         words[:, rank, : columns.shape[1]] = columns
-    found = [table.columns(one) for one in words]
+    found = [table.columns(word) for word in words]
     problem = schedule.problem
     return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
 
@@ -212,7 +212,7 @@ def trace_of(
 ) -> Trace:
     """A trace of these steps, the first of which ran `schedule`, by whose problem all are. memory: of each rank, from one
     step like them; (): it was not counted."""
-    found = Trace(
+    trace = Trace(
         schedule.problem,
         dict(schedule.order),
         tuple(Timeline(schedule.problem, *seen.columns[:2]) for seen in steps),
@@ -224,21 +224,21 @@ def trace_of(
         syncs=schedule.syncs,
     )
     if not memory:
-        return found
-    held = {name: size for one in memory for name, size in zip(one.names, one.held, strict=True)}
+        return trace
+    held = {name: size for of_rank in memory for name, size in zip(of_rank.names, of_rank.held, strict=True)}
     host: dict[str, Any] = {}
-    if any(one.device for one in memory):
-        host["device_peaks"] = [one.device for one in memory]
-    if any(one.host for one in memory):
-        host["host_peaks"] = [max(one.host, default=0) for one in memory]
-        host["predicted_host_peaks"] = [max(one.predicted_host, default=0) for one in memory]
+    if any(of_rank.device for of_rank in memory):
+        host["device_peaks"] = [of_rank.device for of_rank in memory]
+    if any(of_rank.host for of_rank in memory):
+        host["host_peaks"] = [max(of_rank.host, default=0) for of_rank in memory]
+        host["predicted_host_peaks"] = [max(of_rank.predicted_host, default=0) for of_rank in memory]
     host |= {
-        "predicted_peaks": [one.predicted_peak for one in memory],
-        "transient_peaks": [one.most for one in memory],
+        "predicted_peaks": [of_rank.predicted_peak for of_rank in memory],
+        "transient_peaks": [of_rank.most for of_rank in memory],
         "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
     }
-    peaks, bytes_held = tuple(one.peak for one in memory), np.array([held[name] for name in schedule.problem.names])
-    return replace(found, peaks=(peaks,) * len(steps), facts=facts | host, held=bytes_held)
+    peaks, bytes_held = tuple(of_rank.peak for of_rank in memory), np.array([held[name] for name in schedule.problem.names])
+    return replace(trace, peaks=(peaks,) * len(steps), facts=facts | host, held=bytes_held)
 
 
 @dataclass(frozen=True)
@@ -280,19 +280,19 @@ def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: di
     windows = [result.seen.windows for result in results]
     if not said:
         return None
-    makespans = [float(one[:, 1].max() - one[:, 0].min()) for one in windows]
-    spans = [float((one[:, 1] - one[:, 0]).max()) for one in windows]
+    makespans = [float(window[:, 1].max() - window[:, 0].min()) for window in windows]
+    spans = [float((window[:, 1] - window[:, 0]).max()) for window in windows]
     values = makespans if part.one.objective == "makespan" else spans
     median = sorted(range(len(values)), key=values.__getitem__)[(len(values) - 1) // 2]
     if splits := merged([rows for _, rows in said]):
         facts = facts | {"splits": splits}
     ranks = [one for one, _ in said]
     facts = facts | {
-        "predicted_peaks": [one["predicted"] for one in ranks],
-        "transient_peaks": [one["most"] for one in ranks],
+        "predicted_peaks": [rank["predicted"] for rank in ranks],
+        "transient_peaks": [rank["most"] for rank in ranks],
         "windows": windows[median].tolist(),
-        "predicted_windows": [one["window"] for one in ranks],
+        "predicted_windows": [rank["window"] for rank in ranks],
     }
-    peaks = tuple(one["peak"] for one in ranks)
+    peaks = tuple(rank["peak"] for rank in ranks)
     losses = tuple(result.loss for result in results)
     return RunNumbers(makespans[median], spans[median], len(results), losses, peaks, facts)

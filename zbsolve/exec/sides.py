@@ -143,15 +143,15 @@ class Between(NamedTuple):
     def carried(self, message: Message) -> list[str]:
         """The names of what a message, or the gradient in it, is of."""
         rank = message.source if message.gradient else message.destination
-        mine = [name for name, one in self.ends.items() if one.giver == message.boundary]
+        mine = [name for name, side_input in self.ends.items() if side_input.giver == message.boundary]
         return [name for name in mine if self.ranks(name, message.part).get(rank, (-1,))[0] == message.beside]
 
     def sent(self, rank: int) -> dict[tuple[int, int, int], str]:
         """What goes from a rank to others: (stage, first stage there, other rank) → a name."""
         return {
-            (one.giver, stages[0], other): name
+            (side_input.giver, stages[0], other): name
             for turn in range(len(self.routes))
-            for name, one in self.ends.items()
+            for name, side_input in self.ends.items()
             for other, stages in self.ranks(name, turn).items()
             if self.giver(name, turn) == rank != other
         }
@@ -205,7 +205,7 @@ class SideInputs(Part):
             for name in (one for one in takes if one not in batch):
                 self._used(name, m)
             y = self.here.out(stage, m, run(state, action, x))
-            for message in (one for one in action.sends if one.beside):
+            for message in (send for send in action.sends if send.beside):
                 self._check_gradient(message, action)
             for name in self.here.names[stage][0]:
                 if name not in self.between.ends:  # its takers are in this stage
@@ -287,7 +287,7 @@ def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Prog
     takes = {stage: outer_names(layers)[1] for stage, layers in stages.items()}
 
     def read(before: Sequence[int], name: str) -> tuple[int, ...]:
-        taking = (one for one in program.actions if one.kind in PLAIN and name in takes[one.stage])
-        return tuple(sorted({*before, *(one.part for one in taking)}))
+        taking = (action for action in program.actions if action.kind in PLAIN and name in takes[action.stage])
+        return tuple(sorted({*before, *(action.part for action in taking)}))
 
     return replace(program, inputs=read(program.inputs, INPUTS), targets=read(program.targets, TARGETS))

@@ -48,7 +48,7 @@ class Slack:
         self._lag: dict[tuple[str, str], int] = {(problem.names[a], problem.names[b]): lag for a, b, lag in ends}
         self._took = dict(zip(problem.names, p.duration.tolist(), strict=True))
         self._place = {action.name: i for program in programs for i, action in enumerate(program.actions)}
-        self._until = [list(accumulate(map(self._surely, one.actions), initial=0)) for one in programs]
+        self._until = [list(accumulate(map(self._surely, program.actions), initial=0)) for program in programs]
         self._weights = [i for i, action in enumerate(self._actions) if action.kind == WEIGHTS]
         self._trained: list[nn.Parameter] | None = None
         self._marks: dict[int, Any] = {}

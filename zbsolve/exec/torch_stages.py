@@ -92,7 +92,7 @@ class _Passes:
         """What FSDP shards; first asked for when all wrappers are there. Raises BadInput."""
         number, module = self.stage.stage_index, self.stage.submod
         check_wrappers(number, module)
-        return [one for wrapped in wrapped_modules(module) for one in parameters_of_module(number, wrapped)]
+        return [parameter for wrapped in wrapped_modules(module) for parameter in parameters_of_module(number, wrapped)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """F. Raises BadInput where a layer adds to the loss."""

@@ -42,7 +42,7 @@ class Updates(Part):
         update, names = c.given.update, {p: name for name, p in c.own.module.named_parameters()}
         if update is None:
             return None
-        named = {s: NamedParameters((names.get(p, ""), p) for p in one.parameters()) for s, one in c.stages.items()}
+        named = {s: NamedParameters((names.get(p, ""), p) for p in stage.parameters()) for s, stage in c.stages.items()}
         return cls({s: WeightVersions(parameters, update) for s, parameters in named.items()})
 
     def around(self, kind: str, run: Run) -> Run:
@@ -60,15 +60,15 @@ class Updates(Part):
         return run if kind in HANDLERS else shown
 
     def begin(self, data: Any) -> None:
-        for one in self.stages.values():
-            one.begin()
+        for stage in self.stages.values():
+            stage.begin()
 
     def held_bytes(self) -> int:
-        return sum(tensor.nbytes for one in self.stages.values() for kept in one.kept.values() for tensor in kept)
+        return sum(tensor.nbytes for stage in self.stages.values() for kept in stage.kept.values() for tensor in kept)
 
     def no_activations(self) -> Iterator[Tensor]:
-        for one in self.stages.values():
-            yield from one.tensors()
+        for stage in self.stages.values():
+            yield from stage.tensors()
 
     def update(self, action: Action) -> None:
         """The pass U of a stage."""
@@ -76,8 +76,8 @@ class Updates(Part):
         self.stages[action.stage].update(action.use)
 
     def end(self) -> None:
-        for one in self.stages.values():
-            one.end()
+        for stage in self.stages.values():
+            stage.end()
 
 
 class WeightVersions:
@@ -182,7 +182,7 @@ class Joined(Optimizer):
     @property
     def param_groups(self) -> list[OptimizerState]:  # type: ignore[override]
         """Of all optimizers in turn."""
-        return [group for one in self.optimizers for group in one.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> MutableMapping[nn.Parameter, OptimizerState]:  # type: ignore[override]
@@ -194,22 +194,22 @@ class Joined(Optimizer):
         groups = iter(state.pop("param_groups", ()))
         of_parameters = state.pop("state", None)
         super().__setstate__(state)
-        for one in self.optimizers if of_parameters is not None else ():
-            mine = [next(groups) for _ in one.param_groups]
+        for each_optimizer in self.optimizers if of_parameters is not None else ():
+            mine = [next(groups) for _ in each_optimizer.param_groups]
             own = {p: of_parameters[p] for group in mine for p in group["params"] if p in of_parameters}
-            one.__setstate__({"state": defaultdict(dict, own), "param_groups": mine})
+            each_optimizer.__setstate__({"state": defaultdict(dict, own), "param_groups": mine})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """A step of each."""
-        for one in self.optimizers:
-            one.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
 
 class _States(MutableMapping[nn.Parameter, OptimizerState]):
     """The state of several optimizers: each parameter's is in its own one."""
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
-        groups = [(one.state, group) for one in optimizers for group in one.param_groups]
+        groups = [(optimizer.state, group) for optimizer in optimizers for group in optimizer.param_groups]
         self._of: dict[nn.Parameter, Any] = {p: state for state, group in groups for p in group["params"]}
 
     def __getitem__(self, parameter: nn.Parameter) -> OptimizerState:

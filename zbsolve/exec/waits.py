@@ -96,7 +96,7 @@ class _Rank:
                 self.reserved[message] = self.computed
             for message in (*action.receives, *action.messages):
                 self.receive(message)
-            begun = [self.begun[one.name] for one in action.awaits if one.sure and one.name in self.begun]
+            begun = [self.begun[awaited.name] for awaited in action.awaits if awaited.sure and awaited.name in self.begun]
             self.hold([end for _, end in begun], f"work over before {action.name}", [launched for launched, _ in begun])
             self.launch(action)
             for message in action.sends:

@@ -31,74 +31,74 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
         model=model,
         groups=[(name, [_control(one, state, profile) for one in CONTROLS if one.group == name]) for name in groups],
         facts={
-            "usual": {one.name: one.print(one.usual) for one in CONTROLS},
+            "usual": {control.name: control.print(control.usual) for control in CONTROLS},
             "placements": {name: system(name).placement for name in SYSTEM_NAMES},
         },
     )
 
 
-def _control(one: Slider | Choice, state: State, profile: Profile | None) -> dict[str, Any]:
+def _control(slider: Slider | Choice, state: State, profile: Profile | None) -> dict[str, Any]:
     """One control for the template."""
-    value = getattr(state, one.name)
-    said = {"name": one.name, "label": one.label, "value": one.print(value)}
-    if isinstance(one, Slider):
-        zero = one.zero
-        if one.name == "memory" and profile is not None and profile.capacity is not None:
+    value = getattr(state, slider.name)
+    said = {"name": slider.name, "label": slider.label, "value": slider.print(value)}
+    if isinstance(slider, Slider):
+        zero = slider.zero
+        if slider.name == "memory" and profile is not None and profile.capacity is not None:
             zero = f"the profile's {format_bytes(int(profile.capacity))}"
         if zero:
             said["label"] += f" (0: {zero})"
-        limits = {name: one.print(getattr(one, name)) for name in ("least", "most", "upto", "step")}
-        return {**said, "unit": one.unit, "typed": "1" if one.whole else "any", **limits}
-    return {**said, "options": one.options if value in dict(one.options) else (*one.options, (value, value))}
+        limits = {name: slider.print(getattr(slider, name)) for name in ("least", "most", "upto", "step")}
+        return {**said, "unit": slider.unit, "typed": "1" if slider.whole else "any", **limits}
+    return {**said, "options": slider.options if value in dict(slider.options) else (*slider.options, (value, value))}
 
 
-def answer_part(found: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
+def answer_part(answer: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
     """Figures, chart, peaks and command lines of an answer that took so many seconds; width: pixels of the chart."""
-    certificate, over = found.certificate, found.over
-    chart = schedule_as_svg(found.schedule, width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
+    certificate, over = answer.certificate, answer.over
+    chart = schedule_as_svg(answer.schedule, width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
     return render(
         "explore_answer.html",
-        figures=_figures(found),
+        figures=_figures(answer),
         over=printable(over),
         chart=picture(chart),
-        bars=_bars(found),
-        limit="" if found.capacity is None else format_bytes(max(found.capacity)),
+        bars=_bars(answer),
+        limit="" if answer.capacity is None else format_bytes(max(answer.capacity)),
         proof=printable(certificate.proof),
         found=f"found by {printable(certificate.solver)}; answered in {seconds:.2f} s",
-        searched=found.state.system == BEST and certificate.status != "optimal",
+        searched=answer.state.system == BEST and certificate.status != "optimal",
         more=f"{MORE_SECONDS:g}",
         commands="\n".join(lines),
     )
 
 
-def _figures(found: Answer) -> list[tuple[str, str, str]]:
+def _figures(answer: Answer) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note)."""
-    timeline, certificate = found.schedule.timeline(), found.certificate
-    rank = max(range(len(found.peaks)), key=found.peaks.__getitem__)
-    room = "" if found.capacity is None else f", which has {format_bytes(found.capacity[rank])}"
+    timeline, certificate = answer.schedule.timeline(), answer.certificate
+    rank = max(range(len(answer.peaks)), key=answer.peaks.__getitem__)
+    room = "" if answer.capacity is None else f", which has {format_bytes(answer.capacity[rank])}"
     proven = "proven: no order of these passes is shorter" if not certificate.gap else "proven: none is shorter than this"
     left = "optimal" if not certificate.gap else f"at most {certificate.gap:.2%} could be saved"
     return [
         (certificate.objective, format_time(certificate.value), left),
         ("bound", format_time(certificate.bound), proven),
-        ("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(found.schedule.problem.work)}"),
-        ("peak of activations", format_bytes(found.peaks[rank]), f"on rank {rank}{room}"),
+        ("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(answer.schedule.problem.work)}"),
+        ("peak of activations", format_bytes(answer.peaks[rank]), f"on rank {rank}{room}"),
     ]
 
 
-def _bars(found: Answer) -> list[dict[str, str]]:
+def _bars(answer: Answer) -> list[dict[str, str]]:
     """A bar a rank: its peak, and what it has, as shares of the largest."""
-    room = found.capacity or (0,) * len(found.peaks)
-    most = max(*found.peaks, *room, 1)
+    room = answer.capacity or (0,) * len(answer.peaks)
+    most = max(*answer.peaks, *room, 1)
     return [
         {
-            "text": f"rank {rank}: {format_bytes(peak)}" + (f" of {format_bytes(room[rank])}" if found.capacity else ""),
+            "text": f"rank {rank}: {format_bytes(peak)}" + (f" of {format_bytes(room[rank])}" if answer.capacity else ""),
             "rank": str(rank),
             "share": f"{100 * peak / most:.1f}",
-            "room": f"{100 * room[rank] / most:.1f}" if found.capacity else "",
-            "over": "over" if found.capacity and peak > room[rank] else "",
+            "room": f"{100 * room[rank] / most:.1f}" if answer.capacity else "",
+            "over": "over" if answer.capacity and peak > room[rank] else "",
         }
-        for rank, peak in enumerate(found.peaks)
+        for rank, peak in enumerate(answer.peaks)
     ]
 
 
@@ -165,17 +165,17 @@ def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
     }
 
 
-def _lacking(found: Answer) -> str:
+def _lacking(answer: Answer) -> str:
     """What the rank that lacks most has; "" where every rank has what it needs."""
-    if not found.over or found.capacity is None:
-        return found.over
-    rank = max(range(len(found.peaks)), key=lambda r: found.peaks[r] - (found.capacity or ())[r])
-    return f"rank {rank} has {format_bytes(found.capacity[rank])}"
+    if not answer.over or answer.capacity is None:
+        return answer.over
+    rank = max(range(len(answer.peaks)), key=lambda r: answer.peaks[r] - (answer.capacity or ())[r])
+    return f"rank {rank} has {format_bytes(answer.capacity[rank])}"
 
 
 def wrong_part(message: str) -> str:
     """One line for what a state asks and cannot have, and the control that it is about."""
     word = re.split(r"[: \[]", message)[0]
     about = "memory" if word == "capacity" else "system" if word in SYSTEM_NAMES else word
-    known = about if about in {one.name for one in CONTROLS} else ""
+    known = about if about in {control.name for control in CONTROLS} else ""
     return render("explore_wrong.html", message=printable(message), control=known)

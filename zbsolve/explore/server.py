@@ -143,8 +143,8 @@ def _width(request: Request) -> int:
 
 
 def _answer(playground: Playground, state: State, width: int) -> str:
-    found, seconds = playground.answer(state)
-    return answer_part(found, seconds, commands(found.state, playground.path, found.options), width)
+    answer, seconds = playground.answer(state)
+    return answer_part(answer, seconds, commands(answer.state, playground.path, answer.options), width)
 
 
 def _streamed(pieces: Iterator[dict[str, str]]) -> StreamingResponse:
@@ -176,12 +176,12 @@ def _search(playground: Playground, state: State, width: int) -> Iterator[dict[s
 
 def _schedule(playground: Playground, state: State) -> Response:
     """The file that `zbsolve check` reads."""
-    found, _ = playground.answer(state)
-    if found.over:
-        raise BadInput(f"memory: {found.over}: there is no schedule to save")
+    answer, _ = playground.answer(state)
+    if answer.over:
+        raise BadInput(f"memory: {answer.over}: there is no schedule to save")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.json"
-        found.schedule.save(path)
+        answer.schedule.save(path)
         return Response(path.read_bytes(), media_type="application/json", headers={"content-disposition": "attachment"})
 
 

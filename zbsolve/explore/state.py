@@ -204,8 +204,8 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
 STEP, MODEL, UNEVEN, MORE, OF_PROFILE = GROUPS = ("Step", "Model", "Uneven stages", "More", "What the profile knows")
 HIDDEN = ((OF_PROFILE,), (MODEL, UNEVEN))  # groups without a profile, and with one
 # Asynchronous ones have no step with an end; others have copies, slices or a sharded vocabulary of their own.
-SYSTEM_NAMES = tuple(one.name for one in SYSTEMS if one.group not in (ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY))
-FEATURES = {one.name: one for one in FIELDS if one.offered}
+SYSTEM_NAMES = tuple(entry.name for entry in SYSTEMS if entry.group not in (ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY))
+FEATURES = {field.name: field for field in FIELDS if field.offered}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", 4, "", 1, 64, 32, 1, STEP),
     Slider("microbatches", "microbatches m", 12, "", 1, 512, 128, 1, STEP),
@@ -225,8 +225,8 @@ CONTROLS: tuple[Slider | Choice, ...] = (
     Choice("objective", "what counts", OBJECTIVES[0], _same(*OBJECTIVES), MORE),
     Choice("partition", "layers on stages", "balanced", _same(*SEARCHED), OF_PROFILE, free=True),
     *(
-        Choice(name, name.replace("_", " "), NONE, _same(NONE, *one.offered), MORE if name == "recompute" else OF_PROFILE)
-        for name, one in FEATURES.items()
+        Choice(name, name.replace("_", " "), NONE, _same(NONE, *field.offered), MORE if name == "recompute" else OF_PROFILE)
+        for name, field in FEATURES.items()
     ),
 )
 
@@ -289,7 +289,7 @@ if TYPE_CHECKING:
 else:
     State = make_dataclass(
         "State",
-        [(one.name, Any, one.usual) for one in CONTROLS],
+        [(control.name, Any, control.usual) for control in CONTROLS],
         bases=(_State,),
         frozen=True,
         namespace={"__module__": __name__, "__doc__": _State.__doc__},

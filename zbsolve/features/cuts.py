@@ -56,7 +56,7 @@ def said_of(slices: Slices) -> Said:
             return said_of(slices)._replace(even_work=True)
     if isinstance(slices, Sequence | np.ndarray):
         lengths = tuple(map(float, slices))
-        if not lengths or not all(isfinite(one) and one > 0 for one in lengths):
+        if not lengths or not all(isfinite(length) and length > 0 for length in lengths):
             raise BadInput("slices: lengths are numbers above 0")
         return Said(len(lengths), lengths)
     if isinstance(slices, bool) or not isinstance(slices, int | np.integer) or slices < 1:
@@ -132,14 +132,14 @@ def _cuts_at(lengths: Sequence[float]) -> Cuts:
 def check_attention(layers: Sequence[Layer]) -> None:
     """Raise BadInput where nobody knows how much of the layers' time is causal attention's, or what keys and values of one
     with attention take."""
-    if not any(one.attention_F for one in layers):
+    if not any(layer.attention_F for layer in layers):
         raise BadInput(
             "slices: the profile knows no causal attention: give its layers' fields 'attention_F', 'attention_B' (µs) and "
             "'kv_bytes', or take zbsolve profile --slices or --estimate"
         )
-    for one in layers:
-        if why := without_kv_bytes(one):
-            raise BadInput(f"slices: layer '{one.name}': {why}")
+    for layer in layers:
+        if why := without_kv_bytes(layer):
+            raise BadInput(f"slices: layer '{layer.name}': {why}")
 
 
 def without_kv_bytes(layer: Layer) -> str:

@@ -66,9 +66,9 @@ def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
 def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Named:
     """The step with this of its stages, and its name. Of a first stage that recomputes whole nothing is offloaded: its input
     is the batch."""
-    away = tuple(one.away if i or one.again < layers[0] else 0.0 for i, one in enumerate(stages))
+    away = tuple(stage.away if i or stage.again < layers[0] else 0.0 for i, stage in enumerate(stages))
     offload: Offload = NO_OFFLOAD if not any(away) else FULL if set(away) == {1.0} else away
-    recompute = recompute_in_words([one.again for one in stages], layers)
+    recompute = recompute_in_words([stage.again for stage in stages], layers)
     return _name(recompute, offload), replace(step, recompute=recompute, offload=offload)
 
 
@@ -91,7 +91,7 @@ def stage_moves(here: Now) -> Iterator[Named]:
     held = step.costs(here.profile).memory.held(layers)
     keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
     now, count = stages_of(step, layers), len(keeps)
-    ways = [[one for one in _ways(now[i], said, layers[i]) if keeps[i] or not one.away] for i in range(count)]
+    ways = [[stage for stage in _ways(now[i], said, layers[i]) if keeps[i] or not stage.away] for i in range(count)]
     in_parts = is_auto(said.recompute) and step.slices == 1
     found: dict[tuple[Stage, ...], None] = {}
 
@@ -102,7 +102,7 @@ def stage_moves(here: Now) -> Iterator[Named]:
     if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: out, made again, kept
         for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
             graded = [Stage(away=1.0)] * away + [Stage(n) for n in layers[away:again]] + [Stage()] * (count - again)
-            found[tuple(one if keeps[i] or not one.away else now[i] for i, one in enumerate(graded))] = None
+            found[tuple(stage if keeps[i] or not stage.away else now[i] for i, stage in enumerate(graded))] = None
     if in_parts:
         for at, more in product(range(count), (-1, 1)):
             if 0 <= now[at].again + more <= layers[at]:
@@ -178,7 +178,7 @@ def copy_moves(now: Now) -> Iterator[Named]:
     step, schedule = now.step, now.schedule
     if schedule is None or step.slices != 1:
         return
-    shares = np.array([one.away for one in stages_of(step, schedule.problem.layers)])
+    shares = np.array([each_stage.away for each_stage in stages_of(step, schedule.problem.layers)])
     away = time_away(schedule)[: len(shares)]  # shards of a vocabulary, behind the model's stages, copy nothing
     for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
         distances = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)

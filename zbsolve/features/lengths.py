@@ -96,7 +96,7 @@ def _read(said: str) -> Lengths | Sample:
             return Sample(tuple(float(_tokens(one)) for one in row) for row in found)
         rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
     lengths = _numbers(rows[0], where)
-    checked_sum("lengths", [_tokens(one) for one in lengths], batch)
+    checked_sum("lengths", [_tokens(length) for length in lengths], batch)
     return lengths
 
 

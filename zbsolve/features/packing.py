@@ -38,7 +38,7 @@ class Packing:
             raise BadInput(f"packing: {len(self.microbatches)} microbatches for a step of {problem.microbatches}")
         inside = problem.in_microbatch
         takes = np.bincount(problem.passes.microbatch[inside], problem.passes.duration[inside])
-        mine = np.argsort([-one for one in self.works], kind="stable")
+        mine = np.argsort([-work for work in self.works], kind="stable")
         order = mine[np.argsort(np.argsort(-takes, kind="stable"))].tolist()
         works = tuple(self.works[i] for i in order)
         return replace(self, microbatches=tuple(self.microbatches[i] for i in order), works=works)

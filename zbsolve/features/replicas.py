@@ -27,7 +27,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
     homes = [len(ranks) for ranks in problem.stage_ranks]
     link, between = staged.profile.link, staged.group
     times = [_sum(size, replicas, between) + _sum(size, own, link) for size, own in zip(sizes, homes, strict=True)]
-    return with_exchange(problem, [round(one) for one in times], replicas=True)
+    return with_exchange(problem, [round(time) for time in times], replicas=True)
 
 
 def _sum(size: int, ranks: int, link: Link) -> float:

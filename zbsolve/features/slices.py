@@ -45,9 +45,9 @@ def time_of(layer: Layer, kind: str) -> float:
 
 def slice_times(layers: Sequence[Layer], kind: str, cuts: Cuts) -> list[int]:
     """µs of a kind of pass of these layers together, slice by slice."""
-    attention = sum(getattr(one, OF_ATTENTION[kind]) for one in layers) if kind in OF_ATTENTION else 0.0
-    parts = split_by(cuts, sum(time_of(one, kind) for one in layers), attention)
-    extra = [sum(row) for row in zip(*(_extra_times(one, kind, cuts) for one in layers), strict=True)]
+    attention = sum(getattr(layer, OF_ATTENTION[kind]) for layer in layers) if kind in OF_ATTENTION else 0.0
+    parts = split_by(cuts, sum(time_of(layer, kind) for layer in layers), attention)
+    extra = [sum(row) for row in zip(*(_extra_times(layer, kind, cuts) for layer in layers), strict=True)]
     return [max(0, part + round(more)) for part, more in zip(parts, extra, strict=True)]
 
 
@@ -68,8 +68,8 @@ def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
     """µs that passes of a kind of these layers take at least beside the whole sequence's, in so many slices of any lengths;
     shape of `counts`. What goes with length is in sum as for even slices; what goes with length and position is at most half
     of what it would be for a slice as long as the sequence behind the whole. Each slice's sum may be rounded down."""
-    found, measured = np.zeros(len(counts)), [one for one in layers if one.slice_extra is not None]
-    for extra in (one.slice_extra for one in measured):
+    found, measured = np.zeros(len(counts)), [layer for layer in layers if layer.slice_extra is not None]
+    for extra in (layer.slice_extra for layer in measured):
         assert extra is not None
         each, later = getattr(extra, "F" if kind == "X" else kind, (0.0, 0.0))
         found += each * (counts if each > 0 else extra.number)
@@ -87,12 +87,12 @@ class Overheads(NamedTuple):
 
 def overheads(layers: Sequence[Layer], cuts: Cuts) -> Overheads | None:
     """None where slices were not measured."""
-    if not any(one.slice_extra for one in layers):
+    if not any(layer.slice_extra for layer in layers):
         return None
-    kinds = ("F", "BW") if any(one.BW for one in layers) else ("F", "B", "W")
-    whole = sum(time_of(one, kind) for one in layers for kind in kinds)
-    taken = sum(sum(slice_times([one], kind, cuts)) for one in layers for kind in kinds)
-    lines = [getattr(one.slice_extra, kind) for one in layers if one.slice_extra for kind in kinds]
+    kinds = ("F", "BW") if any(layer.BW for layer in layers) else ("F", "B", "W")
+    whole = sum(time_of(layer, kind) for layer in layers for kind in kinds)
+    taken = sum(sum(slice_times([layer], kind, cuts)) for layer in layers for kind in kinds)
+    lines = [getattr(layer.slice_extra, kind) for layer in layers if layer.slice_extra for kind in kinds]
     fixed = (len(cuts) - 1) * sum(max(0.0, each) for each, _ in lines)
     return Overheads(taken / whole, min(1.0, fixed / taken)) if whole and taken else None
 
@@ -169,7 +169,7 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
         return replace(one, **times, held=ceil(one.held * share), transient=ceil(one.transient * share))
 
     times = (row.broadcast, row.reduce, row.statistics)
-    broadcast, reduce, statistics = (None if one is None else _part_of_message(one, share, link) for one in times)
+    broadcast, reduce, statistics = (None if time is None else _part_of_message(time, share, link) for time in times)
     part = replace(row, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=row.lookup * share)
     return replace(part, one=passes(row.one), two=passes(row.two))
 

@@ -146,7 +146,7 @@ def plain_step(staged: Staged) -> Problem:
         comm=[message(stage[-1], link) for stage, link in zip(stages[:-1], _links(profile, costs.routes[0]), strict=True)],
         blocking=profile.link.blocking,
         **_held(profile, costs, cuts, counts, again),
-        AF=[round(sum(one.all_to_all for one in part)) for part in parts],
+        AF=[round(sum(each_layer.all_to_all for each_layer in part)) for part in parts],
         recompute=step.recompute,
         X=[row(stage[: n or None], "X") for stage, n in zip(stages, again, strict=True)],
         held_input=[a + b if cuts == WHOLE else split_by(cuts, a + b) * turns for a, b in zip(inputs, beside, strict=True)],

@@ -167,12 +167,12 @@ class VocabularyCosts:
         def at(read: Callable[[ShardCosts], float]) -> float:
             return _line(ranks, [(row.ranks, read(row)) for row in nearest])
 
-        one, two = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
+        shard_passes, two = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
         if not (below and above):  # what is done at the barrier is done for each token
-            one, two = replace(one, merge=nearest[0].one.merge), replace(two, merge=nearest[0].two.merge)
+            shard_passes, two = replace(shard_passes, merge=nearest[0].one.merge), replace(two, merge=nearest[0].two.merge)
         return ShardCosts(
             ranks,
-            one,
+            shard_passes,
             two,
             self.parameter_bytes(ranks),
             at(lambda row: row.lookup),

@@ -33,12 +33,12 @@ def _numbers(said: str) -> tuple[int, ...]:
 
 def _read(said: str) -> Works:
     """Works from words such as "0-3:40ms/8" and "any:1s/100:held=2GiB". Raises BadInput."""
-    found: list[Work] = []
+    works: list[Work] = []
     for word in said.split():
         where, known = f"work '{word[:40]}'", FORM.fullmatch(word)
         if known is None or not (known["ranks"] or known["these"]):
             raise BadInput(f"{where}: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB")
-        rest = dict(one.split("=", 1) for one in known["rest"].split(":")[1:])
+        rest = dict(name.split("=", 1) for name in known["rest"].split(":")[1:])
         if unknown := set(rest) - set(KEYS):
             raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} can be said")
         fields, ranks = dict[str, Any](), known["these"]
@@ -49,11 +49,11 @@ def _read(said: str) -> Works:
             except (ValueError, BadInput):
                 raise BadInput(f"{where}: {key}: '{text[:20]}' is not {what}") from None
         these = fields.pop("rank", None)
-        times = tuple(round(parse_time(one, "work")) for one in known["time"].split("+"))
+        times = tuple(round(parse_time(name, "work")) for name in known["time"].split("+"))
         pieces = None if known["pieces"] == "most" else int(known["pieces"] or len(times))
         for rank in (these,) if known["ranks"] else these:
-            found.append(Work(rank, times if len(times) > 1 else times[0], pieces, **fields))
-    return tuple(found)
+            works.append(Work(rank, times if len(times) > 1 else times[0], pieces, **fields))
+    return tuple(works)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:

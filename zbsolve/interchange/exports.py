@@ -68,10 +68,10 @@ class LongExport:
 def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport | None:
     """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
     `export`, but Refused for an order that the target cannot express: no other one is sought."""
-    one = target(to)
-    if not one.by_rank:
+    engine = target(to)
+    if not engine.by_rank:
         return None
-    made: LongExport = _module(target("torch-csv")).write_long(long, one, options, _module(one).described)
+    made: LongExport = _module(target("torch-csv")).write_long(long, engine, options, _module(engine).described)
     return made
 
 
@@ -87,83 +87,83 @@ def export(schedule: Schedule, to: str, options: Options | None = None) -> Expor
     """
     from .order import group_passes
 
-    one, options = target(to), options or Options()
-    if one.needs_plan and options.plan is None:
-        raise BadInput(f"schedule: {one.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
-    module = _module(one)
-    made = _made(schedule, one, options, module)
+    engine, options = target(to), options or Options()
+    if engine.needs_plan and options.plan is None:
+        raise BadInput(f"schedule: {engine.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
+    module = _module(engine)
+    made = _made(schedule, engine, options, module)
     kinds = {schedule.problem.passes[row].kind for row in group_passes(schedule.problem).tolist()}
     notes = (
-        f"passes {named}, which {does}, are left out: {one.engine} {by_itself} by itself"
+        f"passes {named}, which {does}, are left out: {engine.engine} {by_itself} by itself"
         for (kind, named, does, by_itself) in GROUP_NOTES
         if kind in kinds
     )
     return replace(made, notes=(*made.notes, *notes))
 
 
-def _module(one: Target) -> Any:
+def _module(engine: Target) -> Any:
     """The module that writes a target's files."""
-    return import_module(f".{one.name.replace('-', '_')}", __package__)
+    return import_module(f".{engine.name.replace('-', '_')}", __package__)
 
 
-def _made(schedule: Schedule, one: Target, options: Options, module: Any) -> Export:
+def _made(schedule: Schedule, engine: Target, options: Options, module: Any) -> Export:
     """What the target's module writes, or what takes its place. Raises as `export`."""
     from .order import Refused, without_group_passes
 
     try:
         made: Export = module.write(schedule, options)
     except Refused as error:
-        if one.has_plan and options.plan is not None:
-            return _other_plan(options.plan, one, options, module, error)
-        return _instead(without_group_passes(schedule), one, options, module, error)
-    return _with_layers_note(made, schedule, one)
+        if engine.has_plan and options.plan is not None:
+            return _other_plan(options.plan, engine, options, module, error)
+        return _instead(without_group_passes(schedule), engine, options, module, error)
+    return _with_layers_note(made, schedule, engine)
 
 
-def _with_layers_note(made: Export, schedule: Schedule, one: Target) -> Export:
+def _with_layers_note(made: Export, schedule: Schedule, engine: Target) -> Export:
     """What is written, with a note where its layers may be none of the model: those of given numbers often are stages."""
     problem = schedule.problem
-    if not (one.has_layers and problem.layers and problem.source.startswith("given")):
+    if not (engine.has_layers and problem.layers and problem.source.startswith("given")):
         return made
     note = (
         f"the profile's numbers were given: the file counts its {sum(problem.layers)} layers, and a layer made by zbsolve "
-        f"numbers is a whole stage. If so, set the layers of {one.engine}'s stages yourself"
+        f"numbers is a whole stage. If so, set the layers of {engine.engine}'s stages yourself"
     )
     return replace(made, notes=(*made.notes, note))
 
 
-def _other_plan(plan: Choice, one: Target, options: Options, module: Any, error: BadInput) -> Export:
+def _other_plan(plan: Choice, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
     """The best plan that the engine can run, where that was asked for. Raises BadInput that says what it costs, where it was
     not."""
     from .alternatives import best_planned, cost_of_step
 
-    found = best_planned(plan, one.name)
-    if found is None:
-        raise BadInput(f"{error}; no plan of its space was found that {one.engine} can run") from None
-    cost = f"the best plan found that it can run, {found.best.layout.title}, {cost_of_step(found.best.value, plan)}"
+    choice = best_planned(plan, engine.name)
+    if choice is None:
+        raise BadInput(f"{error}; no plan of its space was found that {engine.engine} can run") from None
+    cost = f"the best plan found that it can run, {choice.best.layout.title}, {cost_of_step(choice.best.value, plan)}"
     if not options.or_best:
         raise BadInput(f"{error}; {cost}: --or-best writes it") from None
-    made: Export = module.write(found.best.schedule, replace(options, plan=found))
+    made: Export = module.write(choice.best.schedule, replace(options, plan=choice))
     notes = (f"another plan is written. {error}", cost, *made.notes)
-    return replace(made, notes=notes, facts={**made.facts, "instead": found.best.layout.title})
+    return replace(made, notes=notes, facts={**made.facts, "instead": choice.best.layout.title})
 
 
-def _instead(schedule: Schedule, one: Target, options: Options, module: Any, error: BadInput) -> Export:
+def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
     """The engine's best order in place of a schedule that it cannot express, where that was asked for. Raises BadInput that
     says what it costs, where it was not."""
     from .alternatives import best_order, why_none
 
     orders = getattr(module, "orders", None)
-    found = best_order(schedule, one, orders, getattr(module, "step_time", None))
+    found = best_order(schedule, engine, orders, getattr(module, "step_time", None))
     if found is None:
-        why = why_none(schedule, one, orders)
-        raise BadInput(f"{error}; no order was found that {one.engine} can run on this problem{why}") from None
-    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule, one.engine)}"
+        why = why_none(schedule, engine, orders)
+        raise BadInput(f"{error}; no order was found that {engine.engine} can run on this problem{why}") from None
+    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule, engine.engine)}"
     if not options.or_best:
         raise BadInput(f"{error}; {cost}: --or-best writes it") from None
     made: Export = module.write(found.schedule, options)
     notes = (f"another order is written than the schedule's. {error}", cost, *made.notes)
     made = replace(made, notes=notes, facts={**made.facts, "instead": found.title})
-    return _with_layers_note(made, found.schedule, one)
+    return _with_layers_note(made, found.schedule, engine)
 
 
 def layer_letters(problem: Problem, given: str | None, engine: str) -> str:

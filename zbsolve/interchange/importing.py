@@ -87,8 +87,8 @@ def _words(content: str, where: str, line: int) -> Iterator[Word]:
         if GAP.fullmatch(bare):
             continue
         together = OVERLAPPED.fullmatch(bare)
-        for one in together[1].split(";") if together else (bare,):
-            found = WORD.fullmatch(one)
+        for name in together[1].split(";") if together else (bare,):
+            found = WORD.fullmatch(name)
             known = found is not None and (found[2] in COMMUNICATION or (found[2] in (*OURS, *TORCHS) and found[3]))
             if found is None or not known:
                 raise BadInput(
@@ -142,7 +142,7 @@ class Imported:
 
     def told(self) -> tuple[str, ...]:
         """The violations, a line each: where the passes stand in the file, and for memory what each rank lacks."""
-        lines = [self._told(one) for one in self.violations if one.rule != "memory"]
+        lines = [self._told(violation) for violation in self.violations if violation.rule != "memory"]
         return (*lines, *(self._lacking() if len(lines) < len(self.violations) else ()))
 
     def _told(self, violation: Violation) -> str:
@@ -167,7 +167,7 @@ class Imported:
     @property
     def needs(self) -> str | None:
         """The memory a rank with which the schedule would hold, as `--memory` takes it; None where memory does."""
-        if not any(one.rule == "memory" for one in self.violations):
+        if not any(violation.rule == "memory" for violation in self.violations):
             return None
         capacity, peaks = self.schedule.problem.capacity, self.schedule.timeline().peak_bytes
         assert capacity is not None

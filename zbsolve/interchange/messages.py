@@ -102,8 +102,8 @@ class _Rendezvous:
         self.free = [0.0] * len(order.rows)
         self.at = [0] * len(order.rows)
         self.made: dict[Cell, float] = {}  # a message's `after` → when what it takes was made
-        self.waiting: dict[Cell, Message] = {one.after: one for one in messages_of(order)}
-        self.of = {one.before: one for one in self.waiting.values()}
+        self.waiting: dict[Cell, Message] = {message.after: message for message in messages_of(order)}
+        self.of = {message.before: message for message in self.waiting.values()}
         self.backward = [[cell for cell in row if cell.kind != "F"] for row in order.rows]
         self.done = [0] * len(order.rows)  # backwards
         self.lag = _lags(order)

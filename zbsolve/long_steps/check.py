@@ -41,14 +41,14 @@ from ..verifier import Violation
 from .repeated import RepeatedSchedule, Round, counted, enough_copies, rank_lanes
 
 
-def earliest_starts(one: Problem, few: int, order: Sequence[Ints]) -> Ints:
+def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
     """Earliest starts, µs, shape (lanes, few), where every rank runs its order; −1 for passes that wait for each other.
     Each lane stands `few` times in the order of its rank."""
-    e = one.edges
+    e = problem.edges
     rows = np.argsort(e.after, kind="stable")
-    first = np.searchsorted(e.after[rows], np.arange(len(one.passes) + 1)).astype(np.int64)
+    first = np.searchsorted(e.after[rows], np.arange(len(problem.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
-    columns = e.before[rows], e.lag[rows], one.passes.duration, np.concatenate(order), ends
+    columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends
     found: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
     return found
 
@@ -84,20 +84,20 @@ def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, or
     return start
 
 
-def peaks(one: Problem, order: Sequence[Ints]) -> Ints:
+def peaks(problem: Problem, order: Sequence[Ints]) -> Ints:
     """The most bytes that each rank holds at once, shape (ranks,): on one stream the order alone decides."""
-    change = one.taken - one.freed
-    return np.array([int((np.cumsum(change[own]) + one.freed[own]).max()) for own in order], np.int64)
+    change = problem.taken - problem.freed
+    return np.array([int((np.cumsum(change[own]) + problem.freed[own]).max()) for own in order], np.int64)
 
 
-def value_of(one: Problem, start: Ints) -> int:
+def value_of(problem: Problem, start: Ints) -> int:
     """Makespan or span, as the objective says, of starts, shape (lanes, microbatches), µs."""
-    end = start[:, -1] + one.passes.duration
-    if one.objective == "makespan":
+    end = start[:, -1] + problem.passes.duration
+    if problem.objective == "makespan":
         return int(end.max() - start[:, 0].min())
-    first, last = np.full(one.ranks, int(end.max())), np.zeros(one.ranks, np.int64)
-    np.minimum.at(first, one.passes.rank, start[:, 0])
-    np.maximum.at(last, one.passes.rank, end)
+    first, last = np.full(problem.ranks, int(end.max())), np.zeros(problem.ranks, np.int64)
+    np.minimum.at(first, problem.passes.rank, start[:, 0])
+    np.maximum.at(last, problem.passes.rank, end)
     return int((last - first).max())
 
 
@@ -268,13 +268,13 @@ class RankPart:
         rows = np.lexsort((start, p.rank))
         orders = np.split(rows, np.flatnonzero(np.diff(p.rank[rows])) + 1)
         streams = [p.stream_sets[p.streams[own[0]]][0] for own in orders]
-        found = Schedule.of(problem, dict(zip(streams, orders, strict=True)))
-        return found.timed(Timeline(problem, start, start + p.duration))
+        schedule = Schedule.of(problem, dict(zip(streams, orders, strict=True)))
+        return schedule.timed(Timeline(problem, start, start + p.duration))
 
 
-def near_lanes(one: Problem, rank: int) -> Ints:
+def near_lanes(problem: Problem, rank: int) -> Ints:
     """The lanes of a rank and those at the other ends of their edges, ascending."""
-    e, own = one.edges, one.passes.rank == rank
+    e, own = problem.edges, problem.passes.rank == rank
     touching = own[e.before] | own[e.after]
     return np.unique(np.concatenate([np.flatnonzero(own), e.before[touching], e.after[touching]])).astype(np.int64)
 

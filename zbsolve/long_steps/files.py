@@ -116,11 +116,11 @@ def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
     """A schedule's file, or a repeated schedule's with all its passes. Raises BadInput, also where those are too many."""
-    found = load_either(path)
-    if isinstance(found, Schedule):
-        return found
-    check_unrolled(found, str(path))
-    return found.unrolled()
+    schedule = load_either(path)
+    if isinstance(schedule, Schedule):
+        return schedule
+    check_unrolled(schedule, str(path))
+    return schedule.unrolled()
 
 
 def check_unrolled(long: RepeatedSchedule, where: str) -> None:
@@ -199,19 +199,19 @@ def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
 
 def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSchedule | None:
     """The order with so few copies of the round; None where a pass then runs at another time than behind all of them."""
-    one, round, out = long.one, long.round, long.round.copies - copies
+    problem, round, out = long.one, long.round, long.round.copies - copies
     few = long.few - out * round.every
-    begins = (int(round.begin[lanes].sum()) for lanes in rank_lanes(one))
+    begins = (int(round.begin[lanes].sum()) for lanes in rank_lanes(problem))
     cuts = (
         slice(first, first + out * round.every * own.size // long.few) for first, own in zip(begins, long.order, strict=True)
     )
     order = tuple(np.delete(own, cut) for own, cut in zip(long.order, cuts, strict=True))
     behind = np.arange(few) >= round.begin[:, None] + copies * round.every
     wanted = np.take_along_axis(start, np.arange(few) + behind * out * round.every, axis=1) - behind * out * round.period
-    if (earliest_starts(one, few, order) != wanted).any():
+    if (earliest_starts(problem, few, order) != wanted).any():
         return None
-    whole = format_time(value_of(one, start) + long.further * round.period)
+    whole = format_time(value_of(problem, start) + long.further * round.period)
     said = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
     said += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
-    named = replace(one, source=f"{said}; {one.source}" if one.source else said)
+    named = replace(problem, source=f"{said}; {problem.source}" if problem.source else said)
     return RepeatedSchedule(named, few, few, order, round)

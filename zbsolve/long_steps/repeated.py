@@ -122,9 +122,9 @@ class RepeatedSchedule:
         return Schedule.of(problem, dict(zip(self.streams, rows, strict=True)))
 
 
-def rank_lanes(one: Problem) -> list[Ints]:
+def rank_lanes(problem: Problem) -> list[Ints]:
     """The lanes of each rank: rows of its passes in the step of one microbatch."""
-    rank = one.passes.rank
+    rank = problem.passes.rank
     rows = np.argsort(rank, kind="stable").astype(np.int64)
     return np.split(rows, np.cumsum(np.bincount(rank))[:-1])
 
@@ -145,10 +145,10 @@ def places(lanes: Ints) -> Ints:
     return np.argsort(lanes, kind="stable").reshape(len(np.unique(lanes)), -1).astype(np.int64)
 
 
-def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> Round | None:
+def find_round(problem: Problem, order: Sequence[Ints], start: Ints, every: int) -> Round | None:
     """The longest row of rounds of `every` microbatches in an order, long enough for what `check` asks; None where there is
     none. start: its earliest starts, µs, shape (lanes, few)."""
-    lanes, few = rank_lanes(one), start.shape[1]
+    lanes, few = rank_lanes(problem), start.shape[1]
     if few < 3 * every:
         return None
     middle = (few - every) // 2
@@ -163,11 +163,11 @@ def find_round(one: Problem, order: Sequence[Ints], start: Ints, every: int) -> 
         each.append(copies)
     times = np.array([_begin(own, first, start) for own, first in zip(order, runs, strict=True)])
     later = np.clip((times.max() - times) // period, 0, np.array(each) - min(each))  # rounds that begin about the same time
-    begin = np.zeros(len(one.passes), np.int64)
+    begin = np.zeros(len(problem.passes), np.int64)
     for rank, own in enumerate(order):
         begin += np.bincount(own[: runs[rank] + int(later[rank]) * widths[rank]], minlength=len(begin))
     found = Round(every, period, begin, min(each))
-    return found if enough_copies(one, found) else None
+    return found if enough_copies(problem, found) else None
 
 
 def _begin(order: Ints, place: int, start: Ints) -> int:
@@ -175,9 +175,9 @@ def _begin(order: Ints, place: int, start: Ints) -> int:
     return int(start[lane, (order[:place] == lane).sum()])
 
 
-def enough_copies(one: Problem, round: Round) -> bool:
+def enough_copies(problem: Problem, round: Round) -> bool:
     """Whether the copies reach as far as passes wait for each other: see `check`, condition 3."""
-    e, least, most = one.edges, round.begin.copy(), round.begin.copy()
+    e, least, most = problem.edges, round.begin.copy(), round.begin.copy()
     np.minimum.at(least, e.after, round.begin[e.before])
     np.maximum.at(most, e.after, round.begin[e.before])
     return bool((round.copies - 2) * round.every >= (most - least).max())

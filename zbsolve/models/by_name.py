@@ -127,7 +127,7 @@ def _same(layer: nn.Module) -> nn.Module:
 
 def _mean_square(output: Any, target: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return reduce(torch.add, [one.float().pow(2).mean() for one in tensors])
+    return reduce(torch.add, [tensor.float().pow(2).mean() for tensor in tensors])
 
 
 def _module(place: str, spec: str) -> Any:

@@ -310,12 +310,12 @@ class Head(nn.Module):
         norm = getattr(self.causal, self.inner).norm
         memo: dict[int, Any] = {id(part): nn.Identity() for part in (norm, self.get_submodule(name))}
         try:
-            found: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits
+            tensor: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits
         except Exception as error:
             raise BadInput(
                 f"hf: {type(self.causal).__name__}: what comes behind its output layer: {raised(error)}"
             ) from error
-        return found
+        return tensor
 
 
 def _with_numbers(look: Callable[[], Any]) -> Any:
@@ -409,7 +409,7 @@ def _config(spec: str) -> tuple[Any, Setting]:
         if key not in taken and not hasattr(cls, key):
             raise BadInput(f"model '{spec}': {name} has no field '{key}'{did_you_mean(key, known)}")
     if parsed.layers:
-        overrides |= {one: parsed.layers for one in COUNTS if one in known or one == COUNTS[0]}
+        overrides |= {count: parsed.layers for count in COUNTS if count in known or count == COUNTS[0]}
     stored = overrides.get("dtype", overrides.get("torch_dtype"))
     if parsed.dtype is None and stored in DTYPES:
         parsed = replace(parsed, dtype=stored)

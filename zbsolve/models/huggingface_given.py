@@ -284,8 +284,8 @@ class Balance:
     def added(self, before: Sums, hidden: Tensor, logits: list[Tensor]) -> Sums:
         """The sums with those of one more layer: tokens of each expert, and its share of them by the router."""
         assigned, shares = before["assigned"], before["shares"]
-        for one in logits:
-            weights = one.softmax(-1)
+        for tensor in logits:
+            weights = tensor.softmax(-1)
             chosen = weights.topk(self.chosen, dim=-1).indices
             assigned = assigned + functional.one_hot(chosen, self.experts).sum((0, 1)).float()
             shares = shares + weights.float().sum(0)

@@ -156,7 +156,7 @@ def _copied(module: Any, instead: dict[int, Any]) -> Any:
     """A copy, with others in place of some modules. Configs stay: layers of one are equal. So do tensors without numbers,
     which `_made` puts others in place of."""
     parts = [*module.modules()]
-    stay = [one.config for one in parts if hasattr(one, "config")] + [leaf for one in parts for _, leaf in _own(one)]
+    stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
     return copy.deepcopy(module, {id(one): one for one in stay} | instead)
 
 
@@ -211,7 +211,7 @@ class Begin(nn.Module):
         super().__init__()
         if first:
             self.gives = WORDS
-        instead = {id(one): nn.Identity() for one in half.behind if any(True for _ in one.parameters())}
+        instead = {id(module): nn.Identity() for module in half.behind if any(True for _ in module.parameters())}
         layers = half.stack.get_submodule(half.place)
         self.base = _made(_copied(half.stack, {id(layers): nn.ModuleList([_Note()]), **instead}), shell)
         self.first = first
@@ -233,7 +233,7 @@ class Encoded(nn.Module):
 
     def __init__(self, half: Half, shell: Any) -> None:
         super().__init__()
-        self.behind = _made(nn.Sequential(*(_copied(one, {}) for one in half.behind)), shell)
+        self.behind = _made(nn.Sequential(*(_copied(module, {}) for module in half.behind)), shell)
 
     def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         return words, self.behind(x)
@@ -256,8 +256,8 @@ class Head(nn.Module):
 
     def __init__(self, halves: tuple[Half, Half], shell: Any) -> None:
         super().__init__()
-        ended = _Ended(nn.Sequential(*(_copied(one, {}) for one in halves[1].behind)))
-        tables = {id(one): nn.Identity() for one in shell.modules() if isinstance(one, nn.Embedding)}
+        ended = _Ended(nn.Sequential(*(_copied(module, {}) for module in halves[1].behind)))
+        tables = {id(module): nn.Identity() for module in shell.modules() if isinstance(module, nn.Embedding)}
         self.whole = _made(_copied(shell, {**tables, id(halves[0].stack): nn.Identity(), id(halves[1].stack): ended}), shell)
 
     def forward(self, x: Tensor) -> Tensor:

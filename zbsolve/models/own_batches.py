@@ -65,7 +65,7 @@ class DrawnRows:
         """Input and target."""
         tensors = [leaf for leaf in tree_leaves(self.sample) if isinstance(leaf, Tensor)]
         rows = tensors[0].shape[0] if tensors[0].dim() else 0
-        plain = all(type(one) is Tensor and one.layout == torch.strided for one in tensors)
+        plain = all(type(tensor) is Tensor and tensor.layout == torch.strided for tensor in tensors)
         if (microbatch, step) == (0, 0) or rows < 2 or not plain:
             return self.sample
         drawn = self._drawn(rows, microbatch, step)

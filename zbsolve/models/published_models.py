@@ -138,7 +138,7 @@ def _builders(p: Published) -> list[Callable[[], nn.Module]]:
         return [partial(Embed, p.length, p.width, p.vocabulary), *blocks, partial(Head, p.width, p.vocabulary)]
     dense = replace(p.block, ffn=p.dense[1], experts=1)
     sizes = [dense if i < p.dense[0] else p.block for i in range(p.layers)]
-    decoders = [partial(Decoder, one, p.length, p.theta) for one in sizes]
+    decoders = [partial(Decoder, size, p.length, p.theta) for size in sizes]
     return [partial(Tokens, p.vocabulary, p.width, p.scale), *decoders, partial(Scores, p.vocabulary, p.width, p.cap)]
 
 

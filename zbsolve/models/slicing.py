@@ -45,9 +45,9 @@ _slicing: list[Slicing] = []  # the innermost last
 
 
 @contextmanager
-def running_slice(one: Slicing) -> Iterator[None]:
+def running_slice(slicing: Slicing) -> Iterator[None]:
     """While the block runs, `sliced_attention` and `slice_offset` ask `one`."""
-    _slicing.append(one)
+    _slicing.append(slicing)
     try:
         yield
     finally:
@@ -225,14 +225,14 @@ def _check(query: Tensor, key: Tensor, settings: dict[str, Any], rule: Attention
 def _check_sliced(query: Tensor, key: Tensor, value: Tensor, settings: dict[str, Any]) -> None:
     if settings.get("dropout_p"):
         raise BadInput("sliced_attention: dropout_p: attention in slices has no dropout")
-    if any(hasattr(one, "full_tensor") for one in (query, key, value)):
+    if any(hasattr(tensor, "full_tensor") for tensor in (query, key, value)):
         raise BadInput("sliced_attention: DTensors: give it local tensors (use_local_output=True)")
-    shapes = [tuple(one.shape) for one in (query, key, value)]
-    if any(len(one) != 4 for one in shapes) or not shapes[0][2] == shapes[1][2] == shapes[2][2]:
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    if any(len(shape) != 4 for shape in shapes) or not shapes[0][2] == shapes[1][2] == shapes[2][2]:
         raise BadInput(
             f"sliced_attention: query, key and value {shapes}: (batch, heads, length, width) of one length is needed"
         )
-    if len({one[0] for one in shapes}) > 1 or shapes[0][3] != shapes[1][3] or shapes[1][1] != shapes[2][1]:
+    if len({shape[0] for shape in shapes}) > 1 or shapes[0][3] != shapes[1][3] or shapes[1][1] != shapes[2][1]:
         raise BadInput(
             f"sliced_attention: query, key and value {shapes}: one batch, widths of queries and keys alike, and as many "
             "heads of keys as of values are needed"

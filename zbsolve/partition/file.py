@@ -187,7 +187,7 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
     if not alike:
         raise BadInput("submeshes: no equal split exists to compare with")
     plain = [_partitioned(costs, each, "equal", *one) for one in alike]
-    fits = [one for one in plain if max(one.need) <= costs.room(0)]
+    fits = [partitioned for partitioned in plain if max(partitioned.need) <= costs.room(0)]
     return min(fits or plain, key=lambda one: one.estimate), best
 
 

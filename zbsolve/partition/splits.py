@@ -71,7 +71,7 @@ class Splits:
         held = _held_at_least(costs.memory)
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
-        message = round(min(costs.link.message(one) for one in costs.layers[:-1] or costs.layers))
+        message = round(min(costs.link.message(layer) for layer in costs.layers[:-1] or costs.layers))
         roles = tuple(tuple(float(getattr(role, k)) for k in kinds) for role in costs.roles)
         return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit, roles)
 
@@ -90,7 +90,7 @@ class Splits:
             or min((time for row in every.roles for time in row), default=0) < 0,
             "message": every.message < 0,
             "room": every.room is not None and (len(every.room) != ranks or min(every.room) < 0),
-            "looked": any(len(one) != problem.stages or sum(one) != layers or min(one) < 1 for one in splits),
+            "looked": any(len(split) != problem.stages or sum(split) != layers or min(split) < 1 for split in splits),
             "full": not set(every.full) <= set(range(ranks if every.room else 0)),
         }
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
@@ -258,7 +258,7 @@ class Lanes:
     def least(self, splits: Sequence[Sequence[int]]) -> Ints:
         """µs that each of these splits takes at least: its path with one jump over all microbatches, and what is behind a
         lane on its rank."""
-        length, B = np.array([self.lengths(one) for one in splits]).T, self.microbatches
+        length, B = np.array([self.lengths(split) for split in splits]).T, self.microbatches
         path = length[: self.path]
         start = np.cumsum(path, axis=0) - path + self.waits[:, None]
         end, places = start + path, np.array([self.place(q) for q in range(len(self.stage))])
@@ -300,11 +300,11 @@ class Lanes:
         waves = self.full(counts)
         turns: list[tuple[int, int]] = [self.turn(wave.rank) for wave in waves]
         ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # the last where none is: −1
-        wait = [np.arange(B) // one.fit * (end[b] - start[f]) for one, (f, b) in zip(waves, turns, strict=True)]
+        wait = [np.arange(B) // wave.fit * (end[b] - start[f]) for wave, (f, b) in zip(waves, turns, strict=True)]
         more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
         up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
         first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
-        down, by_down = (one[::-1, ::-1] for one in _best(more, first, self.path))
+        down, by_down = (array[::-1, ::-1] for array in _best(more, first, self.path))
         head, tail = start[:, None] + up, (whole - end)[:, None] + down
         found = []
         for rank in range(int(self.rank.max()) + 1):

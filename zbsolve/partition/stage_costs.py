@@ -95,10 +95,10 @@ class StageCosts:
         """[row, a]: whole µs of the layers before a, a row each for F, B (or BW), W; and bytes that they keep after F, after
         B, and all the time, as if each tensor were kept by one layer."""
         kinds = ("F", "BW") if self.fused else ("F", "B", "W")
-        times, ends = [[getattr(one, kind) for one in self.layers] for kind in kinds], np.arange(1, len(self.layers) + 1)
+        times, ends = [[getattr(layer, kind) for layer in self.layers] for kind in kinds], np.arange(1, len(self.layers) + 1)
         after_b = np.zeros(len(ends)) if self.fused else self.memory.after_b(0, ends)
         held = np.array([self.memory.after_f(0, ends), after_b, self.memory.fixed((0, ends))])
-        time, held = (np.pad(np.rint(one), ((0, 0), (1, 0))) for one in (np.cumsum(times, axis=1), held))
+        time, held = (np.pad(np.rint(array), ((0, 0), (1, 0))) for array in (np.cumsum(times, axis=1), held))
         return time.astype(np.int64), held.astype(np.int64)
 
     def check(self, counts: Sequence[int]) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ class StageCosts:
         """[a]: ns that a cut before layer a adds to the first microbatch's way there and back; none where a row begins."""
         rows = {*begun(self.layers)}
         ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
-        return np.rint([0.0, *(1e3 * n * self.link.message(one) for n, one in zip(ways, self.layers, strict=True))])
+        return np.rint([0.0, *(1e3 * n * self.link.message(layer) for n, layer in zip(ways, self.layers, strict=True))])
 
     @cached_property
     def row(self) -> bool:
@@ -229,8 +229,8 @@ class Ways(NamedTuple):
     def of(cls, layers: Sequence[Layer], fused: bool) -> Ways:
         """A layer waits for the one before, unless it begins a row, and for those that give what it takes; a gradient goes
         back to all of these but givers that get none."""
-        n, values = len(layers), side_values([one.names for one in layers])
-        F, B = (np.array([getattr(one, kind) for one in layers], np.float64) for kind in ("F", "BW" if fused else "B"))
+        n, values = len(layers), side_values([layer.names for layer in layers])
+        F, B = (np.array([getattr(layer, kind) for layer in layers], np.float64) for kind in ("F", "BW" if fused else "B"))
         links = [(i - 1, i, True) for i in range(1, n) if not layers[i].begins]
         links += [(i, j, given.gradient) for i in range(n) for given in layers[i].gives for j in values[given.name][1]]
         links.sort(key=lambda link: link[1])
@@ -272,14 +272,14 @@ def least_step(costs: StageCosts, objective: str) -> int:
     shared = ceil((float(total) + idle) / float((1 / factors).sum()) - 1e-6)
     if len(costs.routes) > 1:
         return shared
-    ways = [_most(one) for one in _whole_ways(costs)]
+    ways = [_most(array) for array in _whole_ways(costs)]
 
     def price(s: int) -> Floats:
         stage = costs.stages - s
         found = _stage_at_least(costs, sums, shard, stage, objective)
         # One microbatch's whole way is behind the others' F on the stage, or before their B.
         if costs.microbatches > 1 and objective != "span":
-            passes = [_at_least(costs, one, kind, costs.factors[stage]) for one, kind in zip(sums, "FB", strict=False)]
+            passes = [_at_least(costs, array, kind, costs.factors[stage]) for array, kind in zip(sums, "FB", strict=False)]
             found = np.max(
                 [found, *(way + (costs.microbatches - 1) * one for way, one in zip(ways, passes, strict=True))], 0
             )
@@ -292,7 +292,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
 def _message(costs: StageCosts) -> float:
     """µs of the shortest message between two ranks, at least."""
     smaller = min(1.0, *costs.microbatch_factors) if costs.microbatch_factors else 1.0
-    time = smaller * round(min(costs.link.message(one) for one in costs.layers))
+    time = smaller * round(min(costs.link.message(layer) for layer in costs.layers))
     return max(0.0, time - HALF * bool(costs.microbatch_factors))
 
 
@@ -314,7 +314,7 @@ def _whole_ways(costs: StageCosts) -> list[Floats]:
     """µs of a microbatch's whole way through each layer's F, and through its B, with messages, at least."""
     sent = _hops(costs, costs.stages) * _message(costs) * (1 if costs.untrained else 2)
     factor, (*_, through_f, through_b) = min(costs.rank_factors, default=1.0), costs.ways
-    return [sent + _at_least(costs, one, "FB", factor, costs.stages) for one in (through_f, through_b)]
+    return [sent + _at_least(costs, array, "FB", factor, costs.stages) for array in (through_f, through_b)]
 
 
 def _most(each: Floats) -> Floats:
@@ -353,13 +353,13 @@ def _rounding(costs: StageCosts, kind: str) -> float:
     return 0.0 if all(float(getattr(layer, kind)).is_integer() for layer in costs.layers) else HALF
 
 
-def _of_all(costs: StageCosts, one: Floats, roundings: float = 1.0) -> Floats:
+def _of_all(costs: StageCosts, array: Floats, roundings: float = 1.0) -> Floats:
     """µs that all microbatches take at least, from those of one as long as the layers say. roundings: how many times are in
     it, since a microbatch's factor rounds each once more."""
     if not costs.microbatch_factors:
-        return np.asarray(np.maximum(0.0, costs.microbatches * one))
+        return np.asarray(np.maximum(0.0, costs.microbatches * array))
     rounded = HALF * roundings * costs.microbatches
-    return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * one - rounded))
+    return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * array - rounded))
 
 
 def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, ...], stage: int, objective: str) -> Floats:
@@ -374,9 +374,9 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
 
     apart = spans([c.all_to_all for c in costs.layers])  # no factor: they are not the rank's work
     rounded = [_rounding(costs, kind) for kind in (("F", "BW") if costs.fused else ("F", "B", "W"))]
-    own = [lower(one, float(costs.factors[stage]), off) for one, off in zip(sums, rounded, strict=True)]
+    own = [lower(array, float(costs.factors[stage]), off) for array, off in zip(sums, rounded, strict=True)]
     sent = np.maximum(0.0, apart - HALF)
-    all_own = [_of_all(costs, one) for one in own]
+    all_own = [_of_all(costs, array) for array in own]
     beside = [_of_all(costs, lower(np.asarray(one), float(costs.factors[stage]))) for one in shard]
     smaller = min(1.0, shortest)  # messages and collectives of a small microbatch are shorter
     sent = np.maximum(0.0, smaller * sent - HALF * bool(costs.microbatch_factors))
@@ -384,14 +384,14 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     if objective == "span" or stage == 0:
         return np.asarray(work)
     ways = zip(costs.ways[:2], "FB", strict=True)
-    before = [_at_least(costs, np.nan_to_num(one, posinf=0.0), kind, factors.min(), stage) for one, kind in ways]
+    before = [_at_least(costs, np.nan_to_num(array, posinf=0.0), kind, factors.min(), stage) for array, kind in ways]
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = _message(costs)
     sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
     head, tail = (
-        np.asarray(one) + others + _hops(costs, stage + 1) * each
-        for one, each in zip(before, (message, sent_back), strict=True)
+        np.asarray(array) + others + _hops(costs, stage + 1) * each
+        for array, each in zip(before, (message, sent_back), strict=True)
     )
     between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))

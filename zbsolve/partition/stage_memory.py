@@ -64,7 +64,7 @@ class StageMemory:
 
     def _total(self, *names: str) -> Floats:
         """[a]: the sum of these bytes over the layers before a."""
-        each = [sum(getattr(one, name) for name in names) for one in self.layers]
+        each = [sum(getattr(layer, name) for name in names) for layer in self.layers]
         return np.concatenate([[0.0], np.cumsum(np.array(each, np.float64))])
 
     @cached_property
@@ -136,7 +136,7 @@ class StageMemory:
     def parameters(self, counts: Sequence[int]) -> list[int]:
         """Bytes of the parameters of each stage with so many layers."""
         stages = [(here.start, here.stop) for here in layer_ranges(counts)]
-        return [int(self._parameters(True, one) + self._parameters(False, one)) for one in stages]
+        return [int(self._parameters(True, stage) + self._parameters(False, stage)) for stage in stages]
 
     def trained(self, counts: Sequence[int]) -> list[int]:
         """Bytes of those that are trained, of each stage with so many layers."""
@@ -188,7 +188,7 @@ class StageMemory:
         count = len(self.layers)
         found = np.zeros((count + 1, count + 1))
         for a in range(count):
-            found[a, a + 1 :] = np.maximum.accumulate([one.transient for one in self.layers[a:]])
+            found[a, a + 1 :] = np.maximum.accumulate([layer.transient for layer in self.layers[a:]])
         return np.ceil(self.largest * np.maximum(found, self.vocabulary.transient))
 
     def transient(self, a: Place, b: Place) -> Any:

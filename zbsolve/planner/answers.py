@@ -129,8 +129,8 @@ def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> 
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
     known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*found, *others) if answer.plan)]
     orders = [there.best for _, there in known]
-    again = [replace(one, plan=one.plan and _with_orders(one.plan, one.case, orders)) for one in found]
-    return _with_orders(before, case_of(before), orders), tuple(_bounded(one, known) for one in again)
+    again = [replace(answer, plan=answer.plan and _with_orders(answer.plan, answer.case, orders)) for answer in found]
+    return _with_orders(before, case_of(before), orders), tuple(_bounded(answer, known) for answer in again)
 
 
 def _with_orders(there: Plan, case: Case, orders: Sequence[Candidate]) -> Plan:
@@ -243,7 +243,7 @@ def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
     """The point of an answer: its plan, or the best of the pool that fits its memory."""
     case = answer.case
     fitting = sorted((one for one in pool if sum(one.memory().values()) <= case.memory), key=lambda one: one.value)
-    again = (retimed(one, case.model, case.cluster, case.memory) for one in fitting[:1])
+    again = (retimed(candidate, case.model, case.cluster, case.memory) for candidate in fitting[:1])
     able = (*filter(None, again), *(answer.plan.near if answer.plan else ()))
     best = min(able, key=lambda one: one.value, default=None)
     if best is None:

@@ -221,9 +221,9 @@ def _powers(problem: Problem) -> set[int]:
 
 def _best(orders: Iterable[Candidate]) -> Candidate | None:
     """The shortest that is legal and holds within the memory."""
-    for one in sorted(orders, key=lambda order: order.value):
-        if not verify(one.schedule.problem, one.schedule):
-            return replace(one, schedule=certified(one.schedule, GIVEN))
+    for candidate in sorted(orders, key=lambda order: order.value):
+        if not verify(candidate.schedule.problem, candidate.schedule):
+            return replace(candidate, schedule=certified(candidate.schedule, GIVEN))
     return None
 
 

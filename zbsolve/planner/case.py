@@ -62,12 +62,12 @@ def changed(case: Case, text: str) -> Case:
     return case._replace(cluster=Cluster.from_json(_nested(body), where))
 
 
-def no_harder(one: Case, other: Case) -> bool:
+def no_harder(case: Case, other: Case) -> bool:
     """Whether any schedule of the other case is one of this case, and no longer there."""
-    same = one.model is other.model and (one.devices, one.batch, one.only) == (other.devices, other.batch, other.only)
-    if not same or one.memory < other.memory:
+    same = case.model is other.model and (case.devices, case.batch, case.only) == (other.devices, other.batch, other.only)
+    if not same or case.memory < other.memory:
         return False
-    here, there = _flat(one.cluster), _flat(other.cluster)
+    here, there = _flat(case.cluster), _flat(other.cluster)
     differ = {name for name in here if here[name] != there[name]} - {"name", "source", "error", "memory"}
     more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
     easier = all(here[i] > there[i] for i in more) and all(here[i] < there[i] for i in less)

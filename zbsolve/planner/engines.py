@@ -81,11 +81,11 @@ class Target:
         """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
         shape = describe(placement)
         looped = shape.rstrip("0123456789")
-        return next((one for one in (ANY, shape, looped if looped == "loop" else "") if one in self.places), None)
+        return next((name for name in (ANY, shape, looped if looped == "loop" else "") if name in self.places), None)
 
     def lacks(self, layout: Layout) -> str:
         """Why it cannot run a plan's layout; "" where it can, but for its placement."""
-        broken = next((one for one in self.rules or () if one.breaks(layout)), None)
+        broken = next((rule for rule in self.rules or () if rule.breaks(layout)), None)
         return "" if broken is None else f"layout {layout.title}: {self.engine} {broken.words(layout)}"
 
     def runs(self, table: Layout) -> Many:
@@ -137,9 +137,9 @@ TARGETS = (
         # It shards states by FSDP alone. With a pipeline that gathers parameters and reduces gradients once a step: ZeRO 2.
         # Without one it reduces in each microbatch.
         rules=(
-            Rule(lambda one: (one.zero == 1) | ((one.zero == 3) & (one.pp > 1)), "zero"),
+            Rule(lambda layout: (layout.zero == 1) | ((layout.zero == 3) & (layout.pp > 1)), "zero"),
             Rule(
-                lambda one: (one.zero == 0) & (one.dp > 1) & (one.pp == 1) & (one.count > 1),
+                lambda layout: (layout.zero == 0) & (layout.dp > 1) & (layout.pp == 1) & (layout.count > 1),
                 says="without a pipeline reduces gradients in each microbatch (zero 2 or 3)",
             ),
             *PLAIN,
@@ -168,7 +168,7 @@ TARGETS = (
         has_layers=True,
         has_plan=True,
         # Its distributed optimizer is ZeRO 1. Its FSDP gathers and reduces layer by layer in each microbatch: ZeRO 3.
-        rules=(Rule(lambda one: one.zero == 2, "zero"), *PLAIN),
+        rules=(Rule(lambda layout: layout.zero == 2, "zero"), *PLAIN),
     ),
     Target(
         *("galvatron", "Galvatron", "2.4.1", "JSON"),
@@ -178,7 +178,7 @@ TARGETS = (
         has_plan=True,
         needs_plan=True,
         rules=(
-            Rule(lambda one: one.recompute == SELECTIVE, "recompute"),
+            Rule(lambda layout: layout.recompute == SELECTIVE, "recompute"),
             Rule(
                 lambda one: (one.tp > 1) & (one.sequence == 0), says="splits norms over tensor ranks too (sequence parallel)"
             ),
@@ -196,11 +196,11 @@ OWN = Target(
     {ANY: SPLIT_OR_FUSED},
     rules=(
         Rule(
-            lambda one: (one.zero % 2 == 1) | ((one.zero == 2) & (one.pp == 1)),
+            lambda layout: (layout.zero % 2 == 1) | ((layout.zero == 2) & (layout.pp == 1)),
             says="shards states with the stages of a pipeline alone, which is ZeRO 2 (fully_shard)",
         ),
         Rule(
-            lambda one: (one.slices > 1) & ((one.sequence > 0) | (one.zero > 0)),
+            lambda layout: (layout.slices > 1) & ((layout.sequence > 0) | (layout.zero > 0)),
             says="slices no sequences of sharded layers",
         ),
     ),

@@ -89,13 +89,13 @@ class ProfiledModel:
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
         """names: of the profiles, for errors. Raises BadInput naming profile and field where one says too little, two are of
         the same size, or they are of different models."""
-        found = cls(tuple(replace(profile, samples={}) for profile in profiles))
-        if not found.profiles:
+        profiled_model = cls(tuple(replace(profile, samples={}) for profile in profiles))
+        if not profiled_model.profiles:
             raise BadInput("profiles: at least one is needed")
-        named = names or [f"profile {i}" for i in range(len(found.profiles))]
-        points = [point_of(one, name) for one, name in zip(found.profiles, named, strict=True)]
-        _check_together(points, found.profiles, named)
-        return found
+        named = names or [f"profile {i}" for i in range(len(profiled_model.profiles))]
+        points = [point_of(profile, name) for profile, name in zip(profiled_model.profiles, named, strict=True)]
+        _check_together(points, profiled_model.profiles, named)
+        return profiled_model
 
     @cached_property
     def points(self) -> dict[int, dict[int, Point]]:
@@ -121,7 +121,7 @@ class ProfiledModel:
     @property
     def tied(self) -> bool:
         """Whether first and last layer share a parameter."""
-        return any(one.shared for row in self.points.values() for one in row.values())
+        return any(point.shared for row in self.points.values() for point in row.values())
 
     @property
     def sequence(self) -> int:

@@ -81,9 +81,9 @@ class SpaceRace:
 
     def keep(self, found: Candidate) -> None:
         """Note a candidate: in the place of one of its layout where it is better."""
-        for at, one in enumerate(self.candidates):
-            if one.layout == found.layout:
-                self.candidates[at] = min(one, found, key=lambda candidate: candidate.value)
+        for at, each_candidate in enumerate(self.candidates):
+            if each_candidate.layout == found.layout:
+                self.candidates[at] = min(each_candidate, found, key=lambda candidate: candidate.value)
                 break
         else:
             self.candidates.append(found)
@@ -116,11 +116,11 @@ class SpaceRace:
             unsolved: Unsolved = answer.task.of
             self._ended(unsolved, None if answer.schedule is None else unsolved.solved(answer.schedule))
 
-    def _ended(self, one: Unsolved, found: Candidate | None) -> None:
-        row, lost = self.row(one.layout), found is not None and found.bound >= self.value
-        step = POOR * self.bounds.step[row] if found is None else found.bound if lost else found.value
-        if found is not None:
-            self.keep(found)
+    def _ended(self, one: Unsolved, candidate: Candidate | None) -> None:
+        row, lost = self.row(one.layout), candidate is not None and candidate.bound >= self.value
+        step = POOR * self.bounds.step[row] if candidate is None else candidate.bound if lost else candidate.value
+        if candidate is not None:
+            self.keep(candidate)
         if self.searches[row] == 1:
             self.promise.ended(row, step)
             if step >= POOR * self.bounds.step[row] and not one.step.fused:
@@ -211,11 +211,11 @@ def _price(race: SpaceRace, row: int, in_order: InOrder) -> float | None:
     layout = race.bounds.layout.row(row)
     race.priced.add(row)
     race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
-    found = in_order(race.model, layout, race.cluster, race.memory)
-    if found is None:
+    candidate = in_order(race.model, layout, race.cluster, race.memory)
+    if candidate is None:
         return None
-    race.keep(found)
-    return found.value
+    race.keep(candidate)
+    return candidate.value
 
 
 def _tasks(race: SpaceRace) -> Iterator[Task]:
@@ -233,14 +233,14 @@ def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
     first. None where there is none, or no time for it."""
     searched = (one for one in race.candidates if race.row(one.layout) in race.searches)  # others were only priced
     able = sorted((one for one in searched if one.bound < race.value), key=lambda one: one.value + one.bound)
-    times = [race.searches[race.row(one.layout)] for one in able]
+    times = [race.searches[race.row(candidate.layout)] for candidate in able]
     for most in sorted(set(times), reverse=True):
-        best = [one for one, count in zip(able, times, strict=True) if count >= most]
-        for one in best[: sum(count >= most for count in race.searches.values()) // reduction]:
-            row, effort = race.row(one.layout), _first_effort(one.unsolved) * REDUCTION**most
+        best = [candidate for candidate, count in zip(able, times, strict=True) if count >= most]
+        for candidate in best[: sum(count >= most for count in race.searches.values()) // reduction]:
+            row, effort = race.row(candidate.layout), _first_effort(candidate.unsolved) * REDUCTION**most
             if race.searches[row] == most and effort <= race.clock.left:
                 race.searches[row] += 1
-                return _task(race, one.unsolved, effort, {"seed": race.seed + most, "hint": one.schedule})
+                return _task(race, candidate.unsolved, effort, {"seed": race.seed + most, "hint": candidate.schedule})
     return None
 
 

@@ -132,7 +132,7 @@ class Shape:
     @property
     def slices(self) -> tuple[int, ...]:
         """Numbers of even slices that a sequence may run in, beside whole."""
-        return tuple(one for one in SLICES if self.sequence % one == 0)
+        return tuple(piece for piece in SLICES if self.sequence % piece == 0)
 
     def sizes(self, tp: int) -> range:
         """Sequences a microbatch on so many tensor ranks, which divide the heads."""
@@ -157,8 +157,8 @@ def _llama(name: str, layers: int, hidden: int, heads: int, inner: int) -> Shape
 
 
 SHAPES = {
-    one.name: one
-    for one in (
+    shape.name: shape
+    for shape in (
         replace(Shape.gpt(3072, 32, 30), name="gpt-3.6b"),  # vTrain's (2312.12391)
         replace(Shape.gpt(6144, 48, 40), name="gpt-18.4b"),
         replace(Shape.gpt(8192, 64, 48), name="gpt-39.1b"),

@@ -52,9 +52,9 @@ class Drift:
     def within(self, share: float) -> bool:
         """Whether both have the same layers, and no time and no bytes differ by more than a share, up or down. What samples
         do not tell from their spread counts as the same; where there are none, the numbers count."""
-        links = (one for one in self.total if one.what == "link")  # the others are sums over layers
-        moved = (one for one in (*self.layers, *links, *self.bytes) if one.beyond is not False)
-        far = any(one.change is None or abs(one.change) > share for one in moved)
+        links = (change for change in self.total if change.what == "link")  # the others are sums over layers
+        moved = (change for change in (*self.layers, *links, *self.bytes) if change.beyond is not False)
+        far = any(change.change is None or abs(change.change) > share for change in moved)
         return not (far or self.only_old or self.only_new)
 
 
@@ -101,7 +101,7 @@ def _numbered(profile: Profile) -> dict[str, Layer]:
 
 def pooled(profile: Profile, layer: Layer, kind: str) -> list[float]:
     """Samples of a layer, µs: its own and those of its equals, since only some of equal layers are measured."""
-    alike = [one for one in profile.layers if _costs(one) == _costs(layer)]
+    alike = [each_layer for each_layer in profile.layers if _costs(each_layer) == _costs(layer)]
     return [us for name in dict.fromkeys(one.name for one in alike) for us in profile.samples.get(f"{name}/{kind}", ())]
 
 

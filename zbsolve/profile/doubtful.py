@@ -26,7 +26,7 @@ def doubts(profile: Profile) -> list[str]:
 
 def split_doubts(layers: Sequence[Layer]) -> list[str]:
     """A line where B and W together take far more or far less than BW, of layers that know both."""
-    apart, fused = sum(one.B + one.W for one in layers), sum(one.BW for one in layers)
+    apart, fused = sum(layer.B + layer.W for layer in layers), sum(layer.BW for layer in layers)
     if not apart or not fused or SHORT_SPLIT * fused <= apart <= LONG_SPLIT * fused:
         return []
     found = f"(B + W) / BW is {apart / fused:.2f}"
@@ -129,7 +129,7 @@ def _cuts(profile: Profile) -> Any:
     """Those that were timed; () where none were."""
     said = profile.facts.get("slices")
     lengths = said.get("lengths") if isinstance(said, dict) else None
-    return cuts_of([float(one) for one in lengths], profile.layers) if lengths else ()
+    return cuts_of([float(length) for length in lengths], profile.layers) if lengths else ()
 
 
 def _errors(profile: Profile) -> dict[Layer, dict[str, float]]:
@@ -138,7 +138,7 @@ def _errors(profile: Profile) -> dict[Layer, dict[str, float]]:
     named = said.get("line_errors") if isinstance(said, dict) and said.get("lengths") else None
     if not isinstance(named, dict):
         return {}
-    return {_alike(one): named[one.name] for one in profile.layers if isinstance(named.get(one.name), dict)}
+    return {_alike(layer): named[layer.name] for layer in profile.layers if isinstance(named.get(layer.name), dict)}
 
 
 def _alike(layer: Layer) -> Layer:

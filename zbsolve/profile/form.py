@@ -128,7 +128,7 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
     field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
-        return tuple(Given(one.name, read(one.bytes, int, f"{where}: bytes of '{one.name}'"), one.gradient) for one in rows)
+        return tuple(Given(row.name, read(row.bytes, int, f"{where}: bytes of '{row.name}'"), row.gradient) for row in rows)
 
     def slice_extra(form: Any, where: str) -> SliceExtra | None:
         try:

@@ -248,7 +248,7 @@ def _yes(text: str) -> bool:
 def _factors(text: str, ranks: int) -> tuple[float, ...]:
     """How much longer each rank takes. Raises BadInput."""
     factors = tuple(_number("rank-factors", part) for part in text.split(","))
-    if len(factors) != ranks or not all(0 < one < float("inf") for one in factors):
+    if len(factors) != ranks or not all(0 < factor < float("inf") for factor in factors):
         raise BadInput(f"rank-factors {text[:40]}: {ranks} numbers above 0 are needed, such as 1,1.3")
     return factors
 

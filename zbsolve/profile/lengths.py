@@ -59,7 +59,7 @@ def lengths_of(trace: Trace) -> Lengths:
         if problem.in_microbatch[lane[0]]:
             factor = each[:, problem.passes.microbatch[lane]]
             base[lane] = weighted_median(times[:, lane] / factor, factor)
-    spread, left = (float(np.median(np.abs(one - 1))) for one in (ratio, ratio / each[:, of]))
+    spread, left = (float(np.median(np.abs(array - 1))) for array in (ratio, ratio / each[:, of]))
     return Lengths(usual, each, base, spread, left)
 
 
@@ -71,7 +71,7 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
         return ()
     tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors, inf)
     ran = trace.planned(trace.median_step)
-    misses = [abs(replace(ran, problem=one).timeline().value / measured - 1) for one in tried]
+    misses = [abs(replace(ran, problem=problem).timeline().value / measured - 1) for problem in tried]
     return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
 
 

@@ -50,9 +50,9 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
-    found = _of_layers(trace, without_shards(base))
+    profile = _of_layers(trace, without_shards(base))
     assert base is not None
-    return with_shards(found, trace, base)
+    return with_shards(profile, trace, base)
 
 
 def _of_layers(trace: Trace, base: Profile | None) -> Profile:
@@ -63,18 +63,18 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
     times, lengths = trace.computed(), lengths_of(trace)
     lasting = () if problem.alike else factors_of(trace, lengths)
     factor = (lengths.each if lasting else np.ones_like(lengths.each))[:, problem.passes.microbatch * problem.in_microbatch]
-    kinds = tuple(dict.fromkeys(one.kind for one in groups))
+    kinds = tuple(dict.fromkeys(group.kind for group in groups))
     ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual)
     middle = median_low(ratio)
     factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
     samples, weights = Samples(), Samples()
     for stage in range(len(problem.layers)):
         for kind in kinds:
-            rows = [one for one in groups if (one.stage, one.kind) == (stage, kind)]
+            rows = [group for group in groups if (group.stage, group.kind) == (stage, kind)]
             if not rows:
                 continue
-            own = np.concatenate([(times / factor)[:, one.rows].ravel() / factors[one.rank] for one in rows])
-            weight = np.concatenate([factor[:, one.rows].ravel() for one in rows]).tolist()
+            own = np.concatenate([(times / factor)[:, row.rows].ravel() / factors[row.rank] for row in rows])
+            weight = np.concatenate([factor[:, row.rows].ravel() for row in rows]).tolist()
             here = _layers_run(problem, stage, kind)
             shares = _shares([getattr(layers[i], kind) for i in here])
             for i, share in zip(here, shares, strict=True):
@@ -142,7 +142,7 @@ class _Group:
 
 def _groups(problem: Problem) -> list[_Group]:
     """All that compute on layers."""
-    known = {one.name for one in fields(Layer)}
+    known = {field.name for field in fields(Layer)}
     found = []
     for rows in problem.lanes:
         p, first = problem.passes, int(rows[0])
@@ -202,10 +202,10 @@ def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ..
     """Measured over what the layers say, of all passes of each rank. usual: µs of each pass as its kind and stage usually
     take there, shape (passes,)."""
     measured, said = np.zeros(problem.ranks), np.zeros(problem.ranks)
-    for one in groups:
-        measured[one.rank] += float(usual[one.rows].sum())
-        said[one.rank] += len(one.rows) * sum(
-            getattr(layers[i], one.kind) for i in _layers_run(problem, one.stage, one.kind)
+    for group in groups:
+        measured[group.rank] += float(usual[group.rows].sum())
+        said[group.rank] += len(group.rows) * sum(
+            getattr(layers[i], group.kind) for i in _layers_run(problem, group.stage, group.kind)
         )
     for rank in np.flatnonzero((measured <= 0) | (said <= 0)):
         raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {said[rank]:.0f}: no ratio")
@@ -221,16 +221,16 @@ def _layers_run(problem: Problem, stage: int, kind: str) -> range:
 
 def _shares(times: list[float]) -> list[float]:
     whole = sum(times)
-    return [one / whole for one in times] if whole else [1 / len(times)] * len(times)
+    return [time / whole for time in times] if whole else [1 / len(times)] * len(times)
 
 
 def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
     """The layer with its measured times, and with those of kinds that did not run in proportion."""
     new: dict[str, Any] = {kind: weighted_median(row, weights[of, kind]) for (of, kind), row in samples.items() if of == i}
     for kind, partners in WITH.items():
-        if (i, kind) not in samples and all((i, one) in samples for one in partners):
-            before = sum(getattr(layer, one) for one in partners)
-            new[kind] = getattr(layer, kind) * (sum(new[one] for one in partners) / before if before else 1.0)
+        if (i, kind) not in samples and all((i, partner) in samples for partner in partners):
+            before = sum(getattr(layer, partner) for partner in partners)
+            new[kind] = getattr(layer, kind) * (sum(new[partner] for partner in partners) / before if before else 1.0)
     parts = {
         "attention_F": "F",
         "attention_B": "B" if layer.B else "BW",
@@ -245,8 +245,8 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 def _link_scale(trace: Trace) -> tuple[float, int]:
     """How much longer messages took than predicted; 1 where none was heard. With the number of those."""
     heard = heard_messages(trace)
-    measured, lag = sum(float(one.sum()) for one in heard.values()), trace.problem.edges.lag
-    predicted, count = sum(float(lag[row]) * len(one) for row, one in heard.items()), sum(map(len, heard.values()))
+    measured, lag = sum(float(array.sum()) for array in heard.values()), trace.problem.edges.lag
+    predicted, count = sum(float(lag[row]) * len(array) for row, array in heard.items()), sum(map(len, heard.values()))
     return (measured / predicted, count) if predicted else (1.0, 0)
 
 
@@ -276,32 +276,32 @@ def without_shards(base: Profile | None) -> Profile:
     return base.without_vocabulary()
 
 
-def with_shards(found: Profile, trace: Trace, base: Profile) -> Profile:
+def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
     """`found`, which a run says of what is left of the layers, put into `base`: the run's S and T go into the row of its
     ranks. The ends' whole layers, collectives, and other numbers of ranks did not run and stay as they were."""
     costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
     assert costs is not None
-    row, (S, T) = costs.shard(ranks), (_shard_us(found, trace, kind) for kind in ("S", "T"))
+    row, (S, T) = costs.shard(ranks), (_shard_us(profile, trace, kind) for kind in ("S", "T"))
     row = replace(row, one=replace(row.one, S=S, T=T)) if barriers == 1 else replace(row, two=replace(row.two, S=S, T=T))
-    rows = {one.ranks: one for one in costs.shards} | {ranks: row}
+    rows = {shard.ranks: shard for shard in costs.shards} | {ranks: row}
     rests = {costs.output: "output_rest"} | ({} if costs.embedding is None else {costs.embedding: "embedding_rest"})
     return replace(
-        found,
-        layers=tuple(base.layers[i] if i in rests else layer for i, layer in enumerate(found.layers)),
+        profile,
+        layers=tuple(base.layers[i] if i in rests else layer for i, layer in enumerate(profile.layers)),
         tied=base.tied,
         vocabulary=replace(
             costs,
-            source=costs.source if found.source == base.source else found.source,
+            source=costs.source if profile.source == base.source else profile.source,
             shards=tuple(rows[one] for one in sorted(rows)),
-            **{name: found.layers[i] for i, name in rests.items()},  # type: ignore[arg-type]
+            **{name: profile.layers[i] for i, name in rests.items()},  # type: ignore[arg-type]
         ),
     )
 
 
-def _shard_us(found: Profile, trace: Trace, kind: str) -> float:
+def _shard_us(profile: Profile, trace: Trace, kind: str) -> float:
     """The median of a shard's pass, µs, on a rank and of a microbatch whose factor is 1."""
     p, rows = trace.problem.passes, trace.problem.rows(kind)
-    each = lengths_of(trace).each if found.microbatch_factors else np.ones((len(trace.steps), trace.problem.microbatches))
+    each = lengths_of(trace).each if profile.microbatch_factors else np.ones((len(trace.steps), trace.problem.microbatches))
     weights = each[:, p.microbatch[rows]]
-    slow = np.asarray(found.rank_factors or (1.0,) * trace.problem.ranks)[p.rank[rows]]
+    slow = np.asarray(profile.rank_factors or (1.0,) * trace.problem.ranks)[p.rank[rows]]
     return float(weighted_median((trace.computed()[:, rows] / weights / slow).ravel(), weights.ravel()))

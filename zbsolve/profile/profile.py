@@ -159,8 +159,8 @@ class Profile:
 
     def without_vocabulary(self) -> Profile:
         """See `sharded_vocabulary.without_vocabulary`. Raises BadInput."""
-        found: Profile = without_vocabulary(self)
-        return found
+        profile: Profile = without_vocabulary(self)
+        return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""

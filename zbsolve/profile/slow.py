@@ -62,7 +62,7 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
         mine = _beside(now, ratio[rows])
         found += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if mine[rank] >= ALONE * usual[rank]]
     found += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
-    told = [one for one in found if one.times >= SLOWER and one.cost >= LEAST_SHARE * one.step]
+    told = [slow for slow in found if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
     return tuple(sorted(told, key=lambda one: -one.cost))
 
 
@@ -116,7 +116,7 @@ def _beside(trace: Trace, ratio: Floats) -> Floats:
     problem = trace.problem
     rows = problem.computing & problem.in_microbatch
     mine = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
-    found = [float(np.median(one.mean(axis=1))) if one.size else 1.0 for one in mine]
+    found = [float(np.median(array.mean(axis=1))) if array.size else 1.0 for array in mine]
     return np.array([one / _others(found, i) for i, one in enumerate(found)])
 
 

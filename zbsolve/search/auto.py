@@ -118,7 +118,7 @@ def solve_auto(
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
-    told_apart = any(one.apart for one in choices), any(one.compared for one in choices)
+    told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
     bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     bounds.begin(race, BOUND_SHARE * amount)
@@ -126,7 +126,7 @@ def solve_auto(
     if every and KEEPING.choices in choices:
         _other_partitions(race, profile, LOOK_SHARE * amount)
     bounds.move_layers(race, ANNEAL_SHARE * amount)
-    ladders = [one.ladder for one in choices if one.ladder is not None]
+    ladders = [choice.ladder for choice in choices if choice.ladder is not None]
     for ladder in ladders:
         try_more(race, profile, step, ladder, MOVE_SHARE * amount)
     _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
@@ -237,7 +237,7 @@ class _Bounds:
 
     def runs(self, race: Race) -> list[Run]:
         """Splits that look good by their bounds, and those that rise."""
-        found, known = list[Run](), {(run.name, run.layers) for run in race.runs}
+        runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
         for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
             search = self.searches[first.name]
             ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
@@ -246,8 +246,8 @@ class _Bounds:
                     if (first.name, split) not in known:
                         known.add((first.name, split))
                         run = Run(replace(first.step, partition=split), first.name, name, place=first.place)
-                        found.append(built(self.profile, run))
-        return found
+                        runs.append(built(self.profile, run))
+        return runs
 
     def near(self, run: Run, splits: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Of these those that may be shorter than `run`, the least bound first."""
@@ -275,7 +275,7 @@ def _open(step: Step) -> list[Choices]:
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
     """Every step that is tried first: its place (the placement, with what no move changes), what else was chosen, and the
     step, whose partition may stay open. Raises BadInput where no placement has as many stages as the partition says."""
-    found = [(place, "", one) for place, one in _placements(step)]
+    found = [(place, "", plain_step) for place, plain_step in _placements(step)]
     for feature in sorted(FEATURES, key=lambda one: bool(one.moves)):
         if (choices := feature.choices) in _open(step) and choices is not None:
             found = [
@@ -292,10 +292,10 @@ def _placements(step: Step) -> list[tuple[str, Step]]:
     wanted = list(PLACEMENTS if step.ranks > 1 else PLACEMENTS[:1])
     if not isinstance(step.partition, str):
         stages = len(step.partition.layers if isinstance(step.partition, Partition) else step.partition or ())
-        wanted = [one for one in wanted if len(parse(one, step.ranks)) == stages]
+        wanted = [name for name in wanted if len(parse(name, step.ranks)) == stages]
         if not wanted:
             raise BadInput(f"layers: no placement of {step.ranks} ranks that is tried has {stages} stages")
-    return [(one, replace(step, placement=one)) for one in wanted]
+    return [(name, replace(step, placement=name)) for name in wanted]
 
 
 def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
@@ -337,7 +337,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
-    return [built(profile, Run(one, name, names, place=place)) for one, names in steps] + failed
+    return [built(profile, Run(plain_step, name, names, place=place)) for plain_step, names in steps] + failed
 
 
 def _either(step: Step) -> bool:
@@ -375,8 +375,8 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
 
     near = partial(_near, profile=profile, said=step)
     moves = [one for feature in FEATURES for one in feature.moves if left_open(step, one.fields)]
-    found = [Way(one.name, partial(near, further=one.near, moved=one.name), one.breadth) for one in moves]
-    return found + ([Way("layers", layers)] if step.partition == AUTO else [])
+    ways = [Way(one.name, partial(near, further=one.near, moved=one.name), one.breadth) for one in moves]
+    return ways + ([Way("layers", layers)] if step.partition == AUTO else [])
 
 
 def _look(race: Race, runs: list[Run], amount: float) -> None:

@@ -98,8 +98,8 @@ def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> R
                 # By effort also where time is the limit: alike looks, however busy the machine is.
                 yield Job(tried, LOOK_EFFORT, run.schedule, race.look(LOOK_EFFORT))
 
-    for one in race.solve_each(looks(), size=min(ROUND, way.breadth)):
-        best = one if one.beats(best) else best
+    for other_run in race.solve_each(looks(), size=min(ROUND, way.breadth)):
+        best = other_run if other_run.beats(best) else best
     return None if best is run else best
 
 
@@ -107,25 +107,25 @@ def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
     """What is better than `run` after a longer look."""
     if race.order:  # a longer look finds no other order
         return None
-    effort, here = CLOSE_EFFORT, [one for one in way.looked.values() if one.place == run.place]
+    effort, here = CLOSE_EFFORT, [other_run for other_run in way.looked.values() if other_run.place == run.place]
     runs: list[Run] = []
 
     def searches(near: list[Run]) -> Iterator[Job]:
-        for one in (run, *sorted(near, key=lambda start: start.value)[:CLOSE_RUNS]):
-            if one.beats(run):
-                runs.append(one)
+        for other_run in (run, *sorted(near, key=lambda start: start.value)[:CLOSE_RUNS]):
+            if other_run.beats(run):
+                runs.append(other_run)
             if runs or _ended(race, keep) or race.left - keep < effort:
                 return
-            if one.bound < one.value:
-                yield Job(one, effort, None, {"effort": effort})
+            if other_run.bound < other_run.value:
+                yield Job(other_run, effort, None, {"effort": effort})
 
     while effort <= MAX_CLOSE_EFFORT and not _ended(race, keep) and race.left - keep >= effort:
         near = [one for one in here if one.schedule is not None and one.bound < run.value and one is not run]
         if not near:
             return None
-        for one in race.solve_each(searches(near), size=1):
-            if one.beats(run):
-                runs.append(one)
+        for other_run in race.solve_each(searches(near), size=1):
+            if other_run.beats(run):
+                runs.append(other_run)
         if runs:
             return min(runs, key=lambda one: one.value)
         effort *= 2
@@ -261,9 +261,9 @@ class _Near:
                 if _ended(self.race, self.keep):
                     return
                 if 1 < count <= self.most and count not in self._known(kind):
-                    self.race.runs.append(one := built(self.profile, self._changed(count, kind)))
-                    if one.problem is not None:
-                        yield Job(one, LOOK_EFFORT, None, self.race.look(LOOK_EFFORT))
+                    self.race.runs.append(run := built(self.profile, self._changed(count, kind)))
+                    if run.problem is not None:
+                        yield Job(run, LOOK_EFFORT, None, self.race.look(LOOK_EFFORT))
 
         for _ in self.race.solve_each(looks()):
             pass

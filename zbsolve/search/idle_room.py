@@ -121,9 +121,9 @@ class _Search:
     def solved(self, step: Problem, share: float) -> Schedule:
         """The step, searched for so many seconds."""
         hint = None if self.alone is None else _filled(self.alone, step)
-        found = solve(step, **self.clock.limit(0.0 if self.stop() else share), hint=hint, **self.options)
+        schedule = solve(step, **self.clock.limit(0.0 if self.stop() else share), hint=hint, **self.options)
         self.clock.spend(share)
-        return found
+        return schedule
 
     @property
     def _value(self) -> int:
@@ -146,12 +146,12 @@ class _Search:
         if least >= self._value:
             return False
         try:
-            found = self.solved(step, share)
+            schedule = self.solved(step, share)
         except NotFound:
             return False
-        self.least[homes] = max(least, _bound(found))
-        if shorter := round(found.timeline().value) < self._value:
-            self.best, self.homes = found, homes
+        self.least[homes] = max(least, _bound(schedule))
+        if shorter := round(schedule.timeline().value) < self._value:
+            self.best, self.homes = schedule, homes
         return shorter
 
     def _choices(self, below: int) -> list[Homes] | None:
@@ -170,7 +170,7 @@ class _Search:
                 return found if len(found) <= FEW_CHOICES else None
             row, load = stack.pop()
             if len(row) == len(pieces):
-                found.append(tuple(tuple(one.tolist()) for one in np.split(np.array(row), ends)))
+                found.append(tuple(tuple(array.tolist()) for array in np.split(np.array(row), ends)))
                 continue
             ranks, time, alike = pieces[len(row)]
             for rank in ranks[::-1]:

@@ -163,8 +163,8 @@ def curves(
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
     limits, found = _limits(profile, step, base, points), {name: base}
-    for i, (name, one) in enumerate(others):
-        race = _Race(profile, one, base, [found[other] for other in WITHIN[name] if other in found])
+    for i, (name, plain_step) in enumerate(others):
+        race = _Race(profile, plain_step, base, [found[other] for other in WITHIN[name] if other in found])
         options = {"progress": _named(progress, name), **shared}
         keep = clock.left * (1 - 1 / (len(others) - i))  # for those behind
         race.solve_each(limits, clock, (clock.left + keep) / 2, options)
@@ -193,9 +193,9 @@ def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[i
     """Memory limits, from the least that any choice may do with to what the best schedule that keeps all takes; of the
     frontier where all is kept, where that has points."""
     least = base.points[0].memory
-    for _, _, one in closed_steps(step):
+    for _, _, plain_step in closed_steps(step):
         try:
-            problem = replace(one, memory=AMPLE).problem(profile)
+            problem = replace(plain_step, memory=AMPLE).problem(profile)
         except Infeasible:
             continue
         assert problem.capacity is not None

@@ -78,47 +78,47 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
     table order, as bounds are. Large problems are left as they are: one question would take too long.
     """
     value = int(begin.timeline().value)
-    found = LeastPeak(begin, begin, value if prefer == PREFER_TIME else int(value * (1 + TOLERANCE)))
-    yield found
+    least_peak = LeastPeak(begin, begin, value if prefer == PREFER_TIME else int(value * (1 + TOLERANCE)))
+    yield least_peak
     if len(begin.problem.passes) > LARGE_PASSES or not fullness(begin):
         return
-    found = _or_named(found, clock)
-    found = replace(found, floor=_floor(begin.problem, found.enough, fullness(found.schedule), clock))
-    tried, unanswered = found.floor, 0
+    least_peak = _or_named(least_peak, clock)
+    least_peak = replace(least_peak, floor=_floor(begin.problem, least_peak.enough, fullness(least_peak.schedule), clock))
+    tried, unanswered = least_peak.floor, 0
     while clock.left > 0 and unanswered < MAX_UNANSWERED:
-        level = _next_level(begin.problem, max(tried, found.floor), fullness(found.schedule))
-        yield found
+        level = _next_level(begin.problem, max(tried, least_peak.floor), fullness(least_peak.schedule))
+        yield least_peak
         if level is None:
             return
         share = clock.apart(QUESTION_SHARE * clock.left)
-        state = State(_below(found.schedule.problem, level), share, Bound(0, ""), enough=found.enough)
-        state.leads += [found.schedule]
+        state = State(_below(least_peak.schedule.problem, level), share, Bound(0, ""), enough=least_peak.enough)
+        state.leads += [least_peak.schedule]
         ask(state, "auto", seed, "")
         if clock.counted:
             clock.spend(state.clock.used)
-        if (order := _answer(state, begin.problem, found.enough)) is not None:
-            found = replace(found, schedule=order, solver=state.solver)
+        if (order := _answer(state, begin.problem, least_peak.enough)) is not None:
+            least_peak = replace(least_peak, schedule=order, solver=state.solver)
             continue
         tried = level
         if state.refuted:
-            found = replace(found, floor=level)
+            least_peak = replace(least_peak, floor=level)
         else:
             unanswered += 1
-    yield found
+    yield least_peak
 
 
-def _or_named(found: LeastPeak, clock: Clock) -> LeastPeak:
+def _or_named(least_peak: LeastPeak, clock: Clock) -> LeastPeak:
     """The schedule, or a named order that is as short and has a smaller peak: a search that ends with its first schedule may
     not have looked at those."""
-    problem = found.schedule.problem
+    problem = least_peak.schedule.problem
     for name, order in presets_of(problem):
         if clock.left <= 0:
             break
-        if fullness(order) >= fullness(found.schedule) or order.timeline().value > found.enough:
+        if fullness(order) >= fullness(least_peak.schedule) or order.timeline().value > least_peak.enough:
             continue
         if not verify(problem, order) and not lacking(order).any():
-            found = replace(found, schedule=order, solver=name)
-    return found
+            least_peak = replace(least_peak, schedule=order, solver=name)
+    return least_peak
 
 
 def _answer(state: State, problem: Problem, enough: int) -> Schedule | None:

@@ -140,21 +140,21 @@ BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of step
 JUSTIFIED = RULES[2]  # with which most justified orders show rounds
 
 
-def worth_repeating(one: Problem, microbatches: int, passes: int | None = None) -> bool:
+def worth_repeating(problem: Problem, microbatches: int, passes: int | None = None) -> bool:
     """Whether a step of so many microbatches like the only one of `one` is too long to be searched pass by pass, and long
     enough to show rounds; and microbatches can be repeated at all. passes: of a step that is so long; None: `MIN_PASSES`."""
     try:
-        check_plain(one)
+        check_plain(problem)
     except BadInput:
         return False
-    graph = microbatch_graph(one)
-    if graph is None or microbatches * len(one.passes) < (MIN_PASSES if passes is None else passes):
+    graph = microbatch_graph(problem)
+    if graph is None or microbatches * len(problem.passes) < (MIN_PASSES if passes is None else passes):
         return False
-    return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), one.ranks) + MULTIPLE
+    return microbatches >= MIN_DEPTHS * max(microbatches_in_flight(graph), problem.ranks) + MULTIPLE
 
 
 def solve_many(
-    one: Problem,
+    problem: Problem,
     microbatches: int,
     *,
     seconds: float = 60.0,
@@ -171,12 +171,12 @@ def solve_many(
     Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state
     was found.
     """
-    bound = bound_of_many(one, microbatches)
-    graph = microbatch_graph(one)
+    bound = bound_of_many(problem, microbatches)
+    graph = microbatch_graph(problem)
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")
     ready()
-    search = ManySearch(one, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
+    search = ManySearch(problem, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
     try:
         for _ in _steps(search):
             if search.done:
@@ -188,8 +188,8 @@ def solve_many(
         raise NotFound("many microbatches: no order that repeats was found in this time; others may exist")
     best, used = search.best, 0.0 if search.clock.counted else round(search.clock.used, 3)
     proven = bound.value, bound.kind, bound.ranks, bound.proof
-    certificate = Certificate(one.objective, best.value, *proven, search.solver, used, seed, one.digest)
-    return RepeatedSchedule(one, microbatches, best.few, best.order, best.round, certificate)
+    certificate = Certificate(problem.objective, best.value, *proven, search.solver, used, seed, problem.digest)
+    return RepeatedSchedule(problem, microbatches, best.few, best.order, best.round, certificate)
 
 
 def _steps(search: ManySearch) -> Iterator[None]:
@@ -206,14 +206,14 @@ def _steps(search: ManySearch) -> Iterator[None]:
 def _named_in_lanes(search: ManySearch, depth: int) -> Iterator[None]:
     """The literature's schedules that repeat by themselves, in as few microbatches as show it; they need no search, and no
     table of passes."""
-    one = search.one
-    for system in long_systems_of(one):
+    problem = search.one
+    for system in long_systems_of(problem):
         for few in _lengths_of(search, system, depth):
-            order = lane_order(one, few, system)
-            if (peaks(one, order) > one.room[: one.ranks]).any():
+            order = lane_order(problem, few, system)
+            if (peaks(problem, order) > problem.room[: problem.ranks]).any():
                 break
             offers = search.shown
-            search.offer(few, np.concatenate(order), system.name, (one.ranks if system.grouped else 1,))
+            search.offer(few, np.concatenate(order), system.name, (problem.ranks if system.grouped else 1,))
             yield
             if search.shown > offers:
                 break
@@ -268,9 +268,9 @@ def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
             search.clock.spend(rounds * g.rank.size * SECONDS_PER_PLACED_LANE)
             return anneal_block(g, start, period, rounds, search.seed)
 
-        found = list(shorter_blocks(g, best, near, lambda: not share.over))
-        if found:
-            best = found[-1]
+        building_blocks = list(shorter_blocks(g, best, near, lambda: not share.over))
+        if building_blocks:
+            best = building_blocks[-1]
             yield from _repeated(search, best, few)
         for period in dict.fromkeys((work, (work + best.period) // 2)):
             if period < best.period and not share.over:

@@ -183,7 +183,7 @@ class MemoryLimits:
         base = int(self.fixed.max())
         low, high = max(least - base, 1), max(top - base, 1)
         ladder = {base + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
-        named = {one.memory for one in self.named if least < one.memory < top}
+        named = {limit.memory for limit in self.named if least < limit.memory < top}
         self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
 
     def down(self) -> None:

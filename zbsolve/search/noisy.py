@@ -244,8 +244,8 @@ class NoiseSearch:
             clock.spend(turns * turn)
             _anneal(self.tables, self.drawn, AIMS[self.aim.what], turns, heat, int(random.integers(1 << 31)))
             if self.drawn.aims[0] < known:
-                found = schedule_of(self.best.problem, self.tables, self.drawn.best)
-                self.best = found if _holds(found) else self.best
+                schedule = schedule_of(self.best.problem, self.tables, self.drawn.best)
+                self.best = schedule if _holds(schedule) else self.best
 
 
 def best_under_noise(
@@ -268,9 +268,9 @@ def best_under_noise(
     assert shortest.certificate is not None
     aim = replace(aim, noise=replace(aim.noise, shuffled=True))  # few measured steps are no sample: not as they happened
     seed, starts = shortest.certificate.seed, _near(shortest, others)
-    known = {one.problem.digest: one.certificate for one in reversed(starts) if one.certificate is not None}
+    known = {start.problem.digest: start.certificate for start in reversed(starts) if start.certificate is not None}
     ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]
-    searches = [NoiseSearch(one, aim, seed) for one in ranked[:SEARCHES] if decided_by_orders(one.problem)]
+    searches = [NoiseSearch(schedule, aim, seed) for schedule in ranked[:SEARCHES] if decided_by_orders(schedule.problem)]
     try:
         for number, search in enumerate(searches):
             search.go_on(clock, FIRST_SHARE * clock.left / (len(searches) - FIRST_SHARE * number))
@@ -292,23 +292,23 @@ def best_under_noise(
 
 def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
     """Those that hold and are not much longer, each once, the shortest first; `shortest` before them."""
-    found, room = [shortest], (1 + LONGER) * shortest.timeline().value
-    known = (one for one in others if one.timeline().value <= room)
-    for one in sorted(known, key=lambda one: one.timeline().value):
-        again = any(one.problem is other.problem and one.order == other.order for other in found)
-        if not again and len(found) <= STARTS and _holds(one):
-            found.append(with_syncs(one))
-    return found
+    schedules, room = [shortest], (1 + LONGER) * shortest.timeline().value
+    known = (other for other in others if other.timeline().value <= room)
+    for schedule in sorted(known, key=lambda one: one.timeline().value):
+        again = any(schedule.problem is other.problem and schedule.order == other.order for other in schedules)
+        if not again and len(schedules) <= STARTS and _holds(schedule):
+            schedules.append(with_syncs(schedule))
+    return schedules
 
 
 def _draws(schedules: Sequence[Schedule], most: int) -> int:
     """So many steps of each, fewer of long ones."""
-    return int(np.clip(MOST_PASSES // sum(len(one.problem.passes) for one in schedules), LEAST_SAMPLE, most))
+    return int(np.clip(MOST_PASSES // sum(len(schedule.problem.passes) for schedule in schedules), LEAST_SAMPLE, most))
 
 
 def _ranked(schedules: Sequence[Schedule], aim: Aim, seed: int, draws: int) -> list[int]:
     """Their numbers, the best by a sample first; of equal ones the first."""
-    named = {str(number): one for number, one in enumerate(schedules)}
+    named = {str(number): schedule for number, schedule in enumerate(schedules)}
     spreads = under_noise(named, aim.noise, draws=_draws(schedules, draws), seed=seed).spreads
     values = [aim.of(spreads[name].values) for name in named]
     return sorted(range(len(values)), key=values.__getitem__)

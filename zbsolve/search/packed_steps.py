@@ -48,9 +48,9 @@ class PackedSteps:
         if not self.grain > 0 or self.step.lengths or self.step.sizes:
             raise BadInput(f"packed steps: a grain above 0 (it is {self.grain:g}), and a step without lengths and sizes")
         layers = self.profile.layers
-        attention = sum(one.attention_F + one.attention_B for one in layers)
-        fixed = sum(one.fixed_F + (one.fixed_B + one.fixed_W if one.B else one.fixed_BW) for one in layers)
-        rest = sum(one.work for one in layers) - attention - fixed
+        attention = sum(layer.attention_F + layer.attention_B for layer in layers)
+        fixed = sum(layer.fixed_F + (layer.fixed_B + layer.fixed_W if layer.B else layer.fixed_BW) for layer in layers)
+        rest = sum(layer.work for layer in layers) - attention - fixed
         self.attention = attention / rest / self.tokens if rest > 0 else 0.0
 
     def batch(self, lengths: Sequence[float]) -> tuple[Packing, Schedule]:

@@ -59,7 +59,7 @@ class Frontier:
         """Everything but the schedules."""
         body = {name: getattr(self, name) for name in self.__dataclass_fields__}
         body |= {"fixed": list(self.fixed), "points": [point.to_json() for point in self.points]}
-        return {**body, "named": [asdict(one) for one in self.named]}
+        return {**body, "named": [asdict(limit) for limit in self.named]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a frontier file, whole or not at all; `-` is standard output."""
@@ -128,7 +128,7 @@ def _of_profile(profile: Profile, step: Any) -> _Asked:
 
 def _of_problem(problem: Problem) -> _Asked:
     free, fixed = replace(problem, capacity=None), np.zeros(problem.ranks, np.int64)
-    named = tuple(_timed(*one, fixed) for one in known_orders(free))
+    named = tuple(_timed(*known_order, fixed) for known_order in known_orders(free))
     placement = "/".join(map(describe, problem.routes))
     return free, fixed, named, {"model": problem.source or "a problem", "placement": placement, "device": None}
 

@@ -231,9 +231,9 @@ class Race:
 
     def _keep(self, answer: Answer, at_once: int) -> None:
         job: Job = answer.task.of
-        run, found = job.run, answer.schedule
-        if found is not None:
-            run.schedule = found if run.schedule is None else better(run.schedule, found)
+        run, schedule = job.run, answer.schedule
+        if schedule is not None:
+            run.schedule = schedule if run.schedule is None else better(run.schedule, schedule)
         elif run.schedule is None:
             run.failed = str(answer.error)
         if not self.runner.counted:
@@ -264,12 +264,12 @@ class Race:
         return min(alike, key=lambda run: max(run.schedule.timeline().peak_bytes), default=None)  # type: ignore[union-attr]
 
 
-def better(one: Schedule, other: Schedule) -> Schedule:
+def better(schedule: Schedule, other: Schedule) -> Schedule:
     """The shorter of two schedules of one problem (the first of equals), with the higher of both proven bounds."""
-    a, b = one.certificate, other.certificate
+    a, b = schedule.certificate, other.certificate
     assert a is not None
     assert b is not None
-    chosen, certificate, proof = (one, a, b) if a.value <= b.value else (other, b, a)
+    chosen, certificate, proof = (schedule, a, b) if a.value <= b.value else (other, b, a)
     if proof.bound <= certificate.bound:
         return chosen
     check_bound(chosen, proof.bound, proof.proof)

@@ -202,9 +202,9 @@ def _paced(search: Search) -> Arm:
     def best() -> float:
         return inf if state.lean is None else state.lean_value
 
-    for tries, found in enumerate(paced_schedules(problem, best, rounds), 1):
+    for tries, schedule in enumerate(paced_schedules(problem, best, rounds), 1):
         clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
-        state.offer(found, PACED_SOLVER)
+        state.offer(schedule, PACED_SOLVER)
         yield
         if state.settled or (share.over and tries >= PACED_TRIES):
             return
@@ -237,12 +237,12 @@ def _of_makespan(search: Search) -> Arm:
     now and then the searches of the span end where windows are longer than there."""
     state, problem, total = search.state, search.problem, search.clock.left
     if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
-        found: Schedule | None = None
+        schedule: Schedule | None = None
         for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search.small):
-            found = other.schedule
+            schedule = other.schedule
             yield
-        if found is not None:
-            state.offer(Schedule(problem, found.order, found.syncs), MAKESPAN_SOLVER)
+        if schedule is not None:
+            state.offer(Schedule(problem, schedule.order, schedule.syncs), MAKESPAN_SOLVER)
 
 
 # --- In turns ---

@@ -103,10 +103,10 @@ class TaskRunner:
 
     def _shown(self, answer: Answer) -> Answer:
         """Progress is told of what a worker found, too."""
-        found = answer.schedule
-        if self.progress is not None and found is not None and (proven := found.certificate) is not None:
+        schedule = answer.schedule
+        if self.progress is not None and schedule is not None and (proven := schedule.certificate) is not None:
             bound = Bound(proven.bound, proven.proof, proven.relaxation, proven.ranks)
-            state = State(found.problem, Clock(1.0), bound, found, proven.value, solver=proven.solver)
+            state = State(schedule.problem, Clock(1.0), bound, schedule, proven.value, solver=proven.solver)
             self.progress(answer.task.label, state)
         return answer
 

@@ -138,7 +138,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     later, trace = told_switches(trace), trace.by_order()[0]
     predicted = schedule.timeline()
     step = trace.median_step
-    steps = tuple(step_time(one) for one in trace.steps)
+    steps = tuple(step_time(timeline) for timeline in trace.steps)
     measured = trace.steps[step]
     first, last = measured.windows
     shares = [
@@ -166,11 +166,11 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
 def told_switches(trace: Trace) -> list[str]:
     """A line for each order that ran in place of the schedule's, with its median step beside that of the order before."""
     runs = trace.by_order()
-    medians = [step_time(one.median()) for one in runs]
+    medians = [step_time(run.median()) for run in runs]
     return [
-        f"after {one.step} steps another order ran: {len(run.steps)} steps, median {format_time(now)} in place of "
+        f"after {switch.step} steps another order ran: {len(run.steps)} steps, median {format_time(now)} in place of "
         f"{format_time(before)} ({now / before - 1:+.1%})"
-        for one, run, (before, now) in zip(trace.switches, runs[1:], pairwise(medians), strict=True)
+        for switch, run, (before, now) in zip(trace.switches, runs[1:], pairwise(medians), strict=True)
     ]
 
 
@@ -264,13 +264,13 @@ def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> S
     """Problems may differ (another placement, a fused backward), but not the work."""
     check_trace(other, run, "baseline")
     run = run.by_order()[0]
-    mine, theirs = (one.problem.microbatches for one in (schedule, other))
+    mine, theirs = (each_schedule.problem.microbatches for each_schedule in (schedule, other))
     if mine != theirs:
         raise BadInput(f"baseline: a step of {theirs} microbatches, not {mine}: not the same work")
     layers, others = sum(schedule.problem.layers), sum(other.problem.layers)
     if layers and others and layers != others:
         raise BadInput(f"baseline: a model of {others} layers, not {layers}: not the same work")
-    ours, base = ([step_time(step) for step in one.steps] for one in (trace, run))
+    ours, base = ([step_time(step) for step in each_trace.steps] for each_trace in (trace, run))
     step, base_step = ours[trace.median_step], base[run.median_step]
     (quick, slow), (base_quick, base_slow) = quartiles(ours), quartiles(base)
     predicted, base_predicted = step_time(schedule.timeline()), step_time(other.timeline())
@@ -334,11 +334,11 @@ def _kind_rows(kinds: Sequence[KindTimes]) -> list[str]:
 
 
 def _rank_rows(c: Comparison, show: Callable[[float], str]) -> list[str]:
-    kinds = [k.kind for k in c.kinds if any(k.kind in one.measured.passes for one in c.ranks)]
+    kinds = [k.kind for k in c.kinds if any(k.kind in rank.measured.passes for rank in c.ranks)]
     rows = [("  rank", *kinds, "waiting", "launch", "fill", "drain", "total")]
-    for one in c.ranks:
-        d = one.difference
+    for rank in c.ranks:
+        d = rank.difference
         parts = (*(d.passes.get(kind, 0) for kind in kinds), d.waiting, d.launch, d.before, d.after, d.total)
-        mark = "*" if one.rank == c.limiting else " "
-        rows.append((f"{mark} {one.rank}", *("0" if p == 0 else ("+" if p > 0 else "") + show(p) for p in parts)))
+        mark = "*" if rank.rank == c.limiting else " "
+        rows.append((f"{mark} {rank.rank}", *("0" if p == 0 else ("+" if p > 0 else "") + show(p) for p in parts)))
     return aligned(rows)

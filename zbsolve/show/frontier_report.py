@@ -33,30 +33,30 @@ class Report(NamedTuple):
     drawing: Callable[[Style], Drawing]
 
 
-def report_of(found: Frontier | Curves) -> Report:
+def report_of(frontier: Frontier | Curves) -> Report:
     """The frontier over memory, or one for each way to keep activations, in words and numbers."""
-    one = found.first if isinstance(found, Curves) else found
+    one = frontier.first if isinstance(frontier, Curves) else frontier
     headline = (
         f"{printable(one.model)}: {one.objective} over memory a rank, {one.ranks} ranks, {one.microbatches} microbatches, "
         f"placement {printable(one.placement)}"
     )
-    if isinstance(found, Curves):
-        sentence = _curves_sentence(found)
-        return Report(headline, sentence, _curve_rows(found), partial(curves_drawing, found, headline, sentence))
-    sentence = _sentence(found)
-    return Report(headline, sentence, _rows(found), partial(frontier_drawing, found, headline, sentence))
+    if isinstance(frontier, Curves):
+        sentence = _curves_sentence(frontier)
+        return Report(headline, sentence, _curve_rows(frontier), partial(curves_drawing, frontier, headline, sentence))
+    sentence = _sentence(frontier)
+    return Report(headline, sentence, _rows(frontier), partial(frontier_drawing, frontier, headline, sentence))
 
 
-def save_frontier(found: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
+def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
     """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
     Raises BadInput otherwise."""
     check_frontier_path(path)
     if str(path).endswith(PICTURES):
-        save_drawing(report_of(found).drawing(style), path)
+        save_drawing(report_of(frontier).drawing(style), path)
     elif str(path).endswith(".html"):
-        write_text(path, frontier_as_page(found))
+        write_text(path, frontier_as_page(frontier))
     else:
-        found.save(path)
+        frontier.save(path)
 
 
 def check_frontier_path(path: str | os.PathLike[str]) -> None:
@@ -65,15 +65,15 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
         raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
 
 
-def frontier_as_page(found: Frontier | Curves) -> str:
+def frontier_as_page(frontier: Frontier | Curves) -> str:
     """The picture and its table as one HTML page that loads nothing."""
-    headline, sentence, rows, drawing = report_of(found)
+    headline, sentence, rows, drawing = report_of(frontier)
     return render("frontier.html", title=headline, picture=picture(to_svg(drawing(INSIDE))), sentence=sentence, rows=rows)
 
 
-def frontier_as_text(found: Frontier | Curves) -> str:
+def frontier_as_text(frontier: Frontier | Curves) -> str:
     """The table as text, and what it says."""
-    report, one = report_of(found), found.first if isinstance(found, Curves) else found
+    report, one = report_of(frontier), frontier.first if isinstance(frontier, Curves) else frontier
     note = printable(times_note(one.source))
     return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
 

@@ -72,80 +72,80 @@ def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...]
             f"systems: {at_most} ({STEADY_ROUNDS} a rank for the steady state), more than a gallery shows ({MAX_SIZE})"
         )
     shown, absent = list[Exhibit](), list[Absent]()
-    for one in SYSTEMS:
+    for system in SYSTEMS:
         try:
-            shown.append(_exhibit(one, ranks, microbatches))
+            shown.append(_exhibit(system, ranks, microbatches))
         except BadInput as error:
-            absent.append(Absent(one, str(error)))
+            absent.append(Absent(system, str(error)))
     return tuple(shown), tuple(absent)
 
 
-def _exhibit(one: System, ranks: int, microbatches: int) -> Exhibit:
-    chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
+def _exhibit(system: System, ranks: int, microbatches: int) -> Exhibit:
+    chunks = len(parse_routes(system.placement, ranks)[0]) // ranks
     held, time = HELD_BYTES // chunks, PASS_TIME // chunks
     bytes_held = {"held_until_B": held // 2, "held_until_W": held - held // 2}
 
     def step(microbatches: int) -> Problem:
-        return problem_for(one.name, ranks, microbatches, time, time, time, **bytes_held)
+        return problem_for(system.name, ranks, microbatches, time, time, time, **bytes_held)
 
     problem = step(microbatches)
-    schedule = preset(one.name, problem)
+    schedule = preset(system.name, problem)
     timeline = schedule.timeline()
     peaks = [peak / HELD_BYTES for peak in timeline.peak_bytes]
     makespan, span = (1 - problem.work / value for value in (timeline.makespan, timeline.span))
-    shown = Exhibit(one, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
-    if one.group != "asynchronous":
+    shown = Exhibit(system, schedule, (max(peaks), min(peaks)), float(makespan), float(span))
+    if system.group != "asynchronous":
         return shown
     longer = step(STEADY_ROUNDS * ranks)
-    return replace(shown, period_bubble=float(1 - rounds_of(longer).work / period(preset(one.name, longer)).time))
+    return replace(shown, period_bubble=float(1 - rounds_of(longer).work / period(preset(system.name, longer)).time))
 
 
 def gallery_as_text(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     """The systems as lines for a terminal; below, which are absent and why."""
-    lines = aligned([HEAD, *(_cells(one) for one in shown)], left=range(len(HEAD)))
+    lines = aligned([HEAD, *(_cells(exhibit) for exhibit in shown)], left=range(len(HEAD)))
     lines += [
-        f"{one.system.name}: in the steady state, without an end, a bubble of {one.period_bubble:.2%}"
-        for one in shown
-        if one.period_bubble is not None
+        f"{exhibit.system.name}: in the steady state, without an end, a bubble of {exhibit.period_bubble:.2%}"
+        for exhibit in shown
+        if exhibit.period_bubble is not None
     ]
-    lines += [f"{one.system.name}: not here: {one.why}" for one in absent]
+    lines += [f"{absent_system.system.name}: not here: {absent_system.why}" for absent_system in absent]
     return "\n".join(lines) + "\n"
 
 
-def _cells(one: Exhibit) -> tuple[str, ...]:
-    s = one.system
-    measured = (f"{one.makespan_bubble:.2%}", f"{one.span_bubble:.2%}", f"{one.peak[0]:g}")
+def _cells(exhibit: Exhibit) -> tuple[str, ...]:
+    s = exhibit.system
+    measured = (f"{exhibit.makespan_bubble:.2%}", f"{exhibit.span_bubble:.2%}", f"{exhibit.peak[0]:g}")
     return (s.name, s.placement, s.bubble, s.memory, s.weights, *measured)
 
 
 def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
     """One HTML page that loads nothing."""
-    values = [float(one.schedule.timeline().makespan) for one in shown]
+    values = [float(exhibit.schedule.timeline().makespan) for exhibit in shown]
     longest = max(value for value in values if value <= 2 * min(values))  # longer ones have a scale of their own
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, problem.microbatches
     title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
-    groups = [(group, [_card(one, longest) for one in shown if one.system.group == group]) for group in GROUPS]
-    overview = [_cells(one) for group in GROUPS for one in shown if one.system.group == group]
+    groups = [(group, [_card(exhibit, longest) for exhibit in shown if exhibit.system.group == group]) for group in GROUPS]
+    overview = [_cells(exhibit) for group in GROUPS for exhibit in shown if exhibit.system.group == group]
     return render("gallery.html", title=title, groups=groups, absent=absent, head=HEAD, overview=overview)
 
 
-def _card(one: Exhibit, longest: float) -> dict[str, Any]:
+def _card(exhibit: Exhibit, longest: float) -> dict[str, Any]:
     """What the page shows of one system: its words, its numbers, its picture on a scale of `longest` µs where it fits."""
-    s, timeline = one.system, one.schedule.timeline()
+    s, timeline = exhibit.system, exhibit.schedule.timeline()
     facts = (
         ("placement", s.placement),
         ("bubble, published", s.bubble),
-        ("bubble here", f"{one.makespan_bubble:.2%}, of the span {one.span_bubble:.2%}"),
+        ("bubble here", f"{exhibit.makespan_bubble:.2%}, of the span {exhibit.span_bubble:.2%}"),
         ("activations, published", s.memory),
-        ("activations here", f"{one.peak[0]:g} microbatches at most, {one.peak[1]:g} on the emptiest rank"),
+        ("activations here", f"{exhibit.peak[0]:g} microbatches at most, {exhibit.peak[1]:g} on the emptiest rank"),
         *(("in host memory here", f"{peak / HELD_BYTES:g} microbatches' of all ranks") for peak in timeline.pool_peaks),
-        *((("bubble in the steady state", f"{one.period_bubble:.2%}"),) if one.period_bubble is not None else ()),
+        *((("bubble in the steady state", f"{exhibit.period_bubble:.2%}"),) if exhibit.period_bubble is not None else ()),
         ("weights", s.weights),
         *((("needs", s.needs),) if s.needs else ()),
     )
     own = timeline.makespan > longest
     style = Style(1000, title="", notes=False, longest=None if own else longest, hover=True)
-    chart = to_svg(schedule_drawing(one.schedule, None, style))
+    chart = to_svg(schedule_drawing(exhibit.schedule, None, style))
     scale = " · on a time scale of its own" if own else ""
     return {"name": s.name, "title": s.title, "paper": s.paper, "scale": scale, "facts": facts, "picture": picture(chart)}

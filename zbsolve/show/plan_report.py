@@ -53,8 +53,8 @@ def _near(plan: Plan) -> Iterator[str]:
     wide = f"; a step shorter by up to {format_gap(plan.gap)} is not excluded" if plan.gap > WIDE_GAP else ""
     yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these{wide}"
     head = ("layout", "step", "MFU", f"{unit_of(plan.shape)}/s a device", "memory", "bubble", "bound", "by")
-    times = steps_and_bounds([(one.value, float(plan.bounds.step[plan.number(one)])) for one in shown])
-    rows = [head, *(_row(plan, one, *both) for one, both in zip(shown, times, strict=True))]
+    times = steps_and_bounds([(candidate.value, float(plan.bounds.step[plan.number(candidate)])) for candidate in shown])
+    rows = [head, *(_row(plan, candidate, *both) for candidate, both in zip(shown, times, strict=True))]
     yield from aligned(rows, left=(0, -1))
     yield f"memory: of the fullest rank, of {format_bytes(plan.memory)}: {', '.join(plan.best.memory())}"
     if plan.mfu(plan.best) is not None:
@@ -62,12 +62,12 @@ def _near(plan: Plan) -> Iterator[str]:
     yield "bound: no partition of that layout's layers and no schedule takes less; by: what says so"
 
 
-def _row(plan: Plan, one: Candidate, step: str, bound: str) -> tuple[str, ...]:
-    sizes = one.memory().values()
+def _row(plan: Plan, candidate: Candidate, step: str, bound: str) -> tuple[str, ...]:
+    sizes = candidate.memory().values()
     unit, (total, *parts) = in_one_unit([sum(sizes), *sizes])
-    sizes_shown, bubble = f"{total} = {' + '.join(parts)} {unit}", one.schedule.timeline().bubble_rate
-    rates = (share_or_dash(plan.mfu(one)), f"{plan.tokens(one):,.0f}", sizes_shown, f"{bubble:.1%}")
-    return (one.layout.title, step, *rates, bound, RULES[plan.bounds.rule[plan.number(one)]])
+    sizes_shown, bubble = f"{total} = {' + '.join(parts)} {unit}", candidate.schedule.timeline().bubble_rate
+    rates = (share_or_dash(plan.mfu(candidate)), f"{plan.tokens(candidate):,.0f}", sizes_shown, f"{bubble:.1%}")
+    return (candidate.layout.title, step, *rates, bound, RULES[plan.bounds.rule[plan.number(candidate)]])
 
 
 def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def _lost(plan: Plan) -> Iterator[str]:
     yield "what families of layouts lose at least (0: still in the race):"
     found = families(plan.space)
     for field, meaning in FIELDS.items():
-        parts = [f"{one.value} {lost_share(one.lost)}" for one in found if one.field == field]
+        parts = [f"{family.value} {lost_share(family.lost)}" for family in found if family.field == field]
         yield f"  {meaning}: {', '.join(parts)}"
 
 
@@ -130,17 +130,17 @@ def honest_line(model: Model, cluster: Cluster) -> str:
 def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
     """A line a change, and which link limits where links were asked about."""
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
-    found = [one for one in answers if one.plan]
-    times = steps_and_bounds([(one.plan.best.value, one.bound) for one in found if one.plan])
+    found = [answer for answer in answers if answer.plan]
+    times = steps_and_bounds([(answer.plan.best.value, answer.bound) for answer in found if answer.plan])
     rows = [head]
-    for one, both in zip(found, times, strict=True):
-        if one.plan is not None:
-            best, (low, high) = one.plan.best, _proven(before, one)
+    for answer, both in zip(found, times, strict=True):
+        if answer.plan is not None:
+            best, (low, high) = answer.plan.best, _proven(before, answer)
             shares = f"{best.value / before.best.value - 1:+.1%}", f"{low:+.1%} to {high:+.1%}"
-            rows.append((one.change, *both, format_gap(one.gap), *shares, best.layout.title))
+            rows.append((answer.change, *both, format_gap(answer.gap), *shares, best.layout.title))
     lines = aligned(rows, left=(0, -1)) if found else []
     lines += [PROVEN] if lines else []
-    lines += [f"{one.change}: {printable(one.reason)}" for one in answers if not one.plan]
+    lines += [f"{answer.change}: {printable(answer.reason)}" for answer in answers if not answer.plan]
     return "\n".join([*lines, *_limiting(before, answers)]) + "\n"
 
 
@@ -158,27 +158,27 @@ def front_as_text(front: PlanFront) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _proven(before: Plan, one: Answer) -> tuple[float, float]:
+def _proven(before: Plan, answer: Answer) -> tuple[float, float]:
     """Between which shares the best step with the change differs from the best without it. What makes nothing harder makes
     no step longer, and what makes nothing easier none shorter."""
-    assert one.plan is not None
-    low, high, base = one.bound / before.best.value - 1, one.plan.best.value / before.bound - 1, case_of(before)
-    return max(low, 0.0) if no_harder(base, one.case) else low, min(high, 0.0) if no_harder(one.case, base) else high
+    assert answer.plan is not None
+    low, high, base = answer.bound / before.best.value - 1, answer.plan.best.value / before.bound - 1, case_of(before)
+    return max(low, 0.0) if no_harder(base, answer.case) else low, min(high, 0.0) if no_harder(answer.case, base) else high
 
 
-def answer_as_json(before: Plan, one: Answer) -> dict[str, Any]:
+def answer_as_json(before: Plan, answer: Answer) -> dict[str, Any]:
     """The same as fields."""
-    if one.plan is None:
-        return {"change": one.change, "reason": one.reason}
-    best = one.plan.best
-    fields = {"change": one.change, "step": best.value, "bound": one.bound, "gap": one.gap, "proof": one.proof}
-    fields |= {"against": best.value / before.best.value - 1, "proven": list(_proven(before, one))}
+    if answer.plan is None:
+        return {"change": answer.change, "reason": answer.reason}
+    best = answer.plan.best
+    fields = {"change": answer.change, "step": best.value, "bound": answer.bound, "gap": answer.gap, "proof": answer.proof}
+    fields |= {"against": best.value / before.best.value - 1, "proven": list(_proven(before, answer))}
     return fields | {"layout": best.layout.numbers}
 
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
     """Which link limits, of those that were asked about twice as fast."""
-    links = {one.change: (one.plan, one) for one in answers if one.plan and one.change in LINK_CHANGES}
+    links = {answer.change: (answer.plan, answer) for answer in answers if answer.plan and answer.change in LINK_CHANGES}
     saved = {change: 1 - plan.best.value / before.best.value for change, (plan, _) in links.items()}
     if len(saved) < 2:
         return

@@ -68,7 +68,7 @@ def _stage(profile: Profile, memory: StageMemory, here: range, factor: float, fi
     f, b, w, bw = (factor * sum(getattr(layer, kind) for layer in layers) for kind in ("F", "B", "W", "BW"))
     message = 0.0 if end == len(profile.layers) else profile.link.message(layers[-1])
     kept = int(memory.kept(first, end))
-    return PlainStage(first, end, f, b, w, bw, kept, fixed, moving, message, sum(one.all_to_all for one in layers))
+    return PlainStage(first, end, f, b, w, bw, kept, fixed, moving, message, sum(layer.all_to_all for layer in layers))
 
 
 def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:

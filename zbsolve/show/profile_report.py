@@ -84,23 +84,23 @@ def partitions_as_text(
 ) -> str:
     """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
     the times come from."""
-    busiest = [float((costs.shares @ one.times).max()) for one in found]
-    base = next(work for one, work in zip(found, busiest, strict=True) if one.name == "equal")
+    busiest = [float((costs.shares @ partitioned.times).max()) for partitioned in found]
+    base = next(work for partitioned, work in zip(found, busiest, strict=True) if partitioned.name == "equal")
     rows = [("partition", f"busiest rank {units.time}", "against equal", f"most {units.size}", "  layers a stage")]
-    for one, work in zip(found, busiest, strict=True):
+    for partitioned, work in zip(found, busiest, strict=True):
         rows.append(
             (
-                one.name,
+                partitioned.name,
                 units.of_time(work),
                 f"{work / base - 1:+.2%}" if base else "–",
-                f"{units.of_bytes(max(one.need))}{' ' if costs.fits(one.need) else '!'}",
-                "  " + counted(one.layers),
+                f"{units.of_bytes(max(partitioned.need))}{' ' if costs.fits(partitioned.need) else '!'}",
+                "  " + counted(partitioned.layers),
             )
         )
     kind = "with parameters, states and min(m, stages left) microbatches" if costs.single else "with one microbatch"
     lines = aligned(rows, left=(0, -1))
     lines.append(f"{units.time}: of one microbatch; {units.size}: {kind}; m = {costs.microbatches}")
-    if not all(costs.fits(one.need) for one in found):
+    if not all(costs.fits(partitioned.need) for partitioned in found):
         rooms = " or ".join(map(units.of_bytes, dict.fromkeys(costs.limit or ())))
         lines.append(f"!: more than the {rooms} {units.size} that a rank has")
     if note := times_note(source):

@@ -63,8 +63,8 @@ def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
     """The units of the largest time and the largest bytes of any layer, and of any of the stages."""
     times = [getattr(layer, kind) for layer in profile.layers for kind in TIMED]
     sizes = [getattr(layer, size) for layer in profile.layers for size in SIZED.values()]
-    for one in stages:
-        times, sizes = [*times, one.F, one.BW, one.split - one.F], [*sizes, one.held, one.fixed, one.moving]
+    for stage in stages:
+        times, sizes = [*times, stage.F, stage.BW, stage.split - stage.F], [*sizes, stage.held, stage.fixed, stage.moving]
     return Units(time_unit(max(times))[0], format_bytes(max(sizes)).split()[1])
 
 
@@ -130,7 +130,7 @@ class BarRow(NamedTuple):
 def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
     """The picture: all times on one scale, and all bytes."""
     found = []
-    longest = max(one.F + max(one.B + one.W, one.BW) for one in profile.layers) or 1.0
+    longest = max(each_layer.F + max(each_layer.B + each_layer.W, each_layer.BW) for each_layer in profile.layers) or 1.0
     largest = max(max(one.held_until_B + one.held_until_W, one.parameter_bytes) for one in profile.layers) or 1
 
     def time(layer: Layer, kind: str, begin: float) -> list[Bar]:
@@ -256,7 +256,7 @@ def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     lengths = said.get("lengths") if isinstance(said, dict) else None
     if not isinstance(said, dict) or not lengths:
         return [()]
-    cuts = cuts_of([float(one) for one in lengths], profile.layers)
+    cuts = cuts_of([float(length) for length in lengths], profile.layers)
     heads = (f"{what} {units.time}" for what in (*TIMED[:4], "attention F", "B"))
     rows: list[tuple[str, ...]] = [(f"in {len(lengths)} slices", *heads, f"keys and values {units.size}")]
     for layer in profile.layers:
@@ -275,7 +275,7 @@ def overheads_line(profile: Profile) -> str:
     lengths = said.get("lengths") if isinstance(said, dict) else None
     if not lengths:
         return ""
-    found = overheads(profile.layers, cuts_of([float(one) for one in lengths], profile.layers))
+    found = overheads(profile.layers, cuts_of([float(length) for length in lengths], profile.layers))
     if found is None:
         return ""
     dominate = ": these overheads dominate, fewer slices or longer sequences have less" if found.share >= DOMINATING else ""

@@ -28,12 +28,12 @@ MAX_STAGES = 32  # that have a line each
 def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
     """A line a stall, the longest few."""
     names = trace.facts.get("steps")
-    for one in stalls[:MAX_STALLS]:
-        step = names[one.step] if isinstance(names, list) else one.step
-        saved = one.measured - one.without
+    for stall in stalls[:MAX_STALLS]:
+        step = names[stall.step] if isinstance(names, list) else stall.step
+        saved = stall.measured - stall.without
         without = f"the step is {format_time(saved)} shorter without" if saved >= 0.5 else "the step is no shorter without"
-        usual = f"{format_time(one.took)} in place of {format_time(one.usual)}"
-        yield f"stall: step {printable(str(step))}, {one.name} on rank {one.rank}: {usual}; {without}"
+        usual = f"{format_time(stall.took)} in place of {format_time(stall.usual)}"
+        yield f"stall: step {printable(str(step))}, {stall.name} on rank {stall.rank}: {usual}; {without}"
     if len(stalls) > MAX_STALLS:
         yield f"and {len(stalls) - MAX_STALLS} more stalls"
 
@@ -163,26 +163,26 @@ def today_as_text(today: Today) -> str:
 
 def drift_as_text(found: Drift) -> str:
     """A row a layer, a column a kind; `*`: beyond the spread, `?`: too few samples to say."""
-    kinds = [kind for kind in MEASURED if any(one.what == kind for one in found.layers)]
-    names = list(dict.fromkeys(one.layer for one in found.layers))
-    cells = {(one.layer, one.what): _cell(one) for one in (*found.layers, *found.total)}
+    kinds = [kind for kind in MEASURED if any(layer.what == kind for layer in found.layers)]
+    names = list(dict.fromkeys(layer.layer for layer in found.layers))
+    cells = {(change.layer, change.what): _cell(change) for change in (*found.layers, *found.total)}
     rows = [("", *(f"{kind} " for kind in kinds))]
     rows += [(name or "all layers", *(cells.get((name, kind), "– ") for kind in kinds)) for name in (*names, "")]
     lines = aligned(rows)
-    link = next(one for one in found.total if one.what == "link")
+    link = next(change for change in found.total if change.what == "link")
     lines.append(f"largest message: {link.old:,.1f} → {link.new:,.1f} µs ({_cell(link).strip()})")
-    marked = [one.beyond for one in found.layers]
+    marked = [layer.beyond for layer in found.layers]
     lines.append(f"{sum(map(bool, marked))} of {len(marked)} times changed beyond their spread (*)")
     if None in marked:
         lines[-1] += f"; {marked.count(None)} have fewer than {MIN_SAMPLES} samples on one side (?)"
-    lines += [f"{one.layer}: {one.what} {one.old:,.0f} → {one.new:,.0f} bytes" for one in found.bytes]
+    lines += [f"{change.layer}: {change.what} {change.old:,.0f} → {change.new:,.0f} bytes" for change in found.bytes]
     lines += [f"only in the older: {', '.join(found.only_old)}"] * bool(found.only_old)
     lines += [f"only in the newer: {', '.join(found.only_new)}"] * bool(found.only_new)
     return "\n".join(lines) + "\n"
 
 
-def _cell(one: Change) -> str:
+def _cell(change: Change) -> str:
     """`+3.1%*`; a blank in place of the mark, so that numbers stand under each other."""
-    share = "new" if one.change is None else f"{one.change:+.1%}"
-    mark = " " if not one.layer and one.what != "link" else {True: "*", False: " ", None: "?"}[one.beyond]
+    share = "new" if change.change is None else f"{change.change:+.1%}"
+    mark = " " if not change.layer and change.what != "link" else {True: "*", False: " ", None: "?"}[change.beyond]
     return f"{share}{mark}"

@@ -78,7 +78,7 @@ class ComparedSchedule:
         """The numbers, without the schedule."""
         body = {name: getattr(self, name) for name in ("name", "value", "bubble", "ratio", "busiest")}
         certificate = None if self.certificate is None else self.certificate.to_json()
-        rest = {"peaks": list(self.peaks), "shares": [asdict(one) for one in self.shares], "certificate": certificate}
+        rest = {"peaks": list(self.peaks), "shares": [asdict(share) for share in self.shares], "certificate": certificate}
         difference = None if self.difference is None else asdict(self.difference)
         times = {"source": self.schedule.problem.source, "other_times": self.other_times}
         return body | rest | {"difference": difference, **times}
@@ -137,13 +137,13 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
         if row.certificate is not None:
             before = highest.get(row.certificate.digest, row.certificate)
             highest[row.certificate.digest] = max(before, row.certificate, key=lambda one: one.bound)
-    found = list(rows)
+    compared_schedules = list(rows)
     for i, row in enumerate(rows):
         own = row.certificate
         if own is not None and own.bound < (best := highest[own.digest]).bound <= row.value:
             raised = replace(own, bound=best.bound, relaxation=best.relaxation, ranks=best.ranks, proof=best.proof)
-            found[i] = replace(row, schedule=row.schedule.certified(raised))
-    return tuple(found)
+            compared_schedules[i] = replace(row, schedule=row.schedule.certified(raised))
+    return tuple(compared_schedules)
 
 
 def _other_work(first: Schedule, schedule: Schedule) -> str:
@@ -231,9 +231,9 @@ def _one_by_one(first: Problem, problem: Problem) -> str:
     other = np.flatnonzero(first.passes.duration != problem.passes.duration)
     if len(other):
         i = int(other[0])
-        there, here = format_times(*(int(one.passes.duration[i]) for one in (first, problem)))
+        there, here = format_times(*(int(each_problem.passes.duration[i]) for each_problem in (first, problem)))
         return f"{len(other):,} passes take longer or shorter, {first.names[i]} {here} in place of {there}"
-    there_lag, here_lag = (_lags(one) for one in (first, problem))
+    there_lag, here_lag = (_lags(each_problem) for each_problem in (first, problem))
     arcs = [arc for arc, lag in there_lag.items() if here_lag.get(arc, lag) != lag]
     if not arcs:
         return ""

@@ -87,8 +87,8 @@ def _placement(row: ComparedSchedule, most: int) -> str:
 def _shares(c: ScheduleComparison, show: Show) -> Rows:
     rows: Rows = [("schedule", "rank", "work", "idle in warm-up", "in between", "in cool-down")]
     for row in c.rows:
-        one = row.shares[row.busiest]
-        times = (show(time) for time in (one.work, one.warm_up, one.steady, one.cool_down))
+        time_shares = row.shares[row.busiest]
+        times = (show(time) for time in (time_shares.work, time_shares.warm_up, time_shares.steady, time_shares.cool_down))
         rows.append((printable(row.name), str(row.busiest), *times))
     return rows
 
@@ -115,11 +115,11 @@ def _change(first: ComparedSchedule, row: ComparedSchedule) -> str:
         return _difference(row.difference)
     there, here = (
         {
-            "placement": _placement(one, 4 * MAX_PLACEMENT),
-            "passes": " ".join(one.schedule.problem.passes.kinds),
-            "layers a stage": counted(one.schedule.problem.layers or ()),
+            "placement": _placement(compared_schedule, 4 * MAX_PLACEMENT),
+            "passes": " ".join(compared_schedule.schedule.problem.passes.kinds),
+            "layers a stage": counted(compared_schedule.schedule.problem.layers or ()),
         }
-        for one in (first, row)
+        for compared_schedule in (first, row)
     )
     changed = [f"{what} {there[what]} → {here[what]}" for what in there if there[what] != here[what]]
     return "; ".join(changed) or "other passes"
@@ -130,24 +130,24 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
     return [f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent]
 
 
-def _noise(found: UnderNoise) -> tuple[str, Rows]:
+def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
     """What schedules take where times vary, each with its bound, the rank that critical paths are on most, and
     the passes by kind and stage."""
     from ..noise import SHARES
 
-    first = next(iter(found.spreads.values()))
-    unit, show = time_unit(max(one.at(SHARES[-1])[0] for one in found.spreads.values()))
+    first = next(iter(under_noise.spreads.values()))
+    unit, show = time_unit(max(spread.at(SHARES[-1])[0] for spread in under_noise.spreads.values()))
     quantiles = [f"p{100 * share:.0f}" for share in SHARES]
     rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, "no mean below", "shorter in", "most critical")]
-    for name, one in found.spreads.items():
+    for name, one in under_noise.spreads.items():
         middle, off = (show(us) for us in one.mean)
         ranked = [show(one.at(share)[0]) for share in SHARES]
         often = "" if one is first else f"{one.shorter(first):.1%}"
         parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
         critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
         rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
-    few = f"; too few for an upper end of {' and '.join(found.unbounded)}" if found.unbounded else ""
-    return f"{found.draws:,} steps where times vary: {found.noise}{few}", rows
+    few = f"; too few for an upper end of {' and '.join(under_noise.unbounded)}" if under_noise.unbounded else ""
+    return f"{under_noise.draws:,} steps where times vary: {under_noise.noise}{few}", rows
 
 
 def _difference(found: OrderDifference) -> str:

@@ -128,7 +128,7 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
         "objective": problem.objective,
         "capacity": None if problem.capacity is None else list(problem.capacity),
         "memory": bool(e.bytes.any()),
-        "tracks": [{"stream": one.stream, "rank": one.rank, "passes": len(one.rows)} for one in tracks],
+        "tracks": [{"stream": track.stream, "rank": track.rank, "passes": len(track.rows)} for track in tracks],
         "runs": runs,
         "packed": packed(columns),
     }
@@ -194,7 +194,7 @@ def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int 
     ]
     title = f"{'':{left}}  {'0':<{columns - 12}}{format_time(longest):>12}{'peak' if right else '':>{right + 2}}".rstrip()
     taken = [f"{schedule.problem.objective} {format_time(step_time(timeline))}" for _, timeline in runs[1:]]
-    measured = [f"measured {one} (median step)" for one in taken]
+    measured = [f"measured {name} (median step)" for name in taken]
     below = [headline(schedule), value_line(schedule), *pool_lines(schedule), *measured, *certificate_lines(schedule)]
     return "\n".join([title, *body, paint.legend(), "", *below]) + "\n"
 

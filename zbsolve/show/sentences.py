@@ -25,7 +25,7 @@ def headline(schedule: Schedule, of_all: bool = False) -> str:
     counts = [(problem.ranks, "rank", "s"), (problem.microbatches, "microbatch", "es")]
     counts = counts if of_all else [counts[0], stages, counts[1], passes]
     source = f" ({printable(problem.source)})" if problem.source else ""
-    return ", ".join(f"{n:,} {one}{'' if n == 1 else plural}" for n, one, plural in counts) + source
+    return ", ".join(f"{n:,} {name}{'' if n == 1 else plural}" for n, name, plural in counts) + source
 
 
 def placed(problem: Problem) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def pool_lines(schedule: Schedule) -> list[str]:
     """A line a pool beside the devices (a node's host memory): what it holds at most, of what it has."""
     pools = schedule.problem.pools
     peaks = schedule.timeline().pool_peaks if pools else ()
-    limits = ["" if one.capacity is None else f" of {format_bytes(one.capacity)}" for one in pools]
+    limits = ["" if pool.capacity is None else f" of {format_bytes(pool.capacity)}" for pool in pools]
     found = zip(pools, peaks, limits, strict=True)
-    return [f"{printable(one.name)}: {format_bytes(peak)}{limit}" for one, peak, limit in found]
+    return [f"{printable(pool.name)}: {format_bytes(peak)}{limit}" for pool, peak, limit in found]
 
 
 def verdict(certificate: Certificate) -> str:

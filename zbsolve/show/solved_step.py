@@ -59,7 +59,7 @@ def solved(
     saves, copies = _fused_saves(given[0], schedule), _copy_ratio(*given, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
     if schedule.every_split is not None:
-        best = next(one.placement for one in tried if not one.why)
+        best = next(attempt.placement for attempt in tried if not attempt.why)
         bounds[PARTITION] |= {best: schedule.every_split.bound}
     return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
@@ -94,14 +94,14 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     their own."""
     if step.slices == AUTO:
         return _bounds_of_slices(profile, step, tried)
-    placed = dict.fromkeys(one.placement.split()[0] for one in tried if one.layers)
-    steps = {one: replace(step, placement=one) for one in placed}
+    placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
+    steps = {name: replace(step, placement=name) for name in placed}
     free = replace(profile, capacity=None)
     if is_auto(step.order):
-        return _least_on_layers(ORDER, steps, tried, lambda one: bound_over_orders(one.problem(free)))
+        return _least_on_layers(ORDER, steps, tried, lambda plain_step: bound_over_orders(plain_step.problem(free)))
     if is_auto(step.sizes):
         sizes = batch_of(step, profile), numbers_of(step, profile)
-        return _least_on_layers(SIZES, steps, tried, lambda one: _bound_of_sizes(free, one, *sizes))
+        return _least_on_layers(SIZES, steps, tried, lambda plain_step: _bound_of_sizes(free, plain_step, *sizes))
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
     if step.partition == AUTO and (step.lengths or step.sizes):
@@ -110,7 +110,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
     if step.gathers != AUTO and (step.keeping_open or step.vocabulary == AUTO):
-        return {CHOICE: {place: _least_of_choices(profile, place, one, tried) for place, one in steps.items()}}
+        return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
 
 
@@ -126,7 +126,7 @@ def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str,
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
     """µs that no choice takes less than on a placement. Of the vocabulary's places alone what was proven of each counts."""
-    found = {key: bound_of_every_choice(profile, one) for key, one in _on_tried(place, step, tried).items()}
+    found = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
     proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in found.items())
 
@@ -139,7 +139,7 @@ def _least_on_layers(
     change places alone."""
     every = {place: _on_tried(place, replace(step, memory=None), tried).values() for place, step in steps.items()}
     try:
-        return {what: {place: min(bound(one.closed) for one in those) for place, those in every.items()}}
+        return {what: {place: min(bound(plain_step.closed) for plain_step in those) for place, those in every.items()}}
     except BadInput:
         return {}
 
@@ -155,19 +155,19 @@ def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequenc
 def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
     """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
     layers of stages are given."""
-    value = min(one.value for one in tried if one.value is not None)
+    value = min(attempt.value for attempt in tried if attempt.value is not None)
     if step.partition == AUTO:
         return {}
     found: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
-    for place in dict.fromkeys(one.placement.split()[0] for one in tried if one.layers):
+    for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
         on_it = replace(step, placement=place)
-        layers = {one.layers for one in tried if one.layers and one.placement.split()[0] == place}
-        each = [bound_of_any_slices(profile, on_it, one, value) for one in layers]
-        if any(one is None for one in each):
+        layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
+        each = [bound_of_any_slices(profile, on_it, layer, value) for layer in layers]
+        if any(of_any_slices is None for of_any_slices in each):
             return {}
-        found[SLICES][place] = min(one.bound for one in each if one is not None)
-        if all(one is not None and one.longer_from for one in each):
-            found[LONGER][place] = max(one.longer_from or 0 for one in each if one is not None)
+        found[SLICES][place] = min(of_any_slices.bound for of_any_slices in each if of_any_slices is not None)
+        if all(of_any_slices is not None and of_any_slices.longer_from for of_any_slices in each):
+            found[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
     return {what: every for what, every in found.items() if every}
 
 
@@ -192,7 +192,7 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
         note = clipping_note(profile, plain)
         if step.keeping_open:
             return gain._replace(note=note)
-        value, without = (int(preset(SLIMPIPE, one).timeline().value) for one in (problem, plain))
+        value, without = (int(preset(SLIMPIPE, each_problem).timeline().value) for each_problem in (problem, plain))
     except (BadInput, Infeasible):
         return gain
     return gain._replace(value=value, without=without, note=note)

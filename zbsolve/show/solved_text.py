@@ -122,12 +122,12 @@ class Solved:
     def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
         """The default split that was tried in the winner's place, and the layers moved from there to the winner's (see
         `moves_between`); None where that has it, or none was tried."""
-        rows = [one for one in self.tried if one.value is not None]
-        for best in (one for one in rows if not one.why):
-            for one in rows:
-                default = "balanced" in one.partition.split("=") and "," not in one.partition  # where layers moved is one
-                if default and one.placement.split()[0] == best.placement.split()[0] and one.layers != best.layers:
-                    return one, moves_between(one.layers, best.layers)
+        rows = [attempt for attempt in self.tried if attempt.value is not None]
+        for best in (row for row in rows if not row.why):
+            for row in rows:
+                default = "balanced" in row.partition.split("=") and "," not in row.partition  # where layers moved is one
+                if default and row.placement.split()[0] == best.placement.split()[0] and row.layers != best.layers:
+                    return row, moves_between(row.layers, best.layers)
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Solved:
         body: dict[str, Any] = {
             **certificate.to_json(),
             "source": problem.source,
-            **({"tried": [one.to_json() for one in self.tried]} if self.tried else {}),
+            **({"tried": [attempt.to_json() for attempt in self.tried]} if self.tried else {}),
             **({"moved": self.moved[1]} if self.moved else {}),
             **{what if what == LONGER else f"bound_of_every_{what}": every for what, every in self.bounds.items()},
             **placed(problem),
@@ -151,7 +151,7 @@ class Solved:
         }
         if problem.pools:
             found = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
-            body["pools"] = [{"name": one.name, "peak": peak, "capacity": one.capacity} for one, peak in found]
+            body["pools"] = [{"name": pool.name, "peak": peak, "capacity": pool.capacity} for pool, peak in found]
         if problem.messages is not None and problem.capacity is not None:
             waiting = most_waiting(self.schedule).tolist()
             body["messages"] = {"waiting": waiting, "reserved": list(problem.messages.reserved)}
@@ -250,16 +250,16 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     )
 
 
-def _noise_lines(found: LeastUnderNoise) -> list[str]:
+def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
     """What steps take where times vary, and how much less that is than of the shortest order by the given times."""
-    aim, drawn = found.aim, found.drawn
-    unit, show = time_unit(max(one.at(0.5)[0] for one in drawn.spreads.values()))
+    aim, drawn = least_under_noise.aim, least_under_noise.drawn
+    unit, show = time_unit(max(spread.at(0.5)[0] for spread in drawn.spreads.values()))
     rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
-    for name, one in drawn.spreads.items():
-        ranked = (f"{show(at)} ({show(low)} to {show(high)})" for at, low, high in map(one.at, (0.5, 0.95, 0.99)))
-        rows.append((name, show(one.given), "{} ± {}".format(*map(show, one.mean)), *ranked))
-    least, low, high = found.less
-    bound, off = map(show, found.this.bound)
+    for name, spread in drawn.spreads.items():
+        ranked = (f"{show(at)} ({show(low)} to {show(high)})" for at, low, high in map(spread.at, (0.5, 0.95, 0.99)))
+        rows.append((name, show(spread.given), "{} ± {}".format(*map(show, spread.mean)), *ranked))
+    least, low, high = least_under_noise.less
+    bound, off = map(show, least_under_noise.this.bound)
     return [
         f"times vary: {drawn.noise}; {drawn.draws:,} steps that nothing was chosen by (95 % intervals)",
         *aligned(rows),
@@ -305,9 +305,9 @@ def _slices_in_words(problem: Problem) -> list[str]:
     lengths = problem.slice_lengths
     if not lengths:
         return []
-    if all(one.is_integer() for one in lengths):
-        return [f"slices of {counted([int(one) for one in lengths])} tokens"]
-    return [f"slices of {counted([f'{one / sum(lengths):.1%}' for one in lengths])} of the sequence"]
+    if all(length.is_integer() for length in lengths):
+        return [f"slices of {counted([int(length) for length in lengths])} tokens"]
+    return [f"slices of {counted([f'{length / sum(lengths):.1%}' for length in lengths])} of the sequence"]
 
 
 def _attention_in_words(gain: AttentionGain) -> str:
@@ -352,7 +352,7 @@ def _waiting_rows(schedule: Schedule) -> list[str]:
     if (over <= 0).all():
         return []
     rank = int(over.argmax())
-    most, usual = (format_bytes(int(one[rank])) for one in (waiting, problem.messages.reserved))
+    most, usual = (format_bytes(int(array[rank])) for array in (waiting, problem.messages.reserved))
     more = int((over > 0).sum()) - 1
     others = f" (and on {more} more {'rank' if more == 1 else 'ranks'})" if more else ""
     return [f"messages: {most} wait at once on rank {rank}{others}, more than the usual {usual}; that has room, too"]
@@ -422,9 +422,9 @@ def state_as_text(state: State, elapsed: float) -> str:
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
     """What each placement and partition reached and why it lost, a row each, all times in one unit; the memory of the
     fullest rank where any is known."""
-    split, full = len({one.partition for one in tried}) > 1, any(one.memory for one in tried)
+    split, full = len({attempt.partition for attempt in tried}) > 1, any(one.memory for one in tried)
     head = "placement, partition" if split else "placement"
-    unit, show = time_unit(max(one.value for one in tried if one.value is not None), digits=3)
+    unit, show = time_unit(max(attempt.value for attempt in tried if attempt.value is not None), digits=3)
     rows = [(head, f"{objective}, {unit}", f"bound, {unit}", "gap", *["fullest rank"] * full, "seconds", "")]
     for one in tried:
         name = f"{one.placement} {one.partition}" if split else one.placement

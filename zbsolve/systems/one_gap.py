@@ -34,9 +34,9 @@ def zb_gap(problem: Problem) -> Schedule:
     if problem.capacity is None:  # as many forwards as 1F1B has begun on rank 0, and what else one microbatch takes
         step = step._replace(room=(p - 1) * step.taken[F] + step.taken.sum(axis=0))
     turns = p * _shortest(step, problem.microbatches) + np.arange(p)[:, None]
-    found, plain = schedule_of(problem, turns, rows), zb_h1(problem)
+    schedule, plain = schedule_of(problem, turns, rows), zb_h1(problem)
     fits = np.less_equal(plain.timeline().peak_bytes, step.room).all()
-    return plain if fits and plain.timeline().value < found.timeline().value else found
+    return plain if fits and plain.timeline().value < schedule.timeline().value else schedule
 
 
 def _shortest(step: StepTimes, m: int) -> Ints:

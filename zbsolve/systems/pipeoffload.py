@@ -123,8 +123,8 @@ def _schedule(problem: Problem, name: str) -> Schedule:
     for rank, turns in _turns(problem, begun).items():
         _put_copies(problem, start, rank, turns, name)
     peaks = Timeline(problem, start, start + p.duration).peak_bytes
-    found = schedule_by_start(replace(problem, capacity=peaks), start)
-    return Schedule(problem, found.order, found.syncs)
+    schedule = schedule_by_start(replace(problem, capacity=peaks), start)
+    return Schedule(problem, schedule.order, schedule.syncs)
 
 
 def _block(plain: Problem, name: str) -> Block:

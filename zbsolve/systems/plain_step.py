@@ -55,10 +55,10 @@ def step_in_rows(problem: Problem, name: str) -> PlainStep:
     return PlainStep(name, problem.ranks, problem.microbatches, stages, split, find)
 
 
-def step_in_lanes(one: Problem, microbatches: int, name: str) -> PlainStep:
+def step_in_lanes(problem: Problem, microbatches: int, name: str) -> PlainStep:
     """The step of so many microbatches like the only one of `one`, whose orders are rows of `one`: no table of the whole is
     made. Raises BadInput as `step_in_rows` does."""
-    lanes = step_in_rows(one, name)
+    lanes = step_in_rows(problem, name)
     return lanes._replace(
         microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
     )

@@ -52,34 +52,34 @@ def problem_for(
 
     Raises BadInput for an unknown system, and for options or numbers that it does not allow.
     """
-    one = system(name)
-    _check_options(one, options)
+    entry = system(name)
+    _check_options(entry, options)
     update = {"time": options.pop("update", 0), "parameter_bytes": options.pop("parameter_bytes", 0)}
     out, back = options.pop("O", F), options.pop("R", F)
     vocabulary = options.pop("vocabulary", None)
-    if one.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
+    if entry.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
         options["held_until_W"] = 1
-    if one.slices:
+    if entry.slices:
         options.setdefault("slices", max(2, ranks))
-    routes = placements.parse_routes(one.placement, ranks)
-    times: dict[str, Any] = {"BW": _sum(B, W)} if one.fused else {"B": B, "W": W}
+    routes = placements.parse_routes(entry.placement, ranks)
+    times: dict[str, Any] = {"BW": _sum(B, W)} if entry.fused else {"B": B, "W": W}
     step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
-    if one.copies is not None:
-        return with_offload(step, out, back, which=one.copies(step, out, back), host=Host(shared_bus=1))
-    if one.vocabulary:
+    if entry.copies is not None:
+        return with_offload(step, out, back, which=entry.copies(step, out, back), host=Host(shared_bus=1))
+    if entry.vocabulary:
         half = (max(F) if isinstance(F, Sequence) else F) // 2
         return with_vocabulary(step, vocabulary or Vocabulary(half, half))
-    if one.rounds is None:
+    if entry.rounds is None:
         return step
-    every, delay = one.rounds(ranks, microbatches)
+    every, delay = entry.rounds(ranks, microbatches)
     return with_updates(step, every=every, delay=delay, **update)
 
 
-def _check_options(one: System, options: dict[str, Any]) -> None:
+def _check_options(entry: System, options: dict[str, Any]) -> None:
     for name, field in OWN.items():
-        if options.get(name) is not None and not getattr(one, field):
+        if options.get(name) is not None and not getattr(entry, field):
             those = ", ".join(other.name for other in SYSTEMS if getattr(other, field))
-            raise BadInput(f"{one.name}: has no option '{name}', which is for {those}")
+            raise BadInput(f"{entry.name}: has no option '{name}', which is for {those}")
 
 
 def _sum(B: Any, W: Any) -> Any:
@@ -106,25 +106,25 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
     Raises BadInput, Infeasible.
     """
-    one = system(name)
-    if profile.fused_only and not one.fused:
+    entry = system(name)
+    if profile.fused_only and not entry.fused:
         raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")
-    if one.even_work and isinstance(step.slices, int) and step.slices > 1:
+    if entry.even_work and isinstance(step.slices, int) and step.slices > 1:
         step = replace(step, slices=f"{step.slices}:{EVEN_WORK}")
-    return step.with_backward(profile, one.fused)
+    return step.with_backward(profile, entry.fused)
 
 
 def check_backward(name: str, problem: Problem, path: str) -> None:
     """Raise BadInput where a problem, that of the file at `path`, does not have the backward of the system called `name`:
     its order on the other backward is another schedule. Only a profile knows the times of both."""
-    one, kinds = system(name), problem.passes.kinds
-    if one.fused and "W" in kinds:
+    entry, kinds = system(name), problem.passes.kinds
+    if entry.fused and "W" in kinds:
         said = f"{name}: needs one backward BW, and {path} has B and W apart"
-    elif not one.fused and "BW" in kinds:
+    elif not entry.fused and "BW" in kinds:
         said = f"{name}: needs B and W apart, and {path} has one backward BW"
     else:
         return
-    other = one.split or next((fused.name for fused in SYSTEMS if fused.split == name), "")
+    other = entry.split or next((fused.name for fused in SYSTEMS if fused.split == name), "")
     same = f"the same order there is {other}; " if other else ""
     raise BadInput(f"{said}: {same}name a profile, which has the times of both")
 

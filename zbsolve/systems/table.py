@@ -122,18 +122,18 @@ def _rows() -> Iterator[System]:
 
 
 SYSTEMS = tuple(_rows())
-PRESETS = {one.name: one.order for one in SYSTEMS}
+PRESETS = {entry.name: entry.order for entry in SYSTEMS}
 
 
 def system(name: str) -> System:
     """The system called `name`, or "name:number" where it has groups of so many microbatches. Raises BadInput."""
     known, _, size = name.partition(":")
-    for one in SYSTEMS:
-        if one.name == name:
-            return one
-        if one.name == known and one.in_groups is not None and re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII):
-            return replace(one, name=name, order=one.in_groups(int(size)))
-    raise BadInput(f"unknown system '{name}' (known: {', '.join(one.name for one in SYSTEMS)})")
+    for entry in SYSTEMS:
+        if entry.name == name:
+            return entry
+        if entry.name == known and entry.in_groups is not None and re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII):
+            return replace(entry, name=name, order=entry.in_groups(int(size)))
+    raise BadInput(f"unknown system '{name}' (known: {', '.join(entry.name for entry in SYSTEMS)})")
 
 
 def is_named(name: str) -> bool:
@@ -162,15 +162,15 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
     A pass X comes directly before its backward. Raises BadInput for an unknown name, or a problem that it is not defined
     for.
     """
-    one = system(name_on(name, problem))
-    if "S" in problem.passes.kinds and not one.vocabulary:
-        raise BadInput(f"{one.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
+    entry = system(name_on(name, problem))
+    if "S" in problem.passes.kinds and not entry.vocabulary:
+        raise BadInput(f"{entry.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
     try:
-        if one.copies is not None:
-            return one.order(problem)
+        if entry.copies is not None:
+            return entry.order(problem)
         plain = without_side_streams(problem) if plain is None else plain
         kept, waits = without_recompute(plain)
-        order = _in_front(one.order(with_backward(kept)), kept)
+        order = _in_front(entry.order(with_backward(kept)), kept)
         return with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
@@ -188,7 +188,7 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
     """The same order for a problem with passes X, each directly before the first pass that waits for it. waits: pass → X."""
     rows = {}
     for stream, names in schedule.order.items():
-        both = (one for name in names for one in (waits.get(name, name), name))
+        both = (name for name in names for name in (waits.get(name, name), name))
         rows[stream] = tuple(dict.fromkeys(both))
     return Schedule(problem, rows, schedule.syncs)
 
@@ -199,9 +199,9 @@ def _known_on(problem: Problem) -> str:
     placed = "/".join(map(placements.describe, step.routes))
     shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
     offloads, sharded = "O" in problem.passes.kinds, "S" in problem.passes.kinds
-    known = [one for one in SYSTEMS if one.rounds is None and (offloads or one.copies is None)]
+    known = [entry for entry in SYSTEMS if entry.rounds is None and (offloads or entry.copies is None)]
     special = (sharded, bool(problem.passes.slice.any()))
-    names = [one.name for one in known if one.placement == shape and (one.vocabulary, one.slices) == special]
+    names = [entry.name for entry in known if entry.placement == shape and (entry.vocabulary, entry.slices) == special]
     return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 
@@ -212,10 +212,10 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
     searched: whether those come too whose orders searches try anyway.
     """
     plain = without_side_streams(problem)
-    for one in SYSTEMS:
-        if (searched or not one.searched) and name_on(one.name, problem) == one.name:
+    for entry in SYSTEMS:
+        if (searched or not entry.searched) and name_on(entry.name, problem) == entry.name:
             with suppress(BadInput, NotFound):
-                yield one.name, preset(one.name, problem, plain)
+                yield entry.name, preset(entry.name, problem, plain)
 
 
 # --- Of very many microbatches, by lanes alone: no table of the step's passes is made ---
@@ -244,16 +244,16 @@ LONG_SYSTEMS = (
 )
 
 
-def long_systems_of(one: Problem) -> Iterator[LongSystem]:
+def long_systems_of(problem: Problem) -> Iterator[LongSystem]:
     """The systems that are defined for a step of which `one` is a microbatch."""
     for system in LONG_SYSTEMS:
         with suppress(BadInput):
-            step = step_in_lanes(one, 1, system.name)
+            step = step_in_lanes(problem, 1, system.name)
             system.order.rows(step)
             if step.split == system.split:
                 yield system
 
 
-def lane_order(one: Problem, microbatches: int, system: LongSystem) -> tuple[Ints, ...]:
+def lane_order(problem: Problem, microbatches: int, system: LongSystem) -> tuple[Ints, ...]:
     """The lanes of each rank, rows of `one`, in the order in which it runs them: see `long_steps.RepeatedSchedule`."""
-    return tuple(system.order.rows(step_in_lanes(one, microbatches, system.name)).values())
+    return tuple(system.order.rows(step_in_lanes(problem, microbatches, system.name)).values())

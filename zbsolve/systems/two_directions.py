@@ -47,7 +47,7 @@ def chimera(problem: Problem) -> Schedule:
         raise BadInput(f"chimera: {m} microbatches are not as many for each of its {len(routes)} pipelines")
     rows: list[list[str]] = [[] for _ in range(ranks)]
     for rank, kind, stage, i in _unit_steps(routes, m):
-        rows[rank] += [f"{stage}{one}{i}" for one in (("F",) if kind == "F" else ("B", "W") if split else ("BW",))]
+        rows[rank] += [f"{stage}{name}{i}" for name in (("F",) if kind == "F" else ("B", "W") if split else ("BW",))]
     return Schedule(problem, {f"compute:{rank}": tuple(row) for rank, row in enumerate(rows)})
 
 
@@ -142,12 +142,12 @@ def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -
         raise BadInput("overlapped: no forward stands before a full backward of its rank's other chunk")
     stage = {name: int(problem.passes.stage[problem.index[name]]) for group in groups for name in group}
     try:
-        took = [times if isinstance(times, int) else times[stage[one[0]], stage[one[1]]] for one in groups]
+        took = [times if isinstance(times, int) else times[stage[group[0]], stage[group[1]]] for group in groups]
     except KeyError as error:
         raise BadInput(f"overlapped: no time of stages {error} together") from None
     joined = with_joined(problem, groups, took)
-    gone = {name for one in groups for name in one[1:]}
-    new = {one[0]: one[0].replace("F", JOINED.label) for one in groups}
+    gone = {name for group in groups for name in group[1:]}
+    new = {group[0]: group[0].replace("F", JOINED.label) for group in groups}
     order = {
         stream: tuple(new.get(name, name) for name in names if name not in gone) for stream, names in schedule.order.items()
     }

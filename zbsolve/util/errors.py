@@ -100,7 +100,7 @@ def _libraries() -> tuple[str, ...]:
     known = sysconfig.get_paths()
     found = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     found += [*site.getsitepackages(), site.getusersitepackages(), str(ROOT / "zbsolve"), str(ROOT / "profiler")]
-    return tuple(os.path.realpath(one) + os.sep for one in found)
+    return tuple(os.path.realpath(name) + os.sep for name in found)
 
 
 def _short(name: str) -> str:

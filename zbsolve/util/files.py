@@ -353,9 +353,9 @@ def _known(form: type[Any], place: str) -> list[str]:
     found: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
         if name:
-            found = next(one.type for one in found.fields if one.encode_name == name)
+            found = next(field.type for field in found.fields if field.encode_name == name)
         else:
             found = found.value_type if index == "..." else found.item_type
         if isinstance(found, msgspec.inspect.UnionType):
             found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
-    return [one.encode_name for one in found.fields]
+    return [field.encode_name for field in found.fields]

@@ -144,7 +144,7 @@ class Data:
 
 def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
     """The sum of losses, which may differ in type; None where there are none."""
-    return torch.stack([one.double() for one in losses]).sum() if losses else None
+    return torch.stack([loss.double() for loss in losses]).sum() if losses else None
 
 
 def share_of_loss(loss: Tensor, share: float) -> Tensor:

@@ -94,7 +94,7 @@ def awaited(tensor: Tensor) -> Tensor:
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
     """The norm of this order of each, if any, added up in `kind`. Of complex numbers their sizes count."""
-    real = [one.abs() if one.is_complex() else one for one in tensors]
+    real = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors]
     return torch._foreach_norm(real, order, dtype=kind) if tensors else ()
 
 
@@ -187,8 +187,8 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 def persistent_buffers(module: nn.Module) -> list[Tensor]:
     """Those that its state dict has, of it and the modules in it."""
-    own = ((one, name, buffer) for one in module.modules() for name, buffer in buffers_of(one).items())
-    return [buffer for one, name, buffer in own if buffer is not None and name not in one._non_persistent_buffers_set]
+    own = ((inner, name, buffer) for inner in module.modules() for name, buffer in buffers_of(inner).items())
+    return [buffer for inner, name, buffer in own if buffer is not None and name not in inner._non_persistent_buffers_set]
 
 
 def padding_around(layer: Any) -> list[int]:
@@ -371,7 +371,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def compiles(module: nn.Module) -> bool:
     """Is it, or a part of it, compiled by `torch.compile` or its own `compile`?"""
-    return any(unwrapped(one) is not one or one._compiled_call_impl is not None for one in module.modules())
+    return any(unwrapped(inner) is not inner or inner._compiled_call_impl is not None for inner in module.modules())
 
 
 def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
@@ -452,9 +452,9 @@ def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any
     def run(taken: list[Any]) -> Any:
         results = found(taken)
         if dispatch_modes():
-            for one in results:
-                if isinstance(one, Tensor):
-                    one.detach()
+            for result in results:
+                if isinstance(result, Tensor):
+                    result.detach()
         return results
 
     return run

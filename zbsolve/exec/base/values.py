@@ -50,8 +50,8 @@ def local_bytes(tensor: Tensor) -> int:
 
 def as_local_of(part: Tensor, like: Any) -> Tensor:
     """`part` as this rank's part of a DTensor that is laid out as `like`; `part` itself where that is a plain tensor."""
-    found: Tensor = Layout.strided(like).whole(part) if is_dtensor(like) else part
-    return found
+    tensor: Tensor = Layout.strided(like).whole(part) if is_dtensor(like) else part
+    return tensor
 
 
 def spread_as(tensor: Any, like: Any) -> Any:
@@ -70,8 +70,8 @@ def laid_out_as(gradient: Any, like: Any) -> Tensor:
     comes as a partial sum.) Where `like` is a partial sum itself, its gradient is replicated. Ranks of the mesh call this
     together."""
     both = is_dtensor(gradient) and is_dtensor(like)
-    found: Tensor = Layout.of(like).gradient.laid(gradient) if both else gradient
-    return found
+    tensor: Tensor = Layout.of(like).gradient.laid(gradient) if both else gradient
+    return tensor
 
 
 class Layout(NamedTuple):
@@ -173,7 +173,7 @@ def cast(value: Any, kind: torch.dtype | None) -> Any:
 
 def detached(value: Any) -> Any:
     """The same tensors without their graphs; those that required a gradient do so still."""
-    return each_tensor(value, lambda one: one.detach().requires_grad_(one.requires_grad))
+    return each_tensor(value, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 def constant(value: Any) -> Any:
@@ -184,8 +184,8 @@ def constant(value: Any) -> Any:
 def copied(value: Any) -> Any:
     """Copies of the same tensors, dense, without their graphs; those that required a gradient do so still."""
 
-    def copy(one: Tensor) -> Tensor:
-        return one.detach().clone(memory_format=torch.contiguous_format).requires_grad_(one.requires_grad)
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
 
     return each_tensor(value, copy)
 

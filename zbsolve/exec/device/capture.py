@@ -172,7 +172,7 @@ class Captures:
 
     @property
     def _full(self) -> bool:
-        return sum(one is not None for one in self._graphs.values()) >= MOST_GRAPHS
+        return sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS
 
     def of(self, data: Data) -> Captured | None:
         """The graph for a batch, captured now where its shape has run before; None where it is to run as ever."""

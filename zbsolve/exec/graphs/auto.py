@@ -43,8 +43,8 @@ def parts_by(choose: Choose) -> Parts:
     """What splits layers `first` … of a model as `choose` says, and the loss behind them by itself."""
 
     def parts(layers: Sequence[nn.Module], first: int, loss: Loss | None) -> list[Split]:
-        found: list[Split] = [ByShape(layer, i, choose) for i, layer in enumerate(layers, first)]
-        return found if loss is None else [*found, LayerSplit([], first + len(layers), loss)]
+        splits: list[Split] = [ByShape(layer, i, choose) for i, layer in enumerate(layers, first)]
+        return splits if loss is None else [*splits, LayerSplit([], first + len(layers), loss)]
 
     return parts
 
@@ -224,7 +224,7 @@ class ByShape(Split):
         self._found: dict[Any, Split] = {}
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, tuple[Split, Any]]:
-        state = tuple([one.training for one in self._modules]), tuple([one.requires_grad for one in self._parameters])
+        state = tuple([module.training for module in self._modules]), tuple([one.requires_grad for one in self._parameters])
         key = state, inputs_key(x)
         part = self._found.get(key)
         if part is None:
@@ -247,7 +247,7 @@ class ByShape(Split):
 def graph_saved(kept: Any) -> list[Tensor] | None:
     """What a graph's F saved for a microbatch, of what a stage keeps for one of its parts. None: autograd saved it."""
     saved = kept[1] if isinstance(kept, tuple) else kept
-    return [one for one in saved.values if isinstance(one, Tensor)] if isinstance(saved, Saved) else None
+    return [value for value in saved.values if isinstance(value, Tensor)] if isinstance(saved, Saved) else None
 
 
 def decisions_of(stages: Iterable[Stage]) -> list[Row]:

@@ -51,8 +51,8 @@ class Zeros(NamedTuple):
 
     def made(self) -> Tensor:
         """The tensor."""
-        found = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return found if self.layout is None else self.layout.whole(found)
+        tensor = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return tensor if self.layout is None else self.layout.whole(tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class GraphSplit(Split):
 
     def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
         """B. Gradients of vectors among the parameters are added to `.grad`."""
-        graphs, values = self.graphs, [opened(one) for one in kept.values]
+        graphs, values = self.graphs, [opened(value) for value in kept.values]
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
         for leaf, zeros, layout in self._tangents:
             if leaf == graphs.extra:
@@ -187,7 +187,7 @@ class GraphSplit(Split):
         return [gradient_of[leaf] if leaf in gradient_of else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
 
     def give(self, kept: Saved, keeper: Keeper) -> None:
-        kept.values = [keeper.keep(one) if isinstance(one, Tensor) else one for one in kept.values]
+        kept.values = [keeper.keep(value) if isinstance(value, Tensor) else value for value in kept.values]
 
     def weights(self, kept: Saved) -> None:
         values, kept.values = kept.values, []
@@ -223,7 +223,7 @@ class _Function:
             return self._multiplied(results)
         there = {storage_key(one) for one in taken if isinstance(one, Tensor)}
         results = self.run(taken)
-        counts = Counter(storage_key(one) for one in results if isinstance(one, Tensor))
+        counts = Counter(storage_key(result) for result in results if isinstance(result, Tensor))
         for i, holder, name, layout in self.gradients:
             shared = storage_key(results[i]) in there or counts[storage_key(results[i])] > 1
             accumulate(holder[name], _outside(results[i].clone() if shared else results[i], layout))

@@ -158,7 +158,7 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
             raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
     effects = [one for warning in said for one in side_effects(str(warning.message))]
-    if changed := [one for one in effects if not one.endswith(AS_BEFORE)]:
+    if changed := [effect for effect in effects if not effect.endswith(AS_BEFORE)]:
         whose = ", ".join(one.replace("self.block", "self", 1) for one in changed)
         raise Untraceable(f"{name}'s forward changes attributes of {whose}, which a graph would not do")
     return _described(joint, trained)

@@ -46,8 +46,8 @@ def evaluate(
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
     total = _Total(pipeline.peers)
-    for _, one in _ran(pipeline, batch, with_loss=True):
-        total.add(one.loss)
+    for _, forward_round in _ran(pipeline, batch, with_loss=True):
+        total.add(forward_round.loss)
     # Coordinates that are not of data have the same part.
     loss, rows = beside(pipeline, (total.whole(), sum(batch.rows.values())), WHAT).sum(0).tolist()
     return float(loss / rows)
@@ -64,8 +64,8 @@ def forward(
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
     total, mine = _Total(pipeline.peers), dict[int, Any]()
-    for start, one in _ran(pipeline, batch, with_loss=False):
-        mine |= {start + m: y for m, y in one.outputs.items()}
+    for start, forward_round in _ran(pipeline, batch, with_loss=False):
+        mine |= {start + m: y for m, y in forward_round.outputs.items()}
         total.add(0.0)  # no rank runs ahead of the others by more than a round
     total.whole()
     owners = pipeline.view.step.stage_ranks[-1]
@@ -152,13 +152,13 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[
 
 @contextmanager
 def _eval_mode(module: nn.Module) -> Iterator[None]:
-    training = [one for one in module.modules() if one.training]
+    training = [inner for inner in module.modules() if inner.training]
     module.eval()
     try:
         yield
     finally:
-        for one in training:
-            one.training = True
+        for inner in training:
+            inner.training = True
 
 
 class _Total:
@@ -240,13 +240,13 @@ class ForwardRound:
     @property
     def outputs(self) -> dict[int, Any]:
         """Microbatch → what the last stage made of it here."""
-        return self.cutting.joined({m: y for one in self.stages.values() for m, y in one.outputs.items()})
+        return self.cutting.joined({m: y for stage in self.stages.values() for m, y in stage.outputs.items()})
 
     def clear(self) -> None:
         """Keep nothing of the batch."""
         self.interpreter.begin(Data({}, {}))
-        for one in self.stages.values():
-            one.outputs.clear()
+        for stage in self.stages.values():
+            stage.outputs.clear()
 
 
 def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:

@@ -119,7 +119,7 @@ class Watch:
         self._search, found = None, running.found()
         if found is None:
             return Watched(step, slow, why="the search failed"), b""
-        before, after = (float(one.timeline().value) for one in (running.given, found))
+        before, after = (float(each_schedule.timeline().value) for each_schedule in (running.given, found))
         if after > (1 - self.gain) * before:
             return Watched(step, slow, why=f"no other was found that is {self.gain:.1%} shorter"), b""
         return Watched(step, slow, before, after), json.dumps(found.to_json()).encode()

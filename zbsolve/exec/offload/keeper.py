@@ -104,7 +104,7 @@ class Keeper:
 
     def fix(self, tensors: Iterable[Tensor]) -> None:
         """These stay where they are, such as parameters and buffers."""
-        self._fixed.update(storage_key(local(one)) for one in tensors)
+        self._fixed.update(storage_key(local(tensor)) for tensor in tensors)
 
     def saving(self) -> AbstractContextManager[Any]:
         """What autograd saves inside is kept here."""
@@ -140,30 +140,30 @@ class Keeper:
         """The pieces to move, which say how much of them: of all bytes the share, in whole pieces but for one at most. They
         are no longer kept here, but by their views alone."""
         pieces, self.pieces = sorted(self.pieces.values(), key=lambda one: -one.size), {}
-        total = sum(one.size for one in pieces)
+        total = sum(piece.size for piece in pieces)
         left = round(total * share)
-        for one in pieces:
-            if one.size <= left:
-                one.moved = one.size
-                left -= one.size
-        whole = [one for one in pieces if not one.moved]
+        for piece in pieces:
+            if piece.size <= left:
+                piece.moved = piece.size
+                left -= piece.size
+        whole = [piece for piece in pieces if not piece.moved]
         if whole and left > SMALL * total:
             whole[-1].moved = left
-        moving, at = sorted((one for one in pieces if one.moved), key=lambda one: one.small), 0
-        for one in moving:
-            one.place = at
-            at += -(-one.moved // ALIGNED) * ALIGNED
+        moving, at = sorted((piece for piece in pieces if piece.moved), key=lambda one: one.small), 0
+        for piece in moving:
+            piece.place = at
+            at += -(-piece.moved // ALIGNED) * ALIGNED
         return moving
 
 
 def in_groups(pieces: Iterable[Piece]) -> list[list[Piece]]:
     """What is copied as one: a large piece, or small ones that lie side by side in the host buffer."""
     groups: list[list[Piece]] = []
-    for one in pieces:
-        if groups and one.small and groups[-1][0].small and one.place + one.moved - groups[-1][0].place <= TOGETHER:
-            groups[-1].append(one)
+    for piece in pieces:
+        if groups and piece.small and groups[-1][0].small and piece.place + piece.moved - groups[-1][0].place <= TOGETHER:
+            groups[-1].append(piece)
         else:
-            groups.append([one])
+            groups.append([piece])
     return groups
 
 
@@ -177,8 +177,8 @@ def packed(group: Sequence[Piece], staging: Tensor) -> Tensor:
     bytes,); its first bytes fill what lies between pieces."""
     begin, end = span_of(group)
     parts = []
-    for one, after in zip(group, [*(other.place for other in group[1:]), end], strict=True):
-        parts += [one.bytes_on_device(), staging[: after - one.place - one.moved]]
+    for piece, after in zip(group, [*(other.place for other in group[1:]), end], strict=True):
+        parts += [piece.bytes_on_device(), staging[: after - piece.place - piece.moved]]
     return torch.cat(parts, out=staging[ALIGNED : ALIGNED + end - begin])
 
 
@@ -188,14 +188,14 @@ def come_back_together(group: Sequence[Piece]) -> Tensor:
         return group[0].come_back()
     begin, end = span_of(group)
     whole = torch.empty(end - begin, dtype=torch.uint8, device=group[0].device)
-    for one in group:
-        one.storage, one.base = whole.untyped_storage(), one.place - begin
+    for piece in group:
+        piece.storage, piece.base = whole.untyped_storage(), piece.place - begin
     return whole
 
 
 def room_for(pieces: Iterable[Piece]) -> int:
     """Bytes of a host buffer for these pieces."""
-    return max((-(-(one.place + one.moved) // ALIGNED) * ALIGNED for one in pieces), default=0)
+    return max((-(-(piece.place + piece.moved) // ALIGNED) * ALIGNED for piece in pieces), default=0)
 
 
 class HostPool:
@@ -210,7 +210,7 @@ class HostPool:
     def make(self, count: int, size: int) -> None:
         """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve; pinned ones in one go,
         since torch rounds each that it pins up to a power of two. Raises BadInput where this machine lacks the memory."""
-        missing = count - sum(self._serves(one, size) for one in self.free)
+        missing = count - sum(self._serves(tensor, size) for tensor in self.free)
         free = free_memory()
         if free is not None and missing * size > free:
             need, has = format_bytes(missing * size), format_bytes(free)
@@ -231,16 +231,16 @@ class HostPool:
         return buffer
 
     def _taken(self, size: int) -> Tensor:
-        fitting = [one for one in self.free if self._serves(one, size)]
+        fitting = [tensor for tensor in self.free if self._serves(tensor, size)]
         if fitting:
             buffer = min(fitting, key=len)
-            self.free = [one for one in self.free if one is not buffer]
+            self.free = [tensor for tensor in self.free if tensor is not buffer]
             return buffer
         # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured, where a
         # step may keep more: torch marks the end of pinned memory by an event, here the graph's, and asking for that fails.
         if self.free and not self._capturing:
             largest = max(self.free, key=len)
-            self.free = [one for one in self.free if one is not largest]
+            self.free = [tensor for tensor in self.free if tensor is not largest]
         return self._made(size)
 
     def give_back(self, buffer: Tensor) -> None:

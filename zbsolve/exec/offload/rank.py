@@ -111,7 +111,7 @@ class Offload(Part):
         if self._heard is None:
             away.buffer = self.pool.take(away.size)
         self.pool.held += away.size
-        self.moved += sum(one.moved for one in pieces)
+        self.moved += sum(piece.moved for piece in pieces)
         copy: Copy | Launched
         if isinstance(copies, LaunchedCopies):
             copy = self._launch_out(copies, action.stream, away, keeper.made)

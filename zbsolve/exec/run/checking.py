@@ -216,25 +216,25 @@ def compare(
 
 
 def _moving(
-    found: list[Row],
+    rows: list[Row],
     right: Mapping[Place, Value],
     shaken: Callable[[], Iterator[Sequence[nn.Module]]],
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
     """The same rows; those that fail by how much the reference's own value moves, where that may explain all of them."""
-    failed = {one.where: one for one in sorted(found, key=lambda one: one.difference) if not one.share <= 1}
+    failed = {one.where: one for one in sorted(rows, key=lambda one: one.difference) if not one.share <= 1}
     if not failed or not all(_in_doubt(one.difference, one.limit) and one.difference <= MAX_KINK for one in failed.values()):
-        return found
+        return rows
     moves = dict.fromkeys(failed, 0.0)
     for model in shaken():
-        for place, one in values(dict(enumerate(model)), what).items():
+        for place, value in values(dict(enumerate(model)), what).items():
             if (where := f"layer {place[0]} {place[1]}") in moves:
-                moves[where] = max(moves[where], difference(one.tensor, right[place].tensor))
+                moves[where] = max(moves[where], difference(value.tensor, right[place].tensor))
         if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
             break
     return [
         Row(one.difference / (2 * by), *one[1:5], by) if not one.share <= 1 and (by := moves[one.where]) > 0 else one
-        for one in found
+        for one in rows
     ]
 
 

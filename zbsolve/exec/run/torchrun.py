@@ -87,8 +87,8 @@ class Prediction(NamedTuple):
         if isinstance(given, Schedule):
             timeline = given.timeline()
             return cls(given.problem, timeline.makespan, timeline.peak_bytes)
-        one = given.long.one
-        return cls(one, given.makespan, tuple(peaks(one, given.long.order).tolist()))
+        problem = given.long.one
+        return cls(problem, given.makespan, tuple(peaks(problem, given.long.order).tolist()))
 
 
 def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart:

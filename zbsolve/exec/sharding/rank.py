@@ -38,13 +38,13 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
     all others are averaged; None: nobody does that. Raises BadInput where some trained parameters are not sharded and nobody
     averages their gradients, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
     pairs = [(i, module) for i, layer in layers.items() for module in wrapped_modules(layer)]
-    sharded = [one for i, module in pairs for one in parameters_of_module(i, module)]
+    sharded = [shard for i, module in pairs for shard in parameters_of_module(i, module)]
     if not sharded:
         return []
     for i, module in pairs:
         if fsdp_together(module) > 1:
             raise BadInput(f"stage {stage}: layer {i}: fully_shard wrapped several modules as one: call it on each of them")
-    known = {id(one.sharded) for one in sharded}
+    known = {id(shard.sharded) for shard in sharded}
     for i, layer in layers.items():
         for name, parameter in layer.named_parameters():
             if parameter.requires_grad and id(parameter) not in known and data is None:
@@ -52,15 +52,15 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
                     f"stage {stage}: layer {i}'s {name} is not sharded, but layer {sharded[0].layer} is: call fully_shard "
                     "on every layer of a stage, or on none"
                 )
-    for one in sharded:
-        if data is not None and not set(data) <= set(one.mesh_ranks):
+    for shard in sharded:
+        if data is not None and not set(data) <= set(shard.mesh_ranks):
             raise BadInput(
-                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but the batch is "
+                f"stage {stage}: layer {shard.layer} is sharded over ranks {_listed(shard.mesh_ranks)}, but the batch is "
                 f"divided over ranks {_listed(data)}: give fully_shard a mesh of all of these dimensions"
             )
-        if sorted(one.mesh_ranks) != sorted(sharded[0].mesh_ranks):
+        if sorted(shard.mesh_ranks) != sorted(sharded[0].mesh_ranks):
             raise BadInput(
-                f"stage {stage}: layer {one.layer} is sharded over ranks {_listed(one.mesh_ranks)}, but layer "
+                f"stage {stage}: layer {shard.layer} is sharded over ranks {_listed(shard.mesh_ranks)}, but layer "
                 f"{sharded[0].layer} over ranks {_listed(sharded[0].mesh_ranks)}"
             )
     return sharded
@@ -111,8 +111,8 @@ class Sharding(Part):
             modules = [module for layer in c.stages[s].layers for module in wrapped_modules(layer)]
             made[s] = ShardedStage(s, modules, parameters, c.peers.timeout, does)
         order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
-        for one, following in zip(order, order[1:], strict=False):
-            one.following = None if "gather" in following.by_passes else following
+        for sharded_stage, following in zip(order, order[1:], strict=False):
+            sharded_stage.following = None if "gather" in following.by_passes else following
         for stage in order:
             stage.beside = order
         return cls(made, c.peers.timeout)
@@ -195,8 +195,8 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
         layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
             parameters = sharded_parameters(s, layers, None if mesh is None else ranks_along(mesh.whole, mesh.data))
-            for one in parameters[:1]:
-                check_beside(s, one, pipeline)
+            for parameter in parameters[:1]:
+                check_beside(s, parameter, pipeline)
         except BadInput as error:
             raise BadInput(f"rank {rank}, {error}") from error
         if not parameters:

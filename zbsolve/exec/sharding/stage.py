@@ -63,11 +63,11 @@ class Parameter:
     def take_gradient(self) -> Tensor | None:
         """The gradient of the gathered parameter, which has none afterwards."""
         self.settle()
-        found: Tensor | None = self.known.unsharded_accumulated_grad
-        if found is None:
-            found = self.gathered.grad
+        tensor: Tensor | None = self.known.unsharded_accumulated_grad
+        if tensor is None:
+            tensor = self.gathered.grad
         self.known.unsharded_accumulated_grad = self.gathered.grad = None
-        return found
+        return tensor
 
     def settle(self) -> None:
         """Under mixed precision gradients are added up in another type than they are made in: do that now."""
@@ -78,7 +78,7 @@ class Parameter:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of what is gathered of it."""
-        return sum(one.untyped_storage().nbytes() for one in self.tensors()[:1])
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors()[:1])
 
     def tensors(self) -> list[Tensor]:
         """What is there beside its shard: the gathered parameter, whose memory may be gone, and gradients of it."""
@@ -91,7 +91,7 @@ class Parameter:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that are not reduced yet."""
-        return sum(one.nbytes for one in self.tensors()[1:])
+        return sum(tensor.nbytes for tensor in self.tensors()[1:])
 
 
 def parameters_of_module(layer: int, module: nn.Module) -> list[Parameter]:
@@ -118,17 +118,17 @@ class Reduction:
     def __init__(self, parameters: Sequence[Parameter], times: list[int]) -> None:
         self.times = times
         kinds: dict[Any, list[Parameter]] = {}
-        for one in parameters:
-            if one.sharded.requires_grad:
-                kinds.setdefault((one.gradient_type, one.mesh), []).append(one)
+        for parameter in parameters:
+            if parameter.sharded.requires_grad:
+                kinds.setdefault((parameter.gradient_type, parameter.mesh), []).append(parameter)
         self._buckets = [self._started(found) for found in kinds.values()]
 
     @torch.no_grad()
     def _started(self, parameters: Sequence[Parameter]) -> _Bucket:
         """Take the gradients of the gathered parameters, which have none afterwards."""
         size, kind = parameters[0].shard_size, parameters[0].gradient_type
-        gradients = [one.take_gradient() for one in parameters]
-        rows = [_rows(one, gradient, size) for one, gradient in zip(parameters, gradients, strict=True)]
+        gradients = [parameter.take_gradient() for parameter in parameters]
+        rows = [_rows(parameter, gradient, size) for parameter, gradient in zip(parameters, gradients, strict=True)]
         there = torch.tensor([float(gradient is not None) for gradient in gradients], dtype=kind)
         missing = any(gradient is None for gradient in gradients)
         del gradients
@@ -174,12 +174,12 @@ def _scattered(bucket: _Bucket, timeout: timedelta) -> None:
         bucket.flat, bucket.work = bucket.flat.clone(), None
 
 
-def _rows(one: Parameter, gradient: Tensor | None, size: int) -> Tensor:
+def _rows(parameter: Parameter, gradient: Tensor | None, size: int) -> Tensor:
     """A gradient as what each rank gets of it, shape (ranks, width); torch shards along a dimension as `chunk` does, so the
     last ranks may have less, which zeros fill up."""
-    like = local(one.gathered.detach())
-    part = torch.zeros_like(like) if gradient is None else local(laid_out_as(gradient, one.gathered))
-    part = part.to(one.gradient_type).movedim(one.dim, 0)
+    like = local(parameter.gathered.detach())
+    part = torch.zeros_like(like) if gradient is None else local(laid_out_as(gradient, parameter.gathered))
+    part = part.to(parameter.gradient_type).movedim(parameter.dim, 0)
     length, rest = len(part), part.numel() // max(1, len(part))
     each = -(-length // size)
     rows = part.reshape(length, rest)
@@ -194,12 +194,12 @@ def _give(bucket: _Bucket) -> None:
     if bucket.flat.dtype != torch.float16:
         pieces.div_(ranks)
     given = there.tolist() if bucket.missing else [1.0] * count  # look only then: on a GPU it would wait
-    for one, piece, some in zip(bucket.parameters, torch.split(pieces, list(bucket.widths)), given, strict=True):
+    for shard, piece, some in zip(bucket.parameters, torch.split(pieces, list(bucket.widths)), given, strict=True):
         if not some:
             continue
-        parameter = one.sharded
-        shape = local(parameter.detach()).movedim(one.dim, 0).shape
-        mine = piece[: shape.numel()].view(shape).movedim(0, one.dim).to(parameter.dtype)
+        parameter = shard.sharded
+        shape = local(parameter.detach()).movedim(shard.dim, 0).shape
+        mine = piece[: shape.numel()].view(shape).movedim(0, shard.dim).to(parameter.dtype)
         if parameter.grad is None:
             parameter.grad = as_local_of(mine.contiguous(), parameter)
         else:
@@ -246,8 +246,8 @@ class ShardedStage:
 
     def weights(self) -> None:
         """Until the parameters are there; gathers them where nobody did. Raises LostRank."""
-        for one in self.beside:
-            one.tidy()
+        for sharded_stage in self.beside:
+            sharded_stage.tidy()
         if not self._open:
             self.gather()
             self._arrive()
@@ -272,8 +272,8 @@ class ShardedStage:
 
     def added(self) -> None:
         """A pass has added to gradients."""
-        for one in self.parameters:
-            one.settle()
+        for parameter in self.parameters:
+            parameter.settle()
 
     def release(self) -> None:
         """A gather ends. With the last one the memory of the gathered parameters goes."""
@@ -317,7 +317,7 @@ class ShardedStage:
 
     def tensors(self) -> list[Tensor]:
         """What is there beside shards: gathered parameters, and gradients that are not reduced yet."""
-        return [tensor for one in self.parameters for tensor in one.tensors()]
+        return [tensor for parameter in self.parameters for tensor in parameter.tensors()]
 
     @property
     def held_bytes(self) -> int:
@@ -325,9 +325,9 @@ class ShardedStage:
         they go."""
         found = 0
         if "gather" in self.by_passes and self._open:
-            found += sum(one.gathered_bytes for one in self.parameters)
+            found += sum(parameter.gathered_bytes for parameter in self.parameters)
         if "reduce" in self.by_passes:
-            found += sum(one.gradient_bytes for one in self.parameters)
+            found += sum(parameter.gradient_bytes for parameter in self.parameters)
         return found
 
     def _waiting(self, what: str = "parameters") -> AbstractContextManager[None]:

@@ -53,7 +53,7 @@ def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores 
     """Attention of queries (batch, heads, queries, width) to keys and values (batch, groups, keys, width), where groups
     divide heads. Outside of autograd: see `partial_gradients`."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        key, value = (_each_head(one, query) for one in (key, value))
+        key, value = (_each_head(tensor, query) for tensor in (key, value))
         if _fused(query, value, scores):
             out, lse = flash_forward(query, key, value, scores.causal, scores.scale)
             return Attended(out.to(exact(out.dtype)), lse)
@@ -78,10 +78,10 @@ def partial_gradients(
     gradient: of the whole's output, in its shape. whole: what `merge` gave, over all parts. query, key, value, scores: as
     the part was given them."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        keys, values = (_each_head(one, query) for one in (key, value))
+        keys, values = (_each_head(tensor, query) for tensor in (key, value))
         if _fused(query, value, scores):
             given = gradient.to(query.dtype), query, keys, values, whole.out.to(query.dtype), whole.lse
-            dq, dk, dv = (one.to(exact(query.dtype)) for one in flash_backward(*given, scores.causal, scores.scale))
+            dq, dk, dv = (tensor.to(exact(query.dtype)) for tensor in flash_backward(*given, scores.causal, scores.scale))
         else:
             dq, dk, dv = _plain_gradients(gradient, whole, query, keys, values, scores)
         return dq, _each_group(dk, key), _each_group(dv, value)
@@ -129,16 +129,16 @@ def _plain_gradients(
     return slope @ key.to(weights.dtype), dk, weights.transpose(-2, -1) @ gradient
 
 
-def _each_head(one: Tensor, query: Tensor) -> Tensor:
+def _each_head(tensor: Tensor, query: Tensor) -> Tensor:
     """Keys or values, once a head of queries."""
-    groups = query.shape[1] // one.shape[1]
-    return one if groups == 1 else one.repeat_interleave(groups, 1)
+    groups = query.shape[1] // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, 1)
 
 
-def _each_group(gradient: Tensor, one: Tensor) -> Tensor:
+def _each_group(gradient: Tensor, tensor: Tensor) -> Tensor:
     """The sum over the heads of queries that share a key's head."""
     batch, heads, *rest = gradient.shape
-    groups = one.shape[1]
+    groups = tensor.shape[1]
     return gradient if heads == groups else gradient.view(batch, groups, heads // groups, *rest).sum(2)
 
 
@@ -243,17 +243,17 @@ class _Attention(torch.autograd.Function):
         helps, pieces, away = ctx.call.shared()
         if helps is not None and away:
             helps.ask(query, *_joined(away, query), (gradient, out, lse))
-        for one in pieces:
-            dq, dk, dv = partial_gradients(gradient, whole, query, one.key, one.value, one.scores)
+        for piece in pieces:
+            dq, dk, dv = partial_gradients(gradient, whole, query, piece.key, piece.value, piece.scores)
             total += dq
             if trained:
-                one.chunk.add((dk, dv), one.tokens)
+                piece.chunk.add((dk, dv), piece.tokens)
         if helps is not None and away:
             dq, dk, dv = helps.answer()
             total += dq
             sizes = [one.key.shape[-2] for one in away]
-            for one, k, v in zip(away if trained else (), dk.split(sizes, -2), dv.split(sizes, -2), strict=trained):
-                one.chunk.add((k, v), one.tokens)
+            for piece, k, v in zip(away if trained else (), dk.split(sizes, -2), dv.split(sizes, -2), strict=trained):
+                piece.chunk.add((k, v), piece.tokens)
         complete, own.gradients = own.gradients, []
         given = (None, None) if not complete else (complete[0].to(own.key.dtype), complete[1].to(own.value.dtype))
         return total.to(query.dtype), *given, None
@@ -261,8 +261,8 @@ class _Attention(torch.autograd.Function):
 
 def _parts(query: Tensor, pieces: list[_Piece], helps: Any) -> Iterator[Attended]:
     """One after the other: no two of them need be there at once."""
-    for one in pieces:
-        yield partial_attention(query, one.key, one.value, one.scores)
+    for piece in pieces:
+        yield partial_attention(query, piece.key, piece.value, piece.scores)
     if helps is not None:
         out, lse = helps.answer()
         yield Attended(out, lse)
@@ -285,13 +285,13 @@ def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Any) -> tuple[l
 
 def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores]:
     """Keys, values and how they are seen, as one."""
-    key, value = torch.cat([one.key for one in pieces], -2), torch.cat([one.value for one in pieces], -2)
-    masks = [one.scores.mask for one in pieces]
+    key, value = torch.cat([piece.key for piece in pieces], -2), torch.cat([piece.value for piece in pieces], -2)
+    masks = [piece.scores.mask for piece in pieces]
     if all(mask is None for mask in masks):
         return key, value, pieces[0].scores
     rows = [torch.ones((), dtype=torch.bool, device=query.device) if mask is None else mask for mask in masks]
     heads = max(mask.shape[-3] if mask.dim() > 2 else 1 for mask in rows)
-    shapes = [(len(query), heads, query.shape[-2], one.key.shape[-2]) for one in pieces]
+    shapes = [(len(query), heads, query.shape[-2], piece.key.shape[-2]) for piece in pieces]
     whole = torch.cat([mask.expand(shape) for mask, shape in zip(rows, shapes, strict=True)], -1)
     return key, value, Scores(pieces[0].scores.scale, pieces[0].scores.causal, whole)
 

@@ -59,7 +59,7 @@ def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit:
     """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
     on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`)."""
     pairs = [tensors_of(one) for one in (whole, parts)]
-    shapes = [[tuple(one.shape) for one in row] for row in pairs]
+    shapes = [[tuple(tensor.shape) for tensor in row] for row in pairs]
     if shapes[0] != shapes[1]:
         return Apart(f"{what} has shapes {shapes[1]} in slices in place of {shapes[0]}", 1.0)
     if wrong := [shape for shape in shapes[0] if shape[1:2] != (sum(lengths),)]:
@@ -87,11 +87,11 @@ def parameters_apart(
 ) -> Apart | None:
     """The same of the gradients of its trained parameters."""
     names = [name for name, p in layer.named_parameters() if p.requires_grad]
-    sizes = [0.0 if one is None else _norm(one) for one in whole]
+    sizes = [0.0 if tensor is None else _norm(tensor) for tensor in whole]
     for name, a, b, size in zip(names, whole, parts, sizes, strict=True):
-        if (one := b if a is None else a if b is None else a - b) is None:
+        if (tensor := b if a is None else a if b is None else a - b) is None:
             continue
-        gap, most = _norm(one), max(size, SMALL_GRADIENT * max(sizes))
+        gap, most = _norm(tensor), max(size, SMALL_GRADIENT * max(sizes))
         if gap > SUMS * limit * most:  # not where it is NaN, which outputs say
             share = f"{gap / most:.2g} of its norm" if most else "all of it"
             return Apart(f"the gradient of its {name} in slices differs from the whole sequence's by {share}")
@@ -100,8 +100,8 @@ def parameters_apart(
 
 def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Of the differences of rows, and of the rows: (batch, length)."""
-    a, b = (torch.view_as_real(one) if one.is_complex() else one for one in (a, b))
-    a, b = (one.flatten(2) if one.dim() > 2 else one.unsqueeze(-1) for one in (a, b))
+    a, b = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (a, b))
+    a, b = (tensor.flatten(2) if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in (a, b))
     if not a.is_floating_point():
         gap = (a != b).any(-1).double()
         return gap, torch.zeros_like(gap)
@@ -112,8 +112,8 @@ def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return gap, size.nan_to_num(0.0, posinf=0.0)
 
 
-def _norm(one: Tensor) -> float:
-    row = local(one.detach()).flatten()
+def _norm(tensor: Tensor) -> float:
+    row = local(tensor.detach()).flatten()
     row = torch.view_as_real(row).flatten() if row.is_complex() else row
     return float(torch.linalg.vector_norm(row, dtype=exact(row.dtype)))
 
@@ -220,7 +220,7 @@ def _compare_layer(
         pairs.append(("the gradient of its input", whole.gradient, parts.gradient, lengths[0]))
         differences = [rows_apart(*pair, limit) for pair in pairs]
         differences.append(parameters_apart(layer, whole.parameters, parts.parameters, limit))
-    return whole.outputs, [one for one in differences if one is not None]
+    return whole.outputs, [difference for difference in differences if difference is not None]
 
 
 def _apart_in_more_bits(
@@ -232,9 +232,9 @@ def _apart_in_more_bits(
     for kind in (torch.float64, torch.float32):
         try:
             tried = deepcopy(layer)
-            for one in (*tried.parameters(), *tried.buffers()):
-                if one.is_floating_point():
-                    one.data = one.data.to(kind)
+            for tensor in (*tried.parameters(), *tried.buffers()):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.to(kind)
             with torch.autocast(device, enabled=False):
                 return bool(_compare_layer(tried, cast(list(inputs), kind), lengths, backward, name)[1])
         except Exception as error:
@@ -292,7 +292,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
         each = zip(parts, labels, counts, strict=True)
         in_slices = sum(_weighed(loss, part, t, n * unit) for part, t, n in each if n) / weight
         value, slopes = _weighed(loss, x, targets, weight) / weight, each_tensor(x, _gradient)
-        joined = join_sequence([each_tensor(one, _gradient) for one in parts])
+        joined = join_sequence([each_tensor(part, _gradient) for part in parts])
         apart = rows_apart("its gradient", slopes, joined, lengths, limit)
     alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
     if apart is None and alike:
@@ -348,7 +348,7 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _first(value: Any, tokens: int) -> Any:
-    return each_tensor(value, lambda one: one[:, :tokens])
+    return each_tensor(value, lambda tensor: tensor[:, :tokens])
 
 
 def _leaf(value: Any) -> Any:
@@ -356,23 +356,23 @@ def _leaf(value: Any) -> Any:
     return each_tensor(value, lambda one: one.detach().requires_grad_(one.is_floating_point() or one.is_complex()))
 
 
-def _exact(one: Tensor) -> Tensor:
-    return one.to(exact(one.dtype)) if one.is_floating_point() else one
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(exact(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
-def _slope(one: Tensor) -> Tensor:
+def _slope(tensor: Tensor) -> Tensor:
     """A gradient for an output: numbers between -1 and 1 without order, which need no generator."""
-    return (1000 * _exact(one.detach())).cos().to(one.dtype) if one.is_floating_point() else one.detach()
+    return (1000 * _exact(tensor.detach())).cos().to(tensor.dtype) if tensor.is_floating_point() else tensor.detach()
 
 
-def _gradient(one: Tensor) -> Tensor:
-    return torch.zeros_like(one) if one.grad is None else one.grad
+def _gradient(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def _backward(y: Any, slopes: Any) -> None:
-    rows = [(one, by) for one, by in zip(tensors_of(y), tensors_of(slopes), strict=True) if one.requires_grad]
+    rows = [(tensor, by) for tensor, by in zip(tensors_of(y), tensors_of(slopes), strict=True) if tensor.requires_grad]
     if rows:
-        torch.autograd.backward([one for one, _ in rows], [by for _, by in rows])
+        torch.autograd.backward([tensor for tensor, _ in rows], [by for _, by in rows])
 
 
 def _taken(layer: nn.Module) -> list[Tensor | None]:

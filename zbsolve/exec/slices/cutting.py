@@ -55,9 +55,9 @@ class Counting:
         return float(weights.to(labels.device)[labels.long()].sum())
 
 
-def is_label(one: Tensor) -> bool:
+def is_label(tensor: Tensor) -> bool:
     """Has it whole numbers?"""
-    return not one.is_floating_point() and one.dtype != torch.bool
+    return not tensor.is_floating_point() and tensor.dtype != torch.bool
 
 
 def labels_of(targets: Any) -> Tensor | None:
@@ -73,10 +73,10 @@ def _said(loss: Any, name: str) -> Iterator[Any]:
             yield loss.keywords[name]
         yield from _said(loss.func, name)
         return
-    for one in loss.modules() if isinstance(loss, nn.Module) else [loss]:
-        weighs = name != "weight" or (isinstance(one, LABEL_LOSSES) and one.reduction == "mean")
-        if weighs and getattr(one, name, None) is not None:
-            yield getattr(one, name)
+    for module in loss.modules() if isinstance(loss, nn.Module) else [loss]:
+        weighs = name != "weight" or (isinstance(module, LABEL_LOSSES) and module.reduction == "mean")
+        if weighs and getattr(module, name, None) is not None:
+            yield getattr(module, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class SliceLoss:
             loss: Tensor = without_metrics(self.loss(output, targets))
             return loss
         none = [leaf.flatten()[:0].sum(dtype=exact(leaf.dtype)) for leaf in tensors_of(output) if leaf.is_floating_point()]
-        return torch.stack([one.to(none[0].dtype) for one in none]).sum()
+        return torch.stack([tensor.to(none[0].dtype) for tensor in none]).sum()
 
 
 def offsets(lengths: Sequence[int]) -> list[int]:
@@ -135,7 +135,7 @@ def slice_shares(counts: Sequence[float]) -> list[float]:
     """What each slice's mean loss counts in its sequence's, given what the labels of each count: they sum to 1. All are 0
     where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
     total = sum(counts)
-    return [one / total if total else 0.0 for one in counts]
+    return [count / total if total else 0.0 for count in counts]
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Cutting:
                 f"schedule: sizes {list(problem.sizes)}: one from 1 up for each of {problem.microbatches} microbatches"
             )
         least = math.gcd(*problem.sizes)
-        return cls(problem.slices, problem.slice_lengths, tuple(one // least for one in problem.sizes))
+        return cls(problem.slices, problem.slice_lengths, tuple(size // least for size in problem.sizes))
 
     def tokens(self, length: int, what: str) -> list[int]:
         """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more

@@ -108,7 +108,7 @@ class StageSlices:
 
 def _state(stage: Stage) -> tuple[bool, ...]:
     """Has it a loss, and which of its modules are in training?"""
-    return stage.loss is not None, *(one.training for layer in stage.layers for one in layer.modules())
+    return stage.loss is not None, *(module.training for layer in stage.layers for module in layer.modules())
 
 
 def _whole(rows: list[list[Any]], with_loss: bool) -> Sequences:
@@ -150,25 +150,25 @@ class Slices(Part):
             return run
 
         def sliced(state: RankState, action: Action, given: Any) -> Any:
-            one, part, data = self.slices[action.stage], action.part, state.data
+            stage_slices, part, data = self.slices[action.stage], action.part, state.data
             if plain.takes == "activation":
                 x = data.inputs[part] if given is None else given
-                runs: Any = one.forward(self.stages[action.stage], part, x, data.targets.get(part))
+                runs: Any = stage_slices.forward(self.stages[action.stage], part, x, data.targets.get(part))
             else:
-                runs = one.backward(part) if plain.takes else one.again(part)
+                runs = stage_slices.backward(part) if plain.takes else stage_slices.again(part)
             with torch.set_grad_enabled(has_backward(action)), runs:
                 return run(state, action, given)
 
         return sliced
 
     def forget(self) -> None:
-        for one in self.slices.values():
-            one.clear()
+        for piece in self.slices.values():
+            piece.clear()
 
     def end(self) -> None:
-        for s, one in self.slices.items():
+        for s, stage_slices in self.slices.items():
             try:
-                one.compare(self.stages[s])
+                stage_slices.compare(self.stages[s])
             except Exception as error:
                 raise RunFailed(f"rank {self.rank}, stage {s}: {one_line(error)}") from error
 

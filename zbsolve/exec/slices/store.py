@@ -34,7 +34,7 @@ class SliceRun:
         """See `Slicing`."""
         kind = query.device.type
         if torch.is_autocast_enabled(kind):
-            query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
+            query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
         chunks = self.store.chunks(self.microbatch, len(self.calls))
         self.calls.append(None)
         if self.number and self.number - 1 not in chunks:
@@ -84,7 +84,7 @@ class SliceStore:
     def bytes(self) -> int:
         """Bytes of all keys, values and gradients held."""
         tensors = {id(one): one for chunks in self._held.values() for chunk in chunks.values() for one in chunk.tensors}
-        return sum(one.numel() * one.element_size() for one in tensors.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     @contextmanager
     def forward(self, microbatch: int, number: int, offset: int) -> Iterator[None]:
@@ -125,9 +125,9 @@ class SliceStore:
             del self._held[key]
 
 
-def _kept(one: Tensor) -> Tensor:
+def _kept(tensor: Tensor) -> Tensor:
     """The tensor without a graph. A part of something larger is copied where that something goes (recompute, offload)."""
-    found = one.detach()
+    found = tensor.detach()
     part = found.untyped_storage().nbytes() > found.numel() * found.element_size()
     return found.clone() if part and saving_hooked() else found
 

@@ -204,7 +204,7 @@ def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:
         raise BadInput("makes a DTensor, which only a Pipeline with a mesh can send")
     if not names or _slice(whole, names) != layout.mesh:
         raise BadInput(f"makes a DTensor on a mesh {names or 'without names'}, which is no slice of the pipeline's")
-    return [list(names), [_words(one) for one in layout.placements], list(layout.shape or ())]
+    return [list(names), [_words(placement) for placement in layout.placements], list(layout.shape or ())]
 
 
 def _layout_loaded(values: Sequence[Any], whole: DeviceMesh | None) -> Layout:

@@ -230,11 +230,11 @@ def abort(backends: Iterable[Any]) -> None:
 def call_beside(calls: Iterable[Callable[[], None]]) -> None:
     """Call all of these, each by a thread, and wait for them up to ABORT_SECONDS. What they raise is of no use."""
     ending = [Thread(target=_called, args=(call,), daemon=True) for call in calls]
-    for one in ending:
-        one.start()
+    for thread in ending:
+        thread.start()
     until = time.monotonic() + ABORT_SECONDS
-    for one in ending:
-        one.join(max(0.0, until - time.monotonic()))
+    for thread in ending:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _called(call: Callable[[], None]) -> None:

@@ -225,10 +225,10 @@ class Passing:
 
     def taken(self) -> Tensor:
         """It, once. Raises BadInput where nothing came."""
-        found, self.value = self.value, None
-        if found is None:
+        tensor, self.value = self.value, None
+        if tensor is None:
             raise BadInput("its forward does not call its output layer or embedding once: a sharded vocabulary needs that")
-        return found
+        return tensor
 
 
 class Standing(nn.Module):
@@ -286,8 +286,8 @@ def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
 def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
     """The layer with `other` at `path`. All its modules are new, but parameters and buffers are the same."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
-    found: nn.Module = deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
-    return found
+    module: nn.Module = deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
+    return module
 
 
 class WholeVocabulary:

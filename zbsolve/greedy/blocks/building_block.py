@@ -110,13 +110,13 @@ def shorter_blocks(
     low = period_lower_bound(g)
     middle = low
     while low < best.period and going():
-        found = None
+        building_block = None
         for start in (np.zeros_like(best.offset), best.offset):
-            if found is None:
+            if building_block is None:
                 block, legal = near(start, middle)
-                found = block if legal else None
-        if found is not None:
-            best = found
+                building_block = block if legal else None
+        if building_block is not None:
+            best = building_block
             yield best
         else:
             low = middle + max(1, low // 500)

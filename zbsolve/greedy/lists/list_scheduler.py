@@ -88,13 +88,13 @@ def list_schedule(problem: Problem, policy: Policy) -> Schedule:
     There is one wherever each rank has the capacity for all that one microbatch takes there, including what it takes
     after it freed something. With less, raises NotFound.
     """
-    best = found = _listed(problem, policy)
+    best = schedule = _listed(problem, policy)
     for _ in range(STRETCHED if problem.slowdowns else 0):
-        timeline = found.timeline()
+        timeline = schedule.timeline()
         taken = replace(problem.passes, duration=timeline.end - timeline.start)
         again = _listed(replace(problem, passes=taken, slowdowns=()), policy)
-        found = Schedule(problem, again.order, again.syncs)
-        best = min(best, found, key=lambda one: one.timeline().value)
+        schedule = Schedule(problem, again.order, again.syncs)
+        best = min(best, schedule, key=lambda one: one.timeline().value)
     return best
 
 

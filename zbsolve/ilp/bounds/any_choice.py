@@ -68,16 +68,16 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     times = heads_and_tails(step, whose)
     ranks = range(problem.ranks) if whose < 0 else [whose]
     found = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
-    devices = [(rank, one) for rank, one in found if one is not None]
+    devices = [(rank, device) for rank, device in found if device is not None]
     streams = list(stream_work(problem, step, copies, [rank for rank, _ in devices], times))
     least, high = low, max(low, serial_length(problem))  # no schedule need take longer, if one exists
     while least < high:
         middle = (least + high) // 2
-        if _too_short(middle, [one for _, one in devices], streams) is None:
+        if _too_short(middle, [device for _, device in devices], streams) is None:
             high = middle
         else:
             least = middle + 1
-    why = _too_short(least - 1, [one for _, one in devices], streams) if least > low else None
+    why = _too_short(least - 1, [device for _, device in devices], streams) if least > low else None
     return Bound(low, "", CHOICES) if why is None else Bound(least, f"{ANY_CHOICE}: {why}", CHOICES)
 
 
@@ -217,9 +217,9 @@ def check_numbers(problem: Problem) -> None:
         raise BadInput("order: microbatches take several routes in turn, so another number is another route")
     count, number, inside, e = problem.microbatches, problem.passes.microbatch, problem.in_microbatch, problem.edges
     some = [int(rows[0]) for rows in problem.lanes if inside[rows[0]] and len(rows) < count]
-    one, other = np.append(e.before, e.after), np.append(e.after, e.before)
-    apart = inside[other] & ~(inside[one] & (number[one] == number[other]))
-    rows, met = np.unique(np.unique(one[apart] * count + number[other[apart]]) // count, return_counts=True)
+    array, other = np.append(e.before, e.after), np.append(e.after, e.before)
+    apart = inside[other] & ~(inside[array] & (number[array] == number[other]))
+    rows, met = np.unique(np.unique(array[apart] * count + number[other[apart]]) // count, return_counts=True)
     some += rows[met < count].tolist()
     if some:
         name = problem.names[some[0]]

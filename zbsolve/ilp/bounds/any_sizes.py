@@ -63,20 +63,20 @@ def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int
 def _windows(steps: Sequence[Problem], all_of_it: bool = False) -> tuple[Floats, list[Window]]:
     """The longest path of one microbatch by its size, and the windows that count. all_of_it: of whole streams alone."""
     problem, makespan = steps[0], steps[0].objective == "makespan"
-    duration = np.array([one.passes.duration for one in steps], np.float64)
+    duration = np.array([step.passes.duration for step in steps], np.float64)
     head, tail = (np.array([longest(one, one.passes.duration, back) for one in steps], np.float64) for back in (False, True))
     # What holds for a size holds for larger ones, also where rounding makes one of them shorter.
     duration, head, tail = (np.minimum.accumulate(rows[::-1])[::-1] for rows in (duration, head, tail))
     path = (duration + head + tail).max(axis=1) if makespan else duration.max(axis=1)
-    found = list[Window]()
+    windows = list[Window]()
     for rows in problem.members.values():
         rows = rows[problem.in_microbatch[rows]]
         for some in _subsets(rows, head[0], tail[0], all_of_it or not makespan):
             ends = head[:, some].min(axis=1) + tail[:, some].min(axis=1) if makespan else np.zeros(len(steps))
             window = Window(ends, *_line(duration[:, some].sum(axis=1)))
-            if not any(window.below(other) for other in found):
-                found = [other for other in found if not other.below(window)] + [window]
-    return path, found
+            if not any(window.below(other) for other in windows):
+                windows = [other for other in windows if not other.below(window)] + [window]
+    return path, windows
 
 
 def _subsets(rows: Ints, head: Floats, tail: Floats, all_of_it: bool) -> Iterator[Ints]:

@@ -31,12 +31,12 @@ from .two_ends import idle_of_two
 SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
 
 
-def bound_of_many(one: Problem, count: int) -> Bound:
+def bound_of_many(problem: Problem, count: int) -> Bound:
     """The best closed form of a step of `count` microbatches that are all like the only one of `one`. Raises BadInput where
     passes share streams or collectives, or bytes lie off the devices."""
-    check_plain(one)
-    unit = value_unit(one)  # divides every value
-    return max((rounded_up(bound, unit) for bound in _forms(one, count)), key=lambda bound: bound.value)
+    check_plain(problem)
+    unit = value_unit(problem)  # divides every value
+    return max((rounded_up(bound, unit) for bound in _forms(problem, count)), key=lambda bound: bound.value)
 
 
 def repeated_microbatch(problem: Problem) -> Problem | None:
@@ -44,10 +44,10 @@ def repeated_microbatch(problem: Problem) -> Problem | None:
     for (exchanges of gradients): its bounds hold without those. None where it is not, or has what `bound_of_many` does not
     know."""
     rest = without_last(problem)
-    one = rest.head(1)
+    each_problem = rest.head(1)
     try:
-        check_plain(one)
-        return one if with_microbatches(one, rest.microbatches) == rest else None
+        check_plain(each_problem)
+        return each_problem if with_microbatches(each_problem, rest.microbatches) == rest else None
     except BadInput:
         return None
 
@@ -59,15 +59,15 @@ def without_last(problem: Problem) -> Problem:
     return problem.only(np.flatnonzero(~last)) if last.any() else problem
 
 
-def check_plain(one: Problem) -> None:
+def check_plain(problem: Problem) -> None:
     """Raise BadInput for a step that is none of one microbatch with one stream a rank, all memory on devices and times above
     0: no more is known of many microbatches then."""
-    p = one.passes
+    p = problem.passes
     wrong = {
-        "is not one of a single microbatch": one.microbatches != 1 or not one.in_microbatch.all(),
-        "has several streams on a rank": len(one.streams) != one.ranks or len(one.side_stream) > 0,
-        "has memory beside the devices": len(one.pools) > 0,
-        "has collectives": bool((one.collective >= 0).any()),
+        "is not one of a single microbatch": problem.microbatches != 1 or not problem.in_microbatch.all(),
+        "has several streams on a rank": len(problem.streams) != problem.ranks or len(problem.side_stream) > 0,
+        "has memory beside the devices": len(problem.pools) > 0,
+        "has collectives": bool((problem.collective >= 0).any()),
         "has a pass that takes no time": int(p.duration.min()) == 0,
     }
     for why, there in wrong.items():
@@ -137,10 +137,10 @@ def _lost(first: Ints, each: Ints, size: Ints, most: int) -> tuple[int, int]:
     return int(lost * SAFETY), int(until[-1]) + 1
 
 
-def _stays(one: Problem) -> list[Stays]:
+def _stays(problem: Problem) -> list[Stays]:
     """What one microbatch holds of each rank's memory."""
-    e = one.edges
-    rows = np.flatnonzero(one.device_bytes > 0)
-    spans, rank = least_lifespans(one, rows), one.passes.rank[e.before[rows]]
+    e = problem.edges
+    rows = np.flatnonzero(problem.device_bytes > 0)
+    spans, rank = least_lifespans(problem, rows), problem.passes.rank[e.before[rows]]
     columns = e.before[rows], e.after[rows], e.bytes[rows], spans
-    return [Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(one.ranks)]
+    return [Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(problem.ranks)]

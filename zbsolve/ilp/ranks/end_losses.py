@@ -212,7 +212,7 @@ class BothEnds:
 def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
     """The losses of one rank: the one whose memory alone gives the highest closed form. None where that rank's passes need
     all its memory for only a small part (`HELD_SHARE`) of `least` µs."""
-    forms = [one for one in all_closed_forms(problem) if one.kind == AREA and 0 < len(one.ranks) <= 2]
+    forms = [bound for bound in all_closed_forms(problem) if bound.kind == AREA and 0 < len(bound.ranks) <= 2]
     fullest = max(forms, key=lambda form: form.value, default=None)
     found = None if fullest is None else both_ends(problem, fullest.ranks[-1])
     return found if found is not None and found.held >= HELD_SHARE * least else None

@@ -128,11 +128,11 @@ def _equal(one: Any, other: Positions) -> bool:
 
 
 @kernel
-def _distance(one: Times, other: Times, size: int) -> int:
+def _distance(array: Times, other: Times, size: int) -> int:
     """How far the first `size` times are apart, µs in all."""
     away = 0
     for q in range(size):
-        away += abs(int(one[q]) - int(other[q]))
+        away += abs(int(array[q]) - int(other[q]))
     return away
 
 

@@ -93,7 +93,7 @@ def _rank(folder: Path, rank: int, ranks: int) -> RankSteps:
 
 def _further(folder: Path, ranks: int) -> tuple[str, ...]:
     """A line where there are files of more ranks than the pipeline has."""
-    found = (RANK_FILE.fullmatch(one.name) for one in folder.iterdir())
+    found = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
     more = sorted(int(one[1]) for one in found if one and int(one[1]) >= ranks)
     said = f"rank {more[0]}" if len(more) == 1 else f"ranks {', '.join(map(str, more[:8]))}"
     return (f"the files of {said}: {CONFIG} says pp_size {ranks}",) if more else ()

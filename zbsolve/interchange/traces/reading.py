@@ -21,9 +21,9 @@ HEAD = 1 << 20  # bytes of a file in which it says what it is
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """The measured run in a file or a folder; `-` is one of ours on standard input. Raises BadInput naming file, rank and
     field."""
-    found = others_trace(path)
-    if found is not None:
-        return found
+    trace = others_trace(path)
+    if trace is not None:
+        return trace
     if Path(path).is_file() and document_kind(path) is None:
         raise BadInput(f"{path}: {'no trace that zbsolve knows' if head_of(path, 1) else 'an empty file'} ({KNOWN})")
     return Trace.load(path)
@@ -41,7 +41,7 @@ def others_trace(path: str | os.PathLike[str]) -> Trace | None:
 
 def _of_folder(folder: Path) -> Recording:
     try:
-        names = sorted(one.name for one in folder.iterdir() if one.is_file())
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
     except OSError as error:
         raise BadInput(f"{folder}: cannot read: {error.strerror}") from None
     if any(primus_events.RANK_FILE.fullmatch(name) for name in names):
@@ -49,7 +49,7 @@ def _of_folder(folder: Path) -> Recording:
     files = [folder / name for name in names if name.endswith(JSON) and torch_profiler.MARK in head_of(folder / name, HEAD)]
     if files:
         return torch_profiler.read(folder, files)
-    inside = sorted(one.name for one in folder.iterdir() if one.is_dir())[:3]
+    inside = sorted(path.name for path in folder.iterdir() if path.is_dir())[:3]
     below = f"; name one of its folders: {', '.join(inside)}" if inside else ""
     raise BadInput(f"{folder}: a folder without a trace{below} ({KNOWN})")
 

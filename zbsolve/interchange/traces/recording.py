@@ -65,35 +65,35 @@ class RecordedStep:
     @cached_property
     def by_name(self) -> dict[str, RanPass]:
         """Pass name → pass."""
-        return {one.name: one for one in self.passes}
+        return {each_pass.name: each_pass for each_pass in self.passes}
 
     @cached_property
     def rows(self) -> tuple[tuple[RanPass, ...], ...]:
         """The passes of each rank in the order in which they ran."""
-        rows: list[list[RanPass]] = [[] for _ in range(1 + max(one.rank for one in self.passes))]
-        for one in sorted(self.passes, key=lambda one: (one.start, one.end)):
-            rows[one.rank].append(one)
+        rows: list[list[RanPass]] = [[] for _ in range(1 + max(each_pass.rank for each_pass in self.passes))]
+        for each_pass in sorted(self.passes, key=lambda one: (one.start, one.end)):
+            rows[each_pass.rank].append(each_pass)
         return tuple(map(tuple, rows))
 
     @cached_property
     def order(self) -> tuple[tuple[str, ...], ...]:
         """The names of the passes of each rank in the order in which they ran."""
-        return tuple(tuple(one.name for one in row) for row in self.rows)
+        return tuple(tuple(ran_pass.name for ran_pass in row) for row in self.rows)
 
     @property
     def length(self) -> float:
         """First start to last end, µs; across ranks only where their clocks agree."""
-        return max(one.end for one in self.passes) - min(one.start for one in self.passes)
+        return max(each_pass.end for each_pass in self.passes) - min(each_pass.start for each_pass in self.passes)
 
     def hops(self) -> Iterator[Hop]:
         """All messages between ranks: activations down the stages, gradients up."""
-        forward = {(one.stage, one.microbatch): one for one in self.passes if one.kind == "F"}
+        forward = {(each_pass.stage, each_pass.microbatch): each_pass for each_pass in self.passes if each_pass.kind == "F"}
         backward = {(one.stage, one.microbatch): one for one in self.passes if one.kind in BACKWARD}
         for found, step in ((forward, 1), (backward, -1)):
-            for (stage, microbatch), one in found.items():
+            for (stage, microbatch), ran_pass in found.items():
                 other = found.get((stage + step, microbatch))
-                if other is not None and other.rank != one.rank:
-                    yield Hop(one, other)
+                if other is not None and other.rank != ran_pass.rank:
+                    yield Hop(ran_pass, other)
 
     def moved(self, offsets: Sequence[float]) -> RecordedStep:
         """The step by other clocks: `offsets[r]` µs are added to the times of rank r."""
@@ -141,10 +141,10 @@ class Recording:
             self._check_times(step)
         same = self._of_one_order()
         first = same.steps[0]
-        count = (1 + max(one.stage for one in first.passes)) * (1 + max(one.microbatch for one in first.passes))
+        count = (1 + max(each_pass.stage for each_pass in first.passes)) * (1 + max(one.microbatch for one in first.passes))
         if count > MAX_PASSES:
             raise BadInput(f"{self.where}: {count} microbatches of stages are more than zbsolve handles ({MAX_PASSES})")
-        same._check_whole(first, len(same.placement), 1 + max(one.microbatch for one in first.passes))
+        same._check_whole(first, len(same.placement), 1 + max(each_pass.microbatch for each_pass in first.passes))
         return same
 
     def _of_one_order(self) -> Recording:
@@ -164,26 +164,26 @@ class Recording:
 
     def _check_times(self, step: RecordedStep) -> None:
         if len(step.by_name) < len(step.passes):
-            double = next(one for one in step.passes if step.by_name[one.name] is not one)
+            double = next(each_pass for each_pass in step.passes if step.by_name[each_pass.name] is not each_pass)
             raise BadInput(f"{self._at(step, double.rank)}: pass {double.name} ran twice")
-        for one in step.passes:
-            if not (math.isfinite(one.start) and math.isfinite(one.end) and one.start <= one.end):
-                times = f"from {one.start:g} to {one.end:g} µs"
-                raise BadInput(f"{self._at(step, one.rank)}: pass {one.name} cannot run {times}")
+        for each_pass in step.passes:
+            if not (math.isfinite(each_pass.start) and math.isfinite(each_pass.end) and each_pass.start <= each_pass.end):
+                times = f"from {each_pass.start:g} to {each_pass.end:g} µs"
+                raise BadInput(f"{self._at(step, each_pass.rank)}: pass {each_pass.name} cannot run {times}")
         for rank, row in enumerate(step.rows):
-            for one, other in zip(row, row[1:], strict=False):
-                shorter = min(one.end - one.start, other.end - other.start)
-                if one.end - other.start > OVERLAP * shorter > 0:
+            for each_pass, other in zip(row, row[1:], strict=False):
+                shorter = min(each_pass.end - each_pass.start, other.end - other.start)
+                if each_pass.end - other.start > OVERLAP * shorter > 0:
                     raise BadInput(
-                        f"{self._at(step, rank)}: passes {one.name} and {other.name} ran at one time: combined passes "
+                        f"{self._at(step, rank)}: passes {each_pass.name} and {other.name} ran at one time: combined passes "
                         "cannot be told apart; record the run without combining (overlapping) F and B"
                     )
 
     def _check_whole(self, step: RecordedStep, stages: int, microbatches: int) -> None:
         """Every stage of every microbatch has F, and BW or B and W."""
         found: dict[tuple[int, int], set[str]] = {}
-        for one in step.passes:
-            found.setdefault((one.stage, one.microbatch), set()).add(one.kind)
+        for each_pass in step.passes:
+            found.setdefault((each_pass.stage, each_pass.microbatch), set()).add(each_pass.kind)
         for stage in range(stages):
             for microbatch in range(microbatches):
                 kinds = found.get((stage, microbatch), set())

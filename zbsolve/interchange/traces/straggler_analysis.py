@@ -83,7 +83,7 @@ def _columns(path: Path) -> Columns:
 
 def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[RecordedStep, ...], tuple[str, ...]]:
     """The steps with as many passes as most have, and a line on the others."""
-    usual = Counter(len(one) for one in groups.values()).most_common(1)[0][0]
+    usual = Counter(len(group) for group in groups.values()).most_common(1)[0][0]
     kept = {of: one for of, one in groups.items() if len(one) == usual}
     steps = tuple(RecordedStep(f"{step}, replica {replica}", tuple(one)) for (step, replica), one in sorted(kept.items()))
     fewer = len(groups) - len(kept)

@@ -36,7 +36,7 @@ Delays = dict[Pair, float]
 
 def tolerance(step: RecordedStep, clocks: str) -> float:
     """µs by which clocks may differ in a step."""
-    longest = max(max(one.end for one in row) - row[0].start for row in step.rows if row)
+    longest = max(max(ran_pass.end for ran_pass in row) - row[0].start for row in step.rows if row)
     return max(LEAST_TOLERANCE[clocks], TOLERANCE * longest)
 
 
@@ -51,7 +51,7 @@ def least_delays(step: RecordedStep) -> Delays:
 def fit(recording: Recording) -> bool:
     """Whether no message arrives before it was sent."""
     steps = recording.steps
-    return all(min(least_delays(one).values(), default=0.0) >= -tolerance(one, recording.clocks) for one in steps)
+    return all(min(least_delays(step).values(), default=0.0) >= -tolerance(step, recording.clocks) for step in steps)
 
 
 def only_fitting(recording: Recording) -> Recording:
@@ -148,7 +148,7 @@ def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None
         names = [step.name for step in recording.steps]
         left_out = {"left_out": list(recording.left_out)} if recording.left_out else {}
         facts = recording.facts | {"format": recording.format, "steps": names, LINKS: FROM_STEPS} | left_out
-    ready = tuple(_ready(problem, one) for one in steps)
+    ready = tuple(_ready(problem, step) for step in steps)
     return Trace(problem, order, steps, ready, (), (), dict(facts), sent=sent if problem.sending.any() else ())
 
 
@@ -165,11 +165,11 @@ def problem_of(recording: Recording, blocking: bool = False) -> Problem:
     """The step that ran, with medians over all microbatches and steps, whole µs. blocking: whether messages hold their
     sender up. Raises BadInput."""
     stages, first = len(recording.placement), recording.steps[0]
-    microbatches = 1 + max(one.microbatch for one in first.passes)
+    microbatches = 1 + max(each_pass.microbatch for each_pass in first.passes)
     times = _medians(recording)
     whole: Bools = np.zeros((stages, microbatches), bool)
-    for one in first.passes:
-        whole[one.stage, one.microbatch] |= one.kind == "BW"
+    for each_pass in first.passes:
+        whole[each_pass.stage, each_pass.microbatch] |= each_pass.kind == "BW"
     split = not whole.all()
     halves = {kind: [times.get((kind, s), round(times.get(("BW", s), 0) / 2)) for s in range(stages)] for kind in ("B", "W")}
     BW: list[int] = [times.get(("BW", s), 0) for s in range(stages)]
@@ -191,8 +191,8 @@ def problem_of(recording: Recording, blocking: bool = False) -> Problem:
 def _medians(recording: Recording) -> dict[tuple[str, int], int]:
     samples: dict[tuple[str, int], list[float]] = {}
     for step in recording.steps:
-        for one in step.passes:
-            samples.setdefault((one.kind, one.stage), []).append(one.end - one.start)
+        for each_pass in step.passes:
+            samples.setdefault((each_pass.kind, each_pass.stage), []).append(each_pass.end - each_pass.start)
     return {of: round(median(row)) for of, row in samples.items()}
 
 
@@ -214,7 +214,7 @@ def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]
     waited: dict[Pair, list[float]] = {}
     least: dict[Pair, float] = {}
     for step in steps:
-        idle_since = {one: before.end for row in step.rows for before, one in zip(row, row[1:], strict=False)}
+        idle_since = {ran_pass: before.end for row in step.rows for before, ran_pass in zip(row, row[1:], strict=False)}
         for hop in step.hops():
             pair = (min(hop.pair), max(hop.pair)) if both_ways else hop.pair
             least[pair] = min(hop.delay, least.get(pair, hop.delay))
@@ -227,7 +227,7 @@ def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]
 
 
 def _timeline(problem: Problem, step: RecordedStep) -> Timeline:
-    origin = min(one.start for one in step.passes)
+    origin = min(each_pass.start for each_pass in step.passes)
     times = np.array([step.by_name[name][-2:] for name in problem.names], np.float64) - origin
     return Timeline(problem, times[:, 0].copy(), times[:, 1].copy())
 
@@ -291,12 +291,12 @@ def gaps_of(trace: Trace) -> Gaps:
         np.maximum.at(there, apart.after, step.end[apart.before] + apart.lag)
         for names in trace.schedule.values():
             rows = np.array([problem.index[name] for name in names])
-            one, other = rows[:-1], rows[1:]
-            had = there[other] <= step.end[one]
-            gap = np.maximum(0.0, step.start[other] - step.end[one])
-            behind += gap[had & sends[one]].tolist()
-            sizes += message[one[had & sends[one]]].tolist()
-            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[one]].tolist())
+            array, other = rows[:-1], rows[1:]
+            had = there[other] <= step.end[array]
+            gap = np.maximum(0.0, step.start[other] - step.end[array])
+            behind += gap[had & sends[array]].tolist()
+            sizes += message[array[had & sends[array]]].tolist()
+            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[array]].tolist())
     least = min((median(row) for row in silent.values() if row), default=0.0)
     row = behind or [0.0]
     return Gaps(len(behind), median(row), quartiles(row)[0], least, median(sizes or [0.0]))

@@ -89,7 +89,7 @@ class _File:
     def labels(self) -> list[EventForm]:
         """Labels of passes by the clock that counts: the device's where there is one. Raises BadInput."""
         events = self.form.traceEvents
-        overlapped = next((one.label for one in events if OVERLAPPED.fullmatch(one.label)), None)
+        overlapped = next((event.label for event in events if OVERLAPPED.fullmatch(event.label)), None)
         if overlapped is not None:
             raise BadInput(
                 f"{self.path}: label {printable(overlapped)}: combined passes cannot be told apart; run it without them"
@@ -97,41 +97,41 @@ class _File:
         found = {where: [one for one in events if one.cat == where and _place(one)] for where in (ON_HOST, ON_DEVICE)}
         if on_device := found[ON_DEVICE] or self._captured:
             streams: dict[int | str, float] = {}
-            for one in on_device:
-                streams[one.tid] = streams.get(one.tid, 0.0) + one.dur
+            for event_form in on_device:
+                streams[event_form.tid] = streams.get(event_form.tid, 0.0) + event_form.dur
             busiest = max(streams, key=lambda tid: streams[tid])
-            return sorted((one for one in on_device if one.tid == busiest), key=lambda one: one.ts)
-        if any(one.cat == KERNEL for one in events):
+            return sorted((event_form for event_form in on_device if event_form.tid == busiest), key=lambda one: one.ts)
+        if any(event.cat == KERNEL for event in events):
             raise BadInput(
                 f"{self.path}: kernels, but no labels of passes on the device's time line (cat '{ON_DEVICE}', or "
                 "args.name of kernels)"
             )
         if not found[ON_HOST]:
             raise BadInput(f"{self.path}: {NO_LABELS}")
-        return sorted(found[ON_HOST], key=lambda one: one.ts)
+        return sorted(found[ON_HOST], key=lambda event_form: event_form.ts)
 
     @property
     def _captured(self) -> list[EventForm]:
         """Passes of captured steps, by their kernels' labels: each from its first kernel to its last, stream by stream."""
-        kernels = [one for one in self.form.traceEvents if one.cat == KERNEL and _place(one)]
-        kernels.sort(key=lambda one: (str(one.tid), one.ts))
+        kernels = [event_form for event_form in self.form.traceEvents if event_form.cat == KERNEL and _place(event_form)]
+        kernels.sort(key=lambda event_form: (str(event_form.tid), event_form.ts))
         found = []
         for (tid, label), group in groupby(kernels, key=lambda one: (one.tid, one.label)):
             mine = list(group)
-            start, end = mine[0].ts, max(one.ts + one.dur for one in mine)
+            start, end = mine[0].ts, max(event_form.ts + event_form.dur for event_form in mine)
             found.append(EventForm(label, ON_DEVICE, start, end - start, tid))
         return found
 
     @cached_property
     def stages(self) -> frozenset[int]:
         """The stages that ran here."""
-        return frozenset(stage for one in self.labels if (place := _place(one)) for stage in (place[1],))
+        return frozenset(stage for label in self.labels if (place := _place(label)) for stage in (place[1],))
 
     @cached_property
     def sending(self) -> set[int]:
         """The stages that send activations on."""
-        matches = (LABEL.fullmatch(one.label) for one in self.form.traceEvents)
-        return {int(one[1]) for one in matches if one and one[2] == SENDS}
+        matches = (LABEL.fullmatch(event_form.label) for event_form in self.form.traceEvents)
+        return {int(match[1]) for match in matches if match and match[2] == SENDS}
 
     @property
     def rank(self) -> int:
@@ -142,9 +142,9 @@ class _File:
     def _operations(self) -> dict[int | str, list[float]]:
         """When operations began, by thread."""
         found: dict[int | str, list[float]] = {}
-        for one in self.form.traceEvents:
-            if one.cat == OPERATION:
-                found.setdefault(one.tid, []).append(one.ts)
+        for event_form in self.form.traceEvents:
+            if event_form.cat == OPERATION:
+                found.setdefault(event_form.tid, []).append(event_form.ts)
         return {tid: sorted(times) for tid, times in found.items()}
 
     def begins(self, label: EventForm) -> float:

@@ -83,10 +83,10 @@ def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> It
     corners: Corners = chart.steps(points)
     yield Line(tuple(corners), look.colour, look.thickness, look.dashes)
     firsts = [(points[0].memory, points[0])]
-    firsts += [(max(one.peak, before.memory), one) for before, one in pairwise(points) if one.value < before.value]
-    for memory, one in firsts:
-        said = f"{name}, {format_bytes(memory)}: {format_time(one.value)}{f', {one.choice}' if one.choice else ''}"
-        yield from _mark(chart.x(memory), chart.y(one.value), look, one.bound >= one.value, said)
+    firsts += [(max(point.peak, before.memory), point) for before, point in pairwise(points) if point.value < before.value]
+    for memory, point in firsts:
+        said = f"{name}, {format_bytes(memory)}: {format_time(point.value)}{f', {point.choice}' if point.choice else ''}"
+        yield from _mark(chart.x(memory), chart.y(point.value), look, point.bound >= point.value, said)
 
 
 def _mark(x: float, y: float, look: Look, filled: bool, said: str = "") -> Iterator[Mark]:
@@ -167,13 +167,13 @@ class Chart:
     def __init__(self, frontier: Frontier, width: float, top: float, floor: float) -> None:
         self.frontier, self.right, self.top, self.floor = frontier, width - RIGHT, top, floor
         points, named = frontier.points, frontier.named
-        memory = [float(size) for p in points for size in (p.memory, p.peak)] + [float(one.memory) for one in named]
+        memory = [float(size) for p in points for size in (p.memory, p.peak)] + [float(limit.memory) for limit in named]
         # A named schedule that needs far more than the best one (GPipe) stands at the edge, with its memory in words.
         ceiling = max(1.25 * points[-1].memory, 1.0)
         self.low, self.high = min(memory), max(size for size in memory if size <= ceiling)
         pad = 0.04 * (self.high - self.low or self.high or 1.0)
         self.low, self.high = max(0.0, self.low - pad), self.high + 2 * pad
-        rates = [bubble_rate(frontier, v) for v in (*(p.value for p in points), *(one.value for one in named))]
+        rates = [bubble_rate(frontier, v) for v in (*(p.value for p in points), *(limit.value for limit in named))]
         self.highest_rate = min(1.0, 1.08 * max(*rates, 0.05))
 
     def x(self, memory: float) -> float:
@@ -249,19 +249,19 @@ class Chart:
         """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
         no other one, no other diamond and no line does, with a line to its diamond where that is away. Of diamonds above
         each other the upper one has the upper text."""
-        diamonds = [(self.x(one.memory), self.y(one.value)) for one in self.frontier.named]
+        diamonds = [(self.x(limit.memory), self.y(limit.value)) for limit in self.frontier.named]
         taken = [(x - 6, x + 6, y, DIAMOND_GAP) for x, y in diamonds]
         lines = [
             (x, right, (y + lower) / 2, abs(lower - y) / 2 + LINE_GAP)
             for what in ("value", "bound")
             for (x, y), (right, lower) in pairwise(self.steps(self.frontier.points, what))
         ]
-        for one in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
-            x, y = self.x(one.memory), self.y(one.value)
-            over = excess(self.frontier, one)
-            more = f", needs {format_bytes(one.memory)}" if one.memory > self.high else ""
-            text = f"{one.name}{f' {over}' if over else ''}{more}"
-            said = f"{one.name}: {format_time(one.value)} with {format_bytes(one.memory)}{f', {over}' if over else ''}"
+        for limit in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
+            x, y = self.x(limit.memory), self.y(limit.value)
+            over = excess(self.frontier, limit)
+            more = f", needs {format_bytes(limit.memory)}" if limit.memory > self.high else ""
+            text = f"{limit.name}{f' {over}' if over else ''}{more}"
+            said = f"{limit.name}: {format_time(limit.value)} with {format_bytes(limit.memory)}{f', {over}' if over else ''}"
             wide = text_width(text, 12)
             place = self._place(x, y, wide, taken, lines)
             if abs(place[1] - y) > 20:

@@ -50,7 +50,7 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
         measured = trace.median()
         unsure = measured.held is None and schedule.problem.edges.bytes.any()
         both = ("predicted", "", runs[0][1]), ("measured", f" (memory: {NOT_COUNTED})" if unsure else "", measured)
-        runs = [(f"{name}: {format_time(step_time(one))}{note}", one) for name, note, one in both]
+        runs = [(f"{name}: {format_time(step_time(timeline))}{note}", timeline) for name, note, timeline in both]
     said = [value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     return _Chart(runs, style).drawing(headline(schedule), said)
 
