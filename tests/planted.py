@@ -206,7 +206,7 @@ ROWS = (
     Planted(
         "slices: gradients of values from later slices are lost",
         "zbsolve/exec/slices/attention.py",
-        "one.chunk.add((dk, dv), one.tokens)",
+        "piece.chunk.add((dk, dv), piece.tokens)",
         "one.chunk.add((dk, dv * 0), one.tokens)",
         "tests/exec/test_slices_math.py",
     ),
