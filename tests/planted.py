@@ -207,7 +207,7 @@ ROWS = (
         "slices: gradients of values from later slices are lost",
         "zbsolve/exec/slices/attention.py",
         "piece.chunk.add((dk, dv), piece.tokens)",
-        "one.chunk.add((dk, dv * 0), one.tokens)",
+        "piece.chunk.add((dk, dv * 0), piece.tokens)",
         "tests/exec/test_slices_math.py",
     ),
     Planted(
