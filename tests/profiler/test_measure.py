@@ -140,7 +140,7 @@ def neighbours(parent: int) -> list[Path]:
 def runs(process: Path) -> bool:
     """Whether a process is there and no zombie, which an orphan stays where nobody waits for orphans."""
     try:
-        return b"profiler.stage_rounds" in (process / "cmdline").read_bytes()
+        return b"profiler.busy_process" in (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
