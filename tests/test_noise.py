@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import BadInput, Problem, Schedule, Timeline, Trace, pipeline, preset, solve, under_noise
 from zbsolve.cli import main
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.noise import AIMS, Aim, Noise
 from zbsolve.timeline import Floats
 

@@ -14,19 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import problem_form
 from .kinds import KINDS, LINKS
-from .problem_form import (
-    MessagesForm,
-    ProblemForm,
-    check_capacity,
-    check_notes,
-    check_slowdowns,
-    check_tables,
-    edges_as_json,
-    edges_from,
-    passes_as_json,
-    passes_from,
-)
 from .tables import (
     CARGO,
     WHOLE,
@@ -142,12 +131,12 @@ class Problem:
         return cls(table, links, None if capacity is None else tuple(capacity), objective, pools=tuple(pools))
 
     def __post_init__(self) -> None:
-        check_tables(self.passes, self.edges, self.pools)
+        problem_form.check_tables(self.passes, self.edges, self.pools)
         if self.objective not in OBJECTIVES:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
-        check_notes(self.slice_lengths, self.slices, self.recomputed, self.layers)
-        check_capacity(self.capacity, self.ranks)
-        check_slowdowns(self.slowdowns, float(self.passes.duration.sum(dtype=np.float64)))
+        problem_form.check_notes(self.slice_lengths, self.slices, self.recomputed, self.layers)
+        problem_form.check_capacity(self.capacity, self.ranks)
+        problem_form.check_slowdowns(self.slowdowns, float(self.passes.duration.sum(dtype=np.float64)))
 
     @cached_property
     def ranks(self) -> int:
@@ -472,14 +461,14 @@ class Problem:
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
             **({"sizes": list(self.sizes)} if self.sizes else {}),
-            "passes": passes_as_json(self.passes),
-            "edges": edges_as_json(self.edges),
+            "passes": problem_form.passes_as_json(self.passes),
+            "edges": problem_form.edges_as_json(self.edges),
         }
 
     @classmethod
     def from_json(cls, body: Any, where: str = "problem") -> Problem:
         """The problem that `to_json` wrote. Raises BadInput naming `where` and the field."""
-        return cls.from_form(checked(body, ProblemForm, where), where)
+        return cls.from_form(checked(body, problem_form.ProblemForm, where), where)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a problem file, whole or not at all; `-` is standard output."""
@@ -492,10 +481,10 @@ class Problem:
         return cls.from_json(body if kind == "problem" else body.get("problem"), str(path))
 
     @classmethod
-    def from_form(cls, form: ProblemForm, where: str) -> Problem:
+    def from_form(cls, form: problem_form.ProblemForm, where: str) -> Problem:
         """The problem that a file says. Raises BadInput naming `where` and the field."""
-        passes = passes_from(form.passes, where)
-        edges = edges_from(form.edges, passes, where)
+        passes = problem_form.passes_from(form.passes, where)
+        edges = problem_form.edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
@@ -504,7 +493,7 @@ class Problem:
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 
-def _message_room(form: MessagesForm, problem: Problem, where: str) -> MessageRoom:
+def _message_room(form: problem_form.MessagesForm, problem: Problem, where: str) -> MessageRoom:
     """What a file says of messages. Raises BadInput."""
     for name, said, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
         if len(said) > most or min(said, default=0) < 0 or (name == "reserved" and len(said) < most):
@@ -534,8 +523,8 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
             return False
     a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
     for free, other in ((a, b), (b, a)):
-        array = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
-        met, count = np.unique(free[array] * len(lanes) + lane[other[array]], return_counts=True)
+        rows = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
+        met, count = np.unique(free[rows] * len(lanes) + lane[other[rows]], return_counts=True)
         if (count != length[met % len(lanes)]).any():
             return False
     within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))

@@ -161,7 +161,7 @@ MAX_SUM = 2.0**62  # bytes of all edges, so that sums are whole numbers of 64 bi
 
 def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
     """Raises BadInput, naming column, pass, pool or edge: where the tables are none; where passes or pools have no name of
-    their own; and where all times, or all bytes, together do not fit into 64 bits."""
+    their own; and where times or bytes add up to more than sums hold exactly (`EXACT`, `MAX_SUM`)."""
     _check_passes(passes)
     names = [pool.name for pool in pools]
     for i, pool in enumerate(pools):

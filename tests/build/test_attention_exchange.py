@@ -15,7 +15,7 @@ from zbsolve import BadInput, Problem, pipeline, preset, solve, verify
 from zbsolve.build import AttentionExchange, Handing, with_attention_exchange
 from zbsolve.build.attention_balance import balanced, even_slots, one_forward_one_backward
 from zbsolve.build.attention_costs import queries_travel, traffic
-from zbsolve.ilp.bounds import bound_over_exchanges
+from zbsolve.ilp.bounds.any_choice import bound_over_exchanges
 
 
 def step(p: int, m: int, n: int, rest: int, unit: int, ratio: float = 2.0, **more: Any) -> Problem:

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import Profile, Schedule
 from zbsolve.cli import main
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.util.files import MAX_BYTES
 
 from ..support.recorded import PRIMUS

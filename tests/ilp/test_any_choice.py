@@ -15,8 +15,7 @@ from zbsolve import Problem, pipeline
 from zbsolve.build import Host, with_offload
 from zbsolve.cli import main
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.ilp.bounds import bound_over_choices
-from zbsolve.ilp.bounds.any_choice import stream_work
+from zbsolve.ilp.bounds.any_choice import bound_over_choices, stream_work
 from zbsolve.ilp.bounds.bound import CHOICES
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.bounds.copies import Savings, least_work, with_more_room, without_copies

@@ -10,7 +10,7 @@ import pytest
 
 from zbsolve import BadInput, Profile, Schedule, Trace, solve, verify
 from zbsolve.cli import main
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.profile import from_trace
 from zbsolve.profile.lengths import factors_of, lengths_of, stalls_of
 from zbsolve.search.today import even_stages, today_of

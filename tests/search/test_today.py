@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Schedule, Trace, pipeline, preset, verify
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.search.today import UNITS, even_stages, today_of
 from zbsolve.show.run_text import today_as_text, today_line
 

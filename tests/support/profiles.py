@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zbsolve import HostLink, Layer, Link, Profile
-from zbsolve.features import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 
 # What every feature needs is known: causal attention, a vocabulary, links to host memory and of a data-parallel group.
 BLOCK = Layer("block", 160, 240, 96, 320, 120, 80, 50, 64, attention_F=64, attention_B=128, kv_bytes=40)

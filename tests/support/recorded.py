@@ -15,7 +15,7 @@ import pytest
 import zbsolve
 from zbsolve import BadInput, Problem, Schedule
 from zbsolve.build.restage import durations_of, rebuilt
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.interchange.traces.torch_profiler import KINDS
 from zbsolve.systems.one_direction import interleaved_in_groups
 from zbsolve.util.files import write_text

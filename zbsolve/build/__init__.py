@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .plain import with_all_to_all as with_all_to_all
     from .recompute import with_recompute as with_recompute
     from .restage import restaged as restaged
-    from .sharded import regathered as regathered
     from .sharded import with_sharding as with_sharding
     from .sides import SideInput as SideInput
     from .sides import with_side_inputs as with_side_inputs

@@ -28,14 +28,14 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     is not built yet.
     """
     mine = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
-    each_problem = problem.only(mine)
-    before, after = each_problem.edges.before, each_problem.edges.after
+    first = problem.only(mine)
+    before, after = first.edges.before, first.edges.after
     upstream = _upstream(len(mine), before.tolist(), after.tolist())
     around = upstream[:, before] & upstream.T[:, after]  # [pass, edge]
     needs = np.zeros(len(problem.room), np.int64)
     for pool in range(len(needs)):
-        rows = each_problem.edges_in(pool)
-        needs[pool] = (around[:, rows] @ each_problem.edges.bytes[rows]).max(initial=0)
+        rows = first.edges_in(pool)
+        needs[pool] = (around[:, rows] @ first.edges.bytes[rows]).max(initial=0)
     return needs
 
 
@@ -70,9 +70,9 @@ def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:
 
 
 def with_microbatches(problem: Problem, count: int) -> Problem:
-    """The step of `count` microbatches that are all like the only one of the problem `one`.
+    """The step of `count` microbatches that are all like the only one of `problem`.
 
-    Row r of `one` becomes rows r · count to r · count + count − 1, and so do its edges. Raises BadInput where `one` has
+    Row r of it becomes rows r · count to r · count + count − 1, and so do its edges. Raises BadInput where it has
     further microbatches, or passes that belong to none.
     """
     if problem.microbatches != 1 or not problem.in_microbatch.all():

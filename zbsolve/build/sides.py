@@ -142,9 +142,9 @@ class _Found:
 
     def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
         """One behind the other, where the row does not put them so."""
-        for (array, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
+        for (one, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
             if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
-                self.ordered |= dict.fromkeys(zip(array.tolist(), other.tolist(), strict=True))
+                self.ordered |= dict.fromkeys(zip(one.tolist(), other.tolist(), strict=True))
 
     def edges(self) -> Edges:
         """Those of the problem, with what is held on the ones that are there, and further ones."""

@@ -147,7 +147,7 @@ def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tu
     if not work.microbatches:
         return others, np.repeat(end, len(others))
     mine = [np.flatnonzero(numbers == microbatch) for microbatch in work.microbatches]
-    return others[np.concatenate(mine)], np.repeat(rows, [len(array) for array in mine])
+    return others[np.concatenate(mine)], np.repeat(rows, [len(own) for own in mine])
 
 
 def _check(problem: Problem, works: Sequence[Work], number: int) -> None:

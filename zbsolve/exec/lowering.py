@@ -57,7 +57,7 @@ def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, .
 
 
 def check_by_rank(problem: Problem) -> None:
-    """Raise BadInput where steps of microbatches that are like `one` cannot be lowered a rank at a time."""
+    """Raise BadInput where steps of microbatches that are like `problem` cannot be lowered a rank at a time."""
     far = [kind for kind in problem.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
     if far:
         name = problem.names[problem.rows(*far)[0]]

@@ -167,13 +167,13 @@ class VocabularyCosts:
         def at(read: Callable[[ShardCosts], float]) -> float:
             return _line(ranks, [(row.ranks, read(row)) for row in nearest])
 
-        shard_passes, two = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
+        first, second = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
         if not (below and above):  # what is done at the barrier is done for each token
-            shard_passes, two = replace(shard_passes, merge=nearest[0].one.merge), replace(two, merge=nearest[0].two.merge)
+            first, second = replace(first, merge=nearest[0].one.merge), replace(second, merge=nearest[0].two.merge)
         return ShardCosts(
             ranks,
-            shard_passes,
-            two,
+            first,
+            second,
             self.parameter_bytes(ranks),
             at(lambda row: row.lookup),
             scaled=scaled,

@@ -38,7 +38,7 @@ def _read(said: str) -> Works:
         where, known = f"work '{word[:40]}'", FORM.fullmatch(word)
         if known is None or not (known["ranks"] or known["these"]):
             raise BadInput(f"{where}: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB")
-        rest = dict(name.split("=", 1) for name in known["rest"].split(":")[1:])
+        rest = dict(part.split("=", 1) for part in known["rest"].split(":")[1:])
         if unknown := set(rest) - set(KEYS):
             raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} can be said")
         fields, ranks = dict[str, Any](), known["these"]
@@ -49,7 +49,7 @@ def _read(said: str) -> Works:
             except (ValueError, BadInput):
                 raise BadInput(f"{where}: {key}: '{text[:20]}' is not {what}") from None
         these = fields.pop("rank", None)
-        times = tuple(round(parse_time(name, "work")) for name in known["time"].split("+"))
+        times = tuple(round(parse_time(time, "work")) for time in known["time"].split("+"))
         pieces = None if known["pieces"] == "most" else int(known["pieces"] or len(times))
         for rank in (these,) if known["ranks"] else these:
             works.append(Work(rank, times if len(times) > 1 else times[0], pieces, **fields))

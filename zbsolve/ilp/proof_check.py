@@ -73,8 +73,8 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
         lanes = lanes_of(problem, *group)
         proven = lanes is not None and _refuted(lanes, bound.value, states)
         return group_bound(problem, group, bound.value) if proven else nothing
-    if (each_problem := repeated_microbatch(problem)) is not None:
-        many = bound_of_many(each_problem, problem.microbatches)
+    if (first := repeated_microbatch(problem)) is not None:
+        many = bound_of_many(first, problem.microbatches)
         if (many.kind, many.ranks) == (bound.kind, bound.ranks) and many.value >= bound.value:
             return many  # of large steps far sooner
     clock, within = Clock(seconds), problem.objective == "span" and bound.ranks  # there those in the window of the first

@@ -60,14 +60,14 @@ def best_order(
     itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
     timeline's. A fused backward takes as long as B and W together."""
     found: Found | None = None
-    for title, each_schedule in _candidates(schedule, target, orders or _named):
+    for title, other in _candidates(schedule, target, orders or _named):
         try:
-            order = order_for(each_schedule, target)
+            order = order_for(other, target)
         except ZbsolveError:  # it does not hold within the memory, or the engine has no such order either
             continue
-        value = step_time(order) if step_time else each_schedule.timeline().value
+        value = step_time(order) if step_time else other.timeline().value
         if found is None or value < found.value:
-            found = Found(each_schedule, title, value)
+            found = Found(other, title, value)
     return found
 
 
@@ -102,8 +102,8 @@ def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[
     for step in variants(schedule.problem, target):
         fused = "B" in schedule.problem.passes.kinds and "B" not in step.passes.kinds
         words = f"placement {describe(step.placement)}{', BW as long as B and W' if fused else ''}"
-        for name, each_schedule in orders(step):
-            yield f"{name} ({words})", each_schedule
+        for name, order in orders(step):
+            yield f"{name} ({words})", order
 
 
 def first_fused(schedule: Schedule) -> Schedule:
@@ -116,7 +116,7 @@ def first_fused(schedule: Schedule) -> Schedule:
     order: dict[str, tuple[str, ...]] = {}
     for stream, names in schedule.order.items():
         kept = [name for name in names if name not in moving]
-        order[stream] = tuple(name for name in kept for name in ((name, first[name]) if name in first else (name,)))
+        order[stream] = tuple(each for name in kept for each in ((name, first[name]) if name in first else (name,)))
     return Schedule(problem, order, schedule.syncs)
 
 

@@ -87,8 +87,8 @@ def _words(content: str, where: str, line: int) -> Iterator[Word]:
         if GAP.fullmatch(bare):
             continue
         together = OVERLAPPED.fullmatch(bare)
-        for name in together[1].split(";") if together else (bare,):
-            found = WORD.fullmatch(name)
+        for word in together[1].split(";") if together else (bare,):
+            found = WORD.fullmatch(word)
             known = found is not None and (found[2] in COMMUNICATION or (found[2] in (*OURS, *TORCHS) and found[3]))
             if found is None or not known:
                 raise BadInput(

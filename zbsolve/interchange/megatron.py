@@ -127,7 +127,7 @@ def _cost(schedule: Schedule, best: Schedule) -> str:
     ours, theirs = schedule.timeline().value, best.timeline().value
     over = verify(schedule.problem, best)
     memory = f"; it does not fit the schedule's memory: {over[0]}" if over else ""
-    held, own = (max(each_schedule.timeline().peak_bytes) for each_schedule in (best, schedule))
+    held, own = (max(order.timeline().peak_bytes) for order in (best, schedule))
     if held != own:
         memory = f"; its fullest rank holds {format_bytes(held)}, the schedule's {format_bytes(own)}{memory}"
     if ours == theirs:

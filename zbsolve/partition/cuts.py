@@ -131,8 +131,8 @@ def even(price: Price, layers: int, stages: int) -> tuple[int, ...]:
 def balanced(costs: Sequence[float], stages: int, factors: Sequence[float] | None = None) -> tuple[int, ...]:
     """How many layers each stage gets so that the costliest stage is as cheap as possible, then as even as possible.
     factors: how much longer each stage's device takes. Exact. Raises BadInput for fewer layers than stages."""
-    array = spans(costs)[None]
-    return even(lambda s: array * (1.0 if factors is None else factors[stages - s]), len(costs), stages)
+    sums = spans(costs)[None]
+    return even(lambda s: sums * (1.0 if factors is None else factors[stages - s]), len(costs), stages)
 
 
 def balanced_ranks(

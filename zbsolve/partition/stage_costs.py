@@ -353,13 +353,13 @@ def _rounding(costs: StageCosts, kind: str) -> float:
     return 0.0 if all(float(getattr(layer, kind)).is_integer() for layer in costs.layers) else HALF
 
 
-def _of_all(costs: StageCosts, array: Floats, roundings: float = 1.0) -> Floats:
+def _of_all(costs: StageCosts, one_microbatch: Floats, roundings: float = 1.0) -> Floats:
     """µs that all microbatches take at least, from those of one as long as the layers say. roundings: how many times are in
     it, since a microbatch's factor rounds each once more."""
     if not costs.microbatch_factors:
-        return np.asarray(np.maximum(0.0, costs.microbatches * array))
+        return np.asarray(np.maximum(0.0, costs.microbatches * one_microbatch))
     rounded = HALF * roundings * costs.microbatches
-    return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * array - rounded))
+    return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * one_microbatch - rounded))
 
 
 def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, ...], stage: int, objective: str) -> Floats:

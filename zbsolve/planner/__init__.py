@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
-    from .answers import Answer as Answer
     from .answers import PlanFront as PlanFront
     from .answers import plan_front as plan_front
     from .answers import what_if as what_if

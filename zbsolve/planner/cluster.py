@@ -255,10 +255,10 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     found, said = cluster, []
     if inside:
         found = replace(found, inside=_group_link(inside))
-        said.append(f"inside nodes ({max(collective_row.ranks for collective_row in inside)} ranks)")
+        said.append(f"inside nodes ({max(row.ranks for row in inside)} ranks)")
     if between:
         found = replace(found, between=_group_link(between), messages=profile.link.bytes_per_us)
-        said.append(f"between nodes ({max(collective_row.ranks for collective_row in between)} ranks)")
+        said.append(f"between nodes ({max(row.ranks for row in between)} ranks)")
     return replace(found, error=None, source=f"estimated: links {' and '.join(said)} measured; else {cluster.source}")
 
 

@@ -88,7 +88,7 @@ def plan(
         else:
             search_at_start(race, start)
             search_space(race)
-    looked_at = [space_race for space_race in races if space_race[1].candidates]
+    looked_at = [race for race in races if race[1].candidates]
     if not looked_at:
         raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
     only, race = looked_at[-1]

@@ -141,8 +141,8 @@ JUSTIFIED = RULES[2]  # with which most justified orders show rounds
 
 
 def worth_repeating(problem: Problem, microbatches: int, passes: int | None = None) -> bool:
-    """Whether a step of so many microbatches like the only one of `one` is too long to be searched pass by pass, and long
-    enough to show rounds; and microbatches can be repeated at all. passes: of a step that is so long; None: `MIN_PASSES`."""
+    """Whether a step of so many microbatches like the only one of `problem` is too long to be searched pass by pass, and
+    long enough to show rounds; and microbatches can be repeated at all. passes: of such a step; None: `MIN_PASSES`."""
     try:
         check_plain(problem)
     except BadInput:
@@ -162,9 +162,9 @@ def solve_many(
     seed: int = 0,
     progress: Progress = lambda line: None,
 ) -> RepeatedSchedule:
-    """A schedule of so many microbatches that are all like the only one of `one`, with a certificate of the whole.
+    """A schedule of so many microbatches that are all like the only one of `problem`, with a certificate of the whole.
 
-    one: the step with one microbatch.
+    problem: the step with one microbatch.
     effort: in place of seconds, for the same answer on every machine.
     progress: called with a line whenever something better was found.
 

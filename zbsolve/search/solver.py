@@ -75,14 +75,14 @@ def lacking_in_words(schedule: Schedule) -> str:
     """Where messages that wait lack most memory."""
     less = lacking(schedule)
     rank = int(less.argmax())
-    wait, lack = (exact_bytes(int(array[rank])) for array in (most_waiting(schedule), less))
+    wait, lack = (exact_bytes(int(each[rank])) for each in (most_waiting(schedule), less))
     return f"rank {rank} lacks {lack} for what is held and the messages that wait, {wait} at once"
 
 
 def _with_less_waiting(problem: Problem, schedule: Schedule, more: Ints, turn: int) -> Problem:
     """The step with so many bytes more kept free for messages on each rank, from the second turn on enough for all that wait
-    in `found` at once, as far as one microbatch has room still. Where that is not enough, and from the second turn on, half
-    of what lies in pools beside the devices then: ranks run so far ahead because they put things there."""
+    in `schedule` at once, as far as one microbatch has room still. Where that is not enough, and from the second turn on,
+    half of what lies in pools beside the devices then: ranks run so far ahead because they put things there."""
     assert problem.capacity is not None
     assert problem.messages is not None
     least = one_microbatch_needs(problem)
@@ -224,7 +224,7 @@ def _difference(hint: Problem, problem: Problem) -> str:
         count, wanted = (len(np.unique(getattr(step.passes, column))) for step in (hint, problem))
         if count != wanted:
             return f": the hint has {count} {what}, the problem {wanted}"
-    kinds = [" ".join(each_problem.passes.kinds) for each_problem in (hint, problem)]
+    kinds = [" ".join(step.passes.kinds) for step in (hint, problem)]
     return f": the hint has passes {kinds[0]}, the problem {kinds[1]}" if kinds[0] != kinds[1] else ""
 
 

@@ -135,11 +135,6 @@ def _listed(search: Search) -> Arm:
     yield
 
 
-def _named_first(search: Search) -> bool:
-    """Named orders are better than policies that are careful, and no dearer; of a large step policies take long."""
-    return search.pools or len(search.problem.passes) > MANY_PASSES
-
-
 def _one_by_one(state: State) -> Arm:
     """Where there is none yet one that is very long, but needs the least memory."""
     if state.schedule is not None:
@@ -313,7 +308,8 @@ GREEDY = Source("list scheduling", lambda search: [_listed(search)])
 POLICIES = Source(
     "annealed policies",
     lambda search: [_policies(search)] if search.early and not (search.pools and search.careful) else [],
-    late=_named_first,
+    # Named orders are better than policies that are careful, and no dearer; of a large step policies take long.
+    late=lambda search: search.pools or len(search.problem.passes) > MANY_PASSES,
 )
 NAMED = Source("named orders", lambda search: [_named(search.state)])
 PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools else [])

@@ -132,14 +132,14 @@ def today_of(
     busiest = float(np.bincount(problem.passes.rank, computed, problem.ranks).max())  # µs
     asked = _candidates(problem) if effort is not None or seconds > 0 else []
     betters: list[Better] = []
-    for name, each_problem in asked:
+    for name, option in asked:
         if stop() and betters:
             break
-        hint = Schedule(each_problem, trace.schedule, trace.syncs) if each_problem is problem else None
+        hint = Schedule(option, trace.schedule, trace.syncs) if option is problem else None
         limits: dict[str, Any] = {"seconds": seconds / len(asked), "effort": None if effort is None else effort / len(asked)}
         with suppress(Infeasible, NotFound):
-            schedule = solve(each_problem, **limits, seed=seed, hint=hint, prefer=None, progress=partial(progress, name))
-            betters.append(Better(name, each_problem.stages > problem.stages, schedule))
+            schedule = solve(option, **limits, seed=seed, hint=hint, prefer=None, progress=partial(progress, name))
+            betters.append(Better(name, option.stages > problem.stages, schedule))
     return Today(
         int(np.rint(step.value)),
         1 - busiest / step.value if step.value else 0.0,

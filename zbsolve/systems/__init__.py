@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .table import preset as preset
     from .table import presets_of as presets_of
     from .table import system as system
-    from .torch_gathers import torch_window as torch_window
     from .two_directions import overlapped as overlapped
 
 __getattr__, __dir__ = handing_on(__name__)

@@ -135,10 +135,10 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
         raise WrongPlacement(f"{name}: is defined for placement single only")
     if not split:
         raise BadInput(f"{name}: needs B and W apart")
-    array = np.bincount(problem.passes.rank, problem.taken, problem.ranks) / problem.microbatches
-    if not array.all():
-        raise BadInput(f"{name}: rank {int(array.argmin())} holds no memory, and the schedule is defined by it")
-    room = tuple(int(times * problem.ranks * size) for size in array)
+    each = np.bincount(problem.passes.rank, problem.taken, problem.ranks) / problem.microbatches
+    if not each.all():
+        raise BadInput(f"{name}: rank {int(each.argmin())} holds no memory, and the schedule is defined by it")
+    room = tuple(int(times * problem.ranks * size) for size in each)
     limited = replace(problem, capacity=room)
     schedule = list_schedule(limited, starting_policies(limited)[0])
     return Schedule(problem, schedule.order, schedule.syncs)
@@ -154,7 +154,7 @@ def single(
         raise WrongPlacement(f"{step.name}: is defined for placement single only")
     rows, back = {}, np.arange(m) if back is None else back
     for rank in range(step.ranks):
-        forward, backward = (np.stack([np.full(m, rank), array]) for array in (np.arange(m), back))
+        forward, backward = (np.stack([np.full(m, rank), numbers]) for numbers in (np.arange(m), back))
         rows[f"compute:{rank}"] = alternate(step, forward, backward, min(warm(rank), m), pending(rank))
     return rows
 

@@ -56,7 +56,7 @@ def step_in_rows(problem: Problem, name: str) -> PlainStep:
 
 
 def step_in_lanes(problem: Problem, microbatches: int, name: str) -> PlainStep:
-    """The step of so many microbatches like the only one of `one`, whose orders are rows of `one`: no table of the whole is
+    """The step of so many microbatches like the only one of `problem`, whose orders are rows of it: no table of the whole is
     made. Raises BadInput as `step_in_rows` does."""
     lanes = step_in_rows(problem, name)
     return lanes._replace(

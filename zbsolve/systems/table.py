@@ -188,7 +188,7 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
     """The same order for a problem with passes X, each directly before the first pass that waits for it. waits: pass → X."""
     rows = {}
     for stream, names in schedule.order.items():
-        both = (name for name in names for name in (waits.get(name, name), name))
+        both = (each for name in names for each in (waits.get(name, name), name))
         rows[stream] = tuple(dict.fromkeys(both))
     return Schedule(problem, rows, schedule.syncs)
 
@@ -245,7 +245,7 @@ LONG_SYSTEMS = (
 
 
 def long_systems_of(problem: Problem) -> Iterator[LongSystem]:
-    """The systems that are defined for a step of which `one` is a microbatch."""
+    """The systems that are defined for a step of which `problem` is a microbatch."""
     for system in LONG_SYSTEMS:
         with suppress(BadInput):
             step = step_in_lanes(problem, 1, system.name)
@@ -255,5 +255,5 @@ def long_systems_of(problem: Problem) -> Iterator[LongSystem]:
 
 
 def lane_order(problem: Problem, microbatches: int, system: LongSystem) -> tuple[Ints, ...]:
-    """The lanes of each rank, rows of `one`, in the order in which it runs them: see `long_steps.RepeatedSchedule`."""
+    """The lanes of each rank, rows of `problem`, in the order in which it runs them: see `long_steps.RepeatedSchedule`."""
     return tuple(system.order.rows(step_in_lanes(problem, microbatches, system.name)).values())

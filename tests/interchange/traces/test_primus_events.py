@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from zbsolve import Schedule, Trace
-from zbsolve.interchange.traces import primus_events, read_trace
+from zbsolve.interchange.traces import primus_events
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.interchange.traces.to_trace import aligned, gaps_of, least_delays, problem_of
 from zbsolve.profile import from_trace
 from zbsolve.profile.lengths import stalls_of

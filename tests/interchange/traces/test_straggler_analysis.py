@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Trace
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 
 from ...support.recorded import SAMPLES, refused
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Trace
-from zbsolve.interchange.traces import read_trace
+from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.interchange.traces.torch_profiler import TraceForm
 
 from ...support.recorded import a_schedule, refused, torch_folder

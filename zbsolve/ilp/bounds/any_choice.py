@@ -217,9 +217,9 @@ def check_numbers(problem: Problem) -> None:
         raise BadInput("order: microbatches take several routes in turn, so another number is another route")
     count, number, inside, e = problem.microbatches, problem.passes.microbatch, problem.in_microbatch, problem.edges
     some = [int(rows[0]) for rows in problem.lanes if inside[rows[0]] and len(rows) < count]
-    array, other = np.append(e.before, e.after), np.append(e.after, e.before)
-    apart = inside[other] & ~(inside[array] & (number[array] == number[other]))
-    rows, met = np.unique(np.unique(array[apart] * count + number[other[apart]]) // count, return_counts=True)
+    here, there = np.append(e.before, e.after), np.append(e.after, e.before)
+    apart = inside[there] & ~(inside[here] & (number[here] == number[there]))
+    rows, met = np.unique(np.unique(here[apart] * count + number[there[apart]]) // count, return_counts=True)
     some += rows[met < count].tolist()
     if some:
         name = problem.names[some[0]]

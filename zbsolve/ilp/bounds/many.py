@@ -32,8 +32,8 @@ SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
 
 
 def bound_of_many(problem: Problem, count: int) -> Bound:
-    """The best closed form of a step of `count` microbatches that are all like the only one of `one`. Raises BadInput where
-    passes share streams or collectives, or bytes lie off the devices."""
+    """The best closed form of a step of `count` microbatches that are all like the only one of `problem`. Raises BadInput
+    where passes share streams or collectives, or bytes lie off the devices."""
     check_plain(problem)
     unit = value_unit(problem)  # divides every value
     return max((rounded_up(bound, unit) for bound in _forms(problem, count)), key=lambda bound: bound.value)
@@ -44,10 +44,10 @@ def repeated_microbatch(problem: Problem) -> Problem | None:
     for (exchanges of gradients): its bounds hold without those. None where it is not, or has what `bound_of_many` does not
     know."""
     rest = without_last(problem)
-    each_problem = rest.head(1)
+    first = rest.head(1)
     try:
-        check_plain(each_problem)
-        return each_problem if with_microbatches(each_problem, rest.microbatches) == rest else None
+        check_plain(first)
+        return first if with_microbatches(first, rest.microbatches) == rest else None
     except BadInput:
         return None
 

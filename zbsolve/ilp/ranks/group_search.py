@@ -289,12 +289,8 @@ class _GroupSearch:
             step, breadth = (gap // 2, DEEP_BREADTH) if deep else (gap // 5, self.breadth)
             breadth = OWN_BREADTH if group.own else breadth
             least = max(self.unit, gap // 32)
-            made = (
-                None
-                if lanes is None
-                else WindowSearch(lanes, self.ceiling, least, step, breadth, self.incumbent, self.times)
-            )
-            self.searches[group] = made
+            known = breadth, self.incumbent, self.times
+            self.searches[group] = None if lanes is None else WindowSearch(lanes, self.ceiling, least, step, *known)
         search = self.searches[group]
         if search is not None:
             search.fits = min(search.fits, self.ceiling)
@@ -352,9 +348,8 @@ class _GroupSearch:
             if lanes is None:
                 continue
             if len(lanes.rank) > MAX_INDUCTION_LANES:
-                yield from self.raise_windows(
-                    [group._replace(ranks=group.ranks[:1], lean=False)], int(FIRST_RANK_SHARE * self.affordable)
-                )
+                first = group._replace(ranks=group.ranks[:1], lean=False)
+                yield from self.raise_windows([first], int(FIRST_RANK_SHARE * self.affordable))
                 return
             answer, tried = refute_by_induction(lanes, value, PROBE_STATES, self.incumbent)  # says how fast states are here
             self.count_states(tried, began)

@@ -156,9 +156,8 @@ def _refute_claims(
         return Answer.TOO_MANY, 0, 0
     induction = Induction(_behind(w, numbers, claims), w.shift, later)
     limits = Limits(MAX_BREADTH, question.states, False)
-    answer, tried, front = search_orders(
-        lanes, claims[n] - 1, limits, induction, question.incumbent, question.value, NOTHING_KNOWN
-    )
+    better = question.incumbent, question.value
+    answer, tried, front = search_orders(lanes, claims[n] - 1, limits, induction, *better, NOTHING_KNOWN)
     return Answer(answer), int(tried), int(front)
 
 

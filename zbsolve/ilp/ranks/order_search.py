@@ -109,9 +109,8 @@ def search_orders(
             if not exact:
                 return MERGED, tried, front
             if placed + 1 >= shift * count:
-                keep, compared = not_dominated(
-                    new, keep, older[placed + 1 - shift * count], tables.pairs, shift, induction.later
-                )
+                before = older[placed + 1 - shift * count]
+                keep, compared = not_dominated(new, keep, before, tables.pairs, shift, induction.later)
                 tried += compared // COMPARED_PER_STATE
         states = selected(new, keep)
         if shift > 0:

@@ -153,13 +153,7 @@ def could_start(passes: Records, pairs: Records, a: int, then: int, position: Po
 
 @kernel
 def next_arrivals(
-    lanes: Records,
-    pairs: Records,
-    lane: int,
-    position: Positions,
-    arrivals: Times,
-    free: Times,
-    new_arrivals: Times,
+    lanes: Records, pairs: Records, lane: int, position: Positions, arrivals: Times, free: Times, new_arrivals: Times
 ) -> None:
     """Fill `new_arrivals` for a state of these positions and arrivals after `lane`'s next pass has run until its rank is
     free (`free`). An arrival before the pass could start anyway, after all of its lane ahead of it, counts as then."""

@@ -128,11 +128,11 @@ def _equal(one: Any, other: Positions) -> bool:
 
 
 @kernel
-def _distance(array: Times, other: Times, size: int) -> int:
+def _distance(one: Times, other: Times, size: int) -> int:
     """How far the first `size` times are apart, µs in all."""
     away = 0
     for q in range(size):
-        away += abs(int(array[q]) - int(other[q]))
+        away += abs(int(one[q]) - int(other[q]))
     return away
 
 
@@ -158,14 +158,7 @@ def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, 
     Reasons are the work left, the critical path of what is under way, or the energy over the time left. Where it can end,
     its times are lifted in place (see `_lift`).
     """
-    lanes, ranks, passes, waits, pairs, into = (
-        tables.lanes,
-        tables.ranks,
-        tables.passes,
-        tables.waits,
-        tables.pairs,
-        tables.into,
-    )
+    lanes, ranks, passes, waits, pairs, into, _, _, _ = tables
     m = passes.shape[1]
     front = 0
     for a in range(len(lanes)):

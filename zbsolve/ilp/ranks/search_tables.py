@@ -82,17 +82,8 @@ class TableWindows(NamedTuple):
 @kernel
 def in_window(tables: Tables, windows: TableWindows, k: int) -> Tables:
     """The tables as they are within further window k."""
-    return Tables(
-        tables.lanes,
-        windows.ranks[k],
-        windows.passes[k],
-        tables.waits,
-        tables.pairs,
-        tables.into,
-        tables.held,
-        windows.end_energy[k],
-        tables.to_go,
-    )
+    lanes, _, _, waits, pairs, into, held, _, to_go = tables
+    return Tables(lanes, windows.ranks[k], windows.passes[k], waits, pairs, into, held, windows.end_energy[k], to_go)
 
 
 @kernel

@@ -41,8 +41,7 @@ from .search_tables import NOTHING_KNOWN, Tables, ToGo, place_of_key, tables_of
 BREADTH = 1  # partial orders with the same passes that are kept apart
 # Of the partial orders of a search a table may take such a part, and each takes such a part of the time.
 STATES_PART, TIME_PART = 2, 4
-MAX_KEYS = 1 << 62
-NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62  # keys are below, too
 NO_TABLE = np.zeros((0, 2), np.int64)
 
 
@@ -73,7 +72,7 @@ class TimesToGo:
         for rank, slack in enumerate(lanes.slack.tolist()):
             own = np.flatnonzero(lanes.rank == rank)
             table = NO_TABLE
-            if slack == 0 and (lanes.head.shape[1] + 1) ** len(own) < MAX_KEYS:
+            if slack == 0 and (lanes.head.shape[1] + 1) ** len(own) < NO_LIMIT:
                 table, more = self._table(turned_round(lanes, rank, own), window, within, states // STATES_PART)
                 tried += more
             tables.append(table)
@@ -86,6 +85,7 @@ class TimesToGo:
         made = self.made.get(key)
         if made is not None and window <= made.within and (len(made.table) or states <= made.allowed):
             return made.table, 0
+        within = max(window, within)  # what is cut shorter than the window is no proof there
         keys, least, tried = _times(turned, NOTHING_KNOWN, within, BREADTH, states)
         self.made[key] = _Made(_hashed(keys, least), within, states)
         return self.made[key].table, int(tried)
@@ -128,7 +128,7 @@ def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) ->
             key = 0
             for a in range(count):
                 key = key * (m + 1) + m - states.position[s, count - 1 - a]
-            if n > 0 and keys[n - 1] == key:  # states with the same positions are side by side
+            if n > 0 and keys[n - 1] == key:  # those with the same positions are side by side, but where `_keys` agree
                 least[n - 1] = min(least[n - 1], states.free[s, 0])
                 continue
             if n == len(keys):
@@ -180,12 +180,13 @@ def _with_one_more(tables: Tables, states: States, window: int) -> tuple[States,
 @kernel
 def _hashed(keys: Ints, least: Ints) -> Ints:
     """Rows of (key, least time to go), at the places where `place_of_key` looks for them; a power of two of them, the empty
-    ones with key −1. None where there is no key."""
+    ones with key −1. None where there is no key. Of a key that comes twice the least time counts."""
     size = 0 if len(keys) == 0 else 2
     while size < 2 * len(keys):
         size *= 2
     table = np.full((size, 2), -1, np.int64)
     for k in range(len(keys)):
         at = place_of_key(table, 0, size, keys[k])
-        table[at, 0], table[at, 1] = keys[k], least[k]
+        table[at, 1] = least[k] if table[at, 0] < 0 else min(table[at, 1], least[k])
+        table[at, 0] = keys[k]
     return table

@@ -168,7 +168,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
     bound, proof = lower_bound(rounds)
     clock = Clock(seconds)
     best: tuple[Fraction, Schedule] | None = None
-    named = (Schedule(problem, each_schedule.order, each_schedule.syncs) for each_schedule in known)
+    named = (Schedule(problem, other.order, other.syncs) for other in known)
     for schedule in chain(named, _quick_schedules(problem), _from_blocks(problem, seed)):
         if not verify(problem, schedule):
             best = _better(best, schedule)

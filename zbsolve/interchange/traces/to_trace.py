@@ -291,12 +291,12 @@ def gaps_of(trace: Trace) -> Gaps:
         np.maximum.at(there, apart.after, step.end[apart.before] + apart.lag)
         for names in trace.schedule.values():
             rows = np.array([problem.index[name] for name in names])
-            array, other = rows[:-1], rows[1:]
-            had = there[other] <= step.end[array]
-            gap = np.maximum(0.0, step.start[other] - step.end[array])
-            behind += gap[had & sends[array]].tolist()
-            sizes += message[array[had & sends[array]]].tolist()
-            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[array]].tolist())
+            before, after = rows[:-1], rows[1:]
+            had = there[after] <= step.end[before]
+            gap = np.maximum(0.0, step.start[after] - step.end[before])
+            behind += gap[had & sends[before]].tolist()
+            sizes += message[before[had & sends[before]]].tolist()
+            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[before]].tolist())
     least = min((median(row) for row in silent.values() if row), default=0.0)
     row = behind or [0.0]
     return Gaps(len(behind), median(row), quartiles(row)[0], least, median(sizes or [0.0]))

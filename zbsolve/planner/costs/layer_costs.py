@@ -190,9 +190,9 @@ def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Mode
     def layer(at: int) -> LayerCosts:
         return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in OF_PROFILES))
 
-    states = [float(formulas.state_bytes(each_layout, model.state_parts) / formulas.WEIGHT_BYTES) for each_layout in layouts]
+    states = [float(formulas.state_bytes(other, model.state_parts) / formulas.WEIGHT_BYTES) for other in layouts]
     none = 0 * np.asarray(layout.tp)
-    shared = back([model.shared(each_layout.tp) for each_layout in layouts])
+    shared = back([model.shared(other.tp) for other in layouts])
     return ModelCosts(layer(0), layer(1), layer(2), back(states), shared, Shards(*[none] * len(Shards._fields)), none, none)
 
 

@@ -39,16 +39,16 @@ def roles(layout: Layout) -> Roles:
     """Of a table of layouts."""
     pp, chunks = np.asarray(layout.pp), np.asarray(layout.chunks)
     alone, vee = pp == 1, (np.asarray(layout.placement) == VEE) & (pp > 1)
-    array, none = np.ones_like(pp), np.zeros_like(pp)
+    ones, none = np.ones_like(pp), np.zeros_like(pp)
     last = np.where(alone | vee, 0, 1)
     turn = np.where(vee, 1, 0)
-    number = np.stack([array, last, turn, pp - 1 - last - turn])
+    number = np.stack([ones, last, turn, pp - 1 - last - turn])
     together = alone | vee
-    embedding = np.stack([array, none, none, none])
-    head = np.stack([np.where(together, 1, 0), array, none, none])
+    embedding = np.stack([ones, none, none, none])
+    head = np.stack([np.where(together, 1, 0), ones, none, none])
     edge = 2 * chunks - 1  # the first stage sends no gradient, the last no activation
-    sends = np.stack([np.where(alone, 0, np.where(vee, 2, edge)), edge, 2 * array, 2 * chunks])
-    ends = 2 * chunks - np.stack([np.where(together, 2, 1), array, none, none])
+    sends = np.stack([np.where(alone, 0, np.where(vee, 2, edge)), edge, 2 * ones, 2 * chunks])
+    ends = 2 * chunks - np.stack([np.where(together, 2, 1), ones, none, none])
     return Roles(number, embedding, head, sends, ends)
 
 

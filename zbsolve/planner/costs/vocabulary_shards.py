@@ -79,7 +79,7 @@ def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
     """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
     part of them is what it takes."""
-    shard, part = (_shard(shape, each_layout, cluster) for each_layout in (layout, formulas.mean_slice(layout)))
+    shard, part = (_shard(shape, cut, cluster) for cut in (layout, formulas.mean_slice(layout)))
     slices = int(layout.slices)
     held, transient = ceil(shard.kept), ceil(shard.transient)
     S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
