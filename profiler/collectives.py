@@ -86,8 +86,9 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
     get its curves."""
     size = dist.get_world_size(ranks.group)
     numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
-    hosts, sizes = _hosts(ranks.group), BYTES[ranks.device.type]
-    curves = []
+    machine = torch.tensor([zlib.crc32(platform.node().encode())])
+    hosts = all_of(ranks.group, machine, "other ranks' machines").ravel().tolist()
+    curves, sizes = [], BYTES[ranks.device.type]
     for count in sorted({min(1 << i, size) for i in range(1, 1 + size.bit_length())} - {1}):
         some, among = ranks, dist.get_rank() in numbers[:count]
         if among and count < size:  # they alone make their group
@@ -99,12 +100,6 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
             curves += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
         ranks.meet()
     return curves
-
-
-def _hosts(group: Any) -> list[int]:
-    """A number for each rank's machine."""
-    mine = torch.tensor([zlib.crc32(platform.node().encode())])
-    return all_of(group, mine, "other ranks' machines").ravel().tolist()
 
 
 def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, Call]:

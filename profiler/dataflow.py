@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.layer_split import entered
 from zbsolve.exec.backward.replay import as_written
-from zbsolve.exec.base.torch_private import (
-    FAKE_REFUSALS,
-    FakeTensor,
-    FakeTensorMode,
-    fake_log,
-    tree_map,
-    without_modes,
-)
+from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
 from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
 from zbsolve.exec.graphs.sharing import Keys, tensor_key
 from zbsolve.exec.transport.failure import one_line

@@ -139,7 +139,7 @@ def measure(
         raise BadInput(f"profile: seconds {seconds:g} {limits}")
     target = _device(device)
     if busy_processes and (spread is not None or target.type != "cpu"):
-        raise BadInput("profile: --busy-processes goes with neither --mesh nor --device cuda")
+        raise BadInput("profile: --beside N goes with neither --mesh nor --device cuda")
     if spread is not None and split != "layers":
         raise BadInput(f"profile: --mesh measures with split layers, not {split}")
     if traffic and spread is not None:
@@ -325,38 +325,36 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
 def _beside_messages(found: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
     """What layers and messages take alone and beside each other, in two processes (see `busy_process`). Raises RunFailed."""
     progress("passes beside messages")
-    command = [sys.executable, "-m", "profiler.busy_process", found.model.name, str(seed), ",".join(map(str, found.taken))]
+    words = found.model.name, str(seed), ",".join(map(str, found.taken))
     with temporary_folder("beside") as folder:
-        ends = [[*command, str(folder), str(rank), str(seconds)] for rank in (0, 1)]
-        pipe, env = subprocess.PIPE, child_environment()
-        children = [subprocess.Popen(end, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env) for end in ends]
-        try:
-            return dict(json.loads(_wait_ready(children[0], time.monotonic() + seconds + HELPER_SECONDS, found.model.name)))
-        finally:
-            _end(children)
+        ends = [(*words, str(folder), str(rank), str(seconds)) for rank in (0, 1)]
+        with _processes(ends) as (first, _):
+            return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + HELPER_SECONDS, found.model.name)))
 
 
 @contextmanager
 def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[None]:
     """While the block runs, `count` processes run rounds. Raises BadInput, RunFailed where one does not start."""
-    command = [sys.executable, "-m", "profiler.busy_process", spec, str(seed), ",".join(map(str, taken))]
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        for _ in range(count):
-            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
+    with _processes([(spec, str(seed), ",".join(map(str, taken)))] * count) as children:
         until = time.monotonic() + HELPER_SECONDS
         for child in children:
             _wait_ready(child, until, spec)
         yield
+
+
+@contextmanager
+def _processes(words: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A `busy_process` for each of these arguments, which ends with the block."""
+    children, pipe, none = list[subprocess.Popen[bytes]](), subprocess.PIPE, subprocess.DEVNULL
+    try:
+        for one in words:
+            command = [sys.executable, "-m", "profiler.busy_process", *one]
+            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
+        yield children
     finally:
-        _end(children)
-
-
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    for child in children:
-        child.kill()
-        child.communicate()
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
@@ -366,7 +364,7 @@ def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
     if line.startswith(FAILURE_PREFIX):
         raise BadInput(f"model '{spec}': {line.removeprefix(FAILURE_PREFIX)}")
     if not line:
-        raise RunFailed("a busy process did not start")
+        raise RunFailed("a process beside did not answer")
     return line
 
 

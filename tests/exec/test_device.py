@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from zbsolve.exec.device.rank_device import (  # noqa: E402
     Guard,
     Marks,
     RankDevice,
+    _close,
+    _look,
     read_marks,
 )
 from zbsolve.exec.run import host  # noqa: E402
@@ -93,6 +96,18 @@ def guard(stopped: int | None = None, seconds: float = 0.3) -> tuple[Guard, list
         wires=SimpleNamespace(rank=1),
     )
     return Guard(peers, PROGRAMS[1].actions), ended  # type: ignore[arg-type]
+
+
+def test_nobody_looks_after_a_rank_that_is_closed() -> None:
+    """At the end of its process: torch ends that by a signal where another thread is in it."""
+    one, _ = guard()
+    looks, busy, closed = list[int](), threading.Event(), threading.Event()
+    one.look = lambda: looks.append(1)  # type: ignore[method-assign]
+    looking = threading.Thread(target=_look, args=(weakref.ref(one), busy, closed))  # type: ignore[arg-type]
+    looking.start()
+    _close(busy, closed)
+    looking.join(10)
+    assert (looking.is_alive(), looks) == (False, [])
 
 
 def test_a_rank_hears_of_one_that_stopped_while_it_waits_for_its_device() -> None:

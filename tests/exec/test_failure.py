@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,16 @@ def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str, 
         run_local(planned, f"{own}:{what}", timeout=5 if what == "hang" else 60)
     assert re.fullmatch(text, str(caught.value)), caught.value
     assert not workers(os.getpid())
+
+
+@pytest.mark.slow
+def test_nothing_stays_of_what_a_rank_leaves(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a search beside rank 0, which ends at once where another rank fails."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(RunFailed, match="rank 1, pass 1F"):
+        run_local(random_schedule(a_problem((0, 1), 4, layers=4)), f"{own}:leave", timeout=60)
+    assert not list(tmp_path.glob("zbsolve-*"))
 
 
 def test_a_loss_that_is_no_number_fails_the_check(

@@ -55,8 +55,8 @@ def test_ranks_switch_together() -> None:
     assert all(one["same"] for one in found["replicas"])
     assert len({str(one["order"]) for one in found["replicas"]}) == 1
     assert found["replicas"][0]["order"][:5] != ["0F0", "0F1", "0F2", "0F3", "0B0"]
-    for other, odd, wrong, _ in found["refused"]:
-        assert other == "switch: another order of the same passes is needed, on the same ranks, with the same edges"
+    for other, sized, odd, wrong, _ in found["refused"]:
+        assert sized == other == "switch: another order of the same passes is needed, on the same ranks, with the same edges"
         assert odd.startswith("rank 2 has another schedule than rank 0")
         assert wrong.startswith("Watch: every 2, steps 3")
     assert [one[-1] for one in found["refused"]] == ["[1]", "[]", "[]", "[]"]  # from its second step on

@@ -406,7 +406,13 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
             load(text)
 
 
-MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds
+MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds, or with a mask for each sample
+    "DogeConfig": {},
+    "GptOssConfig": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "BambaConfig": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1},
     "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
     "Qwen3NextConfig": {
@@ -452,12 +458,12 @@ def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
     for mine, theirs in zip(layers[1:-1], row, strict=True):
         theirs.load_state_dict(mine.layer.state_dict())
     whole.get_output_embeddings().weight = layers[-1].get_parameter(layers[-1].token_weight)
-    x, _ = model.batch(0, 0)
-    h = x
-    with torch.no_grad():
-        for layer in layers:
-            h = layer(h)
-        torch.testing.assert_close(h, whole(input_ids=x, use_cache=False).logits)
+    for rows in ([0, 1], [1], [0, 1, 0]):  # as many as the model says, and other sizes of microbatches
+        x = h = model.batch(0, 0)[0][rows]
+        with torch.no_grad():
+            for layer in layers:
+                h = layer(h)
+            torch.testing.assert_close(h, whole(input_ids=x, use_cache=False).logits)
 
 
 def hugging_face() -> types.ModuleType:

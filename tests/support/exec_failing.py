@@ -32,6 +32,11 @@ class Bad(nn.Module):
                 raise ValueError("on\\npurpose")
             if self.what == "hang":
                 time.sleep(600)
+            if self.what == "leave":
+                from zbsolve.util.temporary import temporary_folder
+                left = temporary_folder("left")
+                left.__enter__()
+                os._exit(1)
             if self.what == "memory":
                 torch.empty(1 << 50, dtype=torch.uint8)
             if self.what == "python memory":
@@ -52,7 +57,7 @@ class Bad(nn.Module):
 def model(what):
     return lambda: ([nn.Linear(4, 4), nn.Linear(4, 4), Bad(what), nn.Linear(4, 4)], torch.randn(2, 4))
 
-die, throw, hang, memory, nan, good = map(model, ("die", "throw", "hang", "memory", "nan", ""))
+die, leave, throw, hang, memory, nan, good = map(model, ("die", "leave", "throw", "hang", "memory", "nan", ""))
 """
 
 

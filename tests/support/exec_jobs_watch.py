@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -101,6 +102,7 @@ def refused(rank: int, argument: None) -> list[str]:
     more = preset("zb-h1", pipeline([30] * 4, B=[30] * 4, W=[30] * 4, microbatches=5, layers=[1] * 4))
     lines = [
         refusal(lambda: runner.switch(more)),
+        refusal(lambda: runner.switch(replace(other, problem=replace(other.problem, sizes=(1, 2, 3, 2))))),
         refusal(lambda: runner.switch(other if rank == 2 else given)),
         refusal(lambda: Watch(runner, every=2, steps=3)),
     ]

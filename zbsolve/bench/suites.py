@@ -29,10 +29,7 @@ TABLE9 = {
     "28.3B": (32, 96, 10419, 10207, 7715, 408, 6144, 48),
 }
 # The same paper's Table 8: µs of one of two chunks a rank, V shape.
-TABLE8 = {
-    "6.2B": (16, 48, 14407, 14380, 9676, 1610, 4096, 32),
-    "14.6B": (24, 72, 6763, 6969, 5251, 755, 5120, 40),
-}
+TABLE8 = {"6.2B": (16, 48, 14407, 14380, 9676, 1610, 4096, 32), "14.6B": (24, 72, 6763, 6969, 5251, 755, 5120, 40)}
 
 KINDS = ("profile", "problem", "schedule")  # documents that a problem can be made of
 ENDINGS = ("*.json", "*.json.gz")

@@ -40,7 +40,7 @@ def command(options: argparse.Namespace) -> int:
     from ..bench.runs import Report, report_as_text
 
     base = None if options.against is None else Report.load(options.against)
-    if _is_result(options.what):
+    if options.what == ["-"] or (len(options.what) == 1 and document_kind(options.what[0]) == "bench"):
         if base is None:
             raise BadInput(f"{options.what[0]}: holds a result: to compare it add --against base.json")
         now = Report.load(options.what[0])
@@ -52,11 +52,6 @@ def command(options: argparse.Namespace) -> int:
         return _compare(options, base, now)
     tell(options, now.to_json, lambda: report_as_text(now))
     return 0
-
-
-def _is_result(what: list[str]) -> bool:
-    """Whether an earlier result is named, and nothing to solve."""
-    return what == ["-"] or (len(what) == 1 and document_kind(what[0]) == "bench")
 
 
 def _with_step(what: str) -> tuple[str, dict[str, Any]]:

@@ -152,6 +152,8 @@ class ShapeNumbers:
         that refuses them. inputs: None where this rank refuses its batch. given: the `checksum` of its inputs and of its
         targets. Warns where one is not the first rank's. Raises LostRank."""
         numbers: dict[int, int] = {}
+        kind = device.type  # without autocast outputs are of their inputs' type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         more = list(given) if self.compared else []
         self.compared -= bool(more)
         for tag, chain, passing in self._routes:
@@ -163,7 +165,7 @@ class ShapeNumbers:
             elif inputs is None:
                 said = torch.tensor([REFUSED] * len(passing) + more)
             else:
-                now = _autocast(device.type), tuple(mailbox.trained().values())
+                now = autocast, tuple(mailbox.trained().values())
                 said = self._say(tag, [(Format.of(inputs[m]), now) for m in passing])
                 said = torch.cat([said, torch.tensor(more)]) if more else said
             if place < len(chain) - 1:
@@ -209,8 +211,3 @@ def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:
 def step_seed(seed: int, step: int) -> int:
     """The number that fixes the random numbers of one step; microbatch m draws from this + m."""
     return (seed * 7_919 + step) * 65_537
-
-
-def _autocast(kind: str) -> torch.dtype | None:
-    """The type that autocast gives outputs, whatever the inputs' type; None without autocast."""
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -60,11 +60,7 @@ def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[in
 
 
 def materialise(
-    layers: dict[int, nn.Module],
-    device: torch.device,
-    init: Init | None,
-    seed: int,
-    tied: Iterable[Sequence[Place]] = (),
+    layers: dict[int, nn.Module], device: torch.device, init: Init | None, seed: int, tied: Iterable[Sequence[Place]] = ()
 ) -> dict[int, nn.Module]:
     """The same layers on `device`. Tensors on the meta device get memory, which `init(number, layer)` fills, or every
     module's own `reset_parameters`, with random numbers that (seed, number) fix; tensors that have memory keep their values.

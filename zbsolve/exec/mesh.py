@@ -218,10 +218,7 @@ def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
     if len(wide) == 1:
         return mesh.get_group(wide[0])
     return dist.new_group(
-        ranks,
-        backend=BACKENDS[mesh.device_type],
-        use_local_synchronization=True,
-        group_desc=f"zbsolve {' '.join(wide)}",
+        ranks, backend=BACKENDS[mesh.device_type], use_local_synchronization=True, group_desc=f"zbsolve {' '.join(wide)}"
     )
 
 

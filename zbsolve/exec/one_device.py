@@ -88,13 +88,7 @@ class OneDevice:
     vocabulary = WholeVocabulary(None, (), None, CPU)
 
     def __init__(
-        self,
-        model: Model,
-        schedule: Schedule,
-        *,
-        seed: int = 0,
-        hooks: Sequence[Hooks] = (),
-        split: str = "layers",
+        self, model: Model, schedule: Schedule, *, seed: int = 0, hooks: Sequence[Hooks] = (), split: str = "layers"
     ) -> None:
         problem = schedule.problem
         self.schedule, self.seed, self.steps, self.device = schedule, seed, 0, CPU

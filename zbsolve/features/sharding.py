@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from ..problem import Problem
 from ..util.errors import BadInput
 from .feature import AUTO, Choices, Feature, Field, Named, is_auto
 
-Gathers = int | Sequence[int]
 GATHERS = (1, 2, 4, 8)  # numbers that are tried
 
 

@@ -324,12 +324,6 @@ def _with_numbers(look: Callable[[], Any]) -> Any:
         return other.submit(look).result()
 
 
-def _weight_name(end: type[Embedding] | type[Head], config: Any) -> str:
-    """The name of the token weight inside the embedding or the head."""
-    with torch.device("meta"):
-        return str(end(config).token_weight)
-
-
 def _path(root: nn.Module, wanted: nn.Module) -> str:
     return str(next(name for name, module in root.named_modules() if module is wanted)) + ".weight"
 
@@ -379,7 +373,8 @@ def causal_model(spec: str, seed: int) -> Model:
         partial(Head, config, balance),
     ]
     builders = [partial(typed, build, dtype) for build in builders]
-    names = [_weight_name(end, config) for end in (Embedding, Head)] if tied else ()
+    with torch.device("meta"):
+        names = [end(config).token_weight for end in (Embedding, Head)] if tied else []
     return language_model(spec, seed, builders, partial(random_tokens, seed, int(config.vocab_size), batch, length), names)
 
 

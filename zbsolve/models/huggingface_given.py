@@ -106,8 +106,8 @@ class Here(NamedTuple):
 def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Tensor:
     """What the tokens `here` need of a leaf for `batch` samples. A mask, which is as long as the sequence along two
     dimensions, keeps all keys up to theirs. Raises BadInput where the sequence is shorter than that."""
-    if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch > here.batch:
-        leaf = leaf[: here.batch]
+    if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch != here.batch:
+        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # no sample's tokens say what it is given
     if not along:
         return leaf
     length = leaf.shape[along[0]]

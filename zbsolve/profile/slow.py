@@ -191,12 +191,7 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
 
 
 def _slow(
-    trace: Trace,
-    steps: Sequence[int],
-    what: tuple[str, str],
-    times: float,
-    scale: Floats,
-    healed: Problem | None = None,
+    trace: Trace, steps: Sequence[int], what: tuple[str, str], times: float, scale: Floats, healed: Problem | None = None
 ) -> Slow:
     """With its cost: of some of the `steps`, replayed with their own times and with those that `scale` multiplies, shape
     (steps or 1, passes or 1). healed: the problem with other messages then."""

@@ -93,11 +93,6 @@ def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
     return found
 
 
-def imbalance(work: Sequence[float]) -> float:
-    """How many times the mean the busiest rank works; 1 where nobody works."""
-    return max(work) * len(work) / sum(work) if any(work) else 1.0
-
-
 def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
     """`rank_work` in words, and who is above the mean by how much, a line a placement."""
     lines = []
@@ -107,7 +102,8 @@ def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
         each = counted(shown)
         if len(each.split()) > MAX_SHOWN:
             each = f"{show(min(work))} to {show(max(work))}"
-        most = f"rank {worst} works {imbalance(work):.3f} times the mean" if len(set(shown)) > 1 else "all work alike"
+        above = max(work) * len(work) / sum(work) if any(work) else 1.0
+        most = f"rank {worst} works {above:.3f} times the mean" if len(set(shown)) > 1 else "all work alike"
         lines.append(f"work of the ranks in a microbatch ({placement}), {unit}: {each}; {most}")
     return lines
 

@@ -56,7 +56,9 @@ def solved(
     if isinstance(given, Problem):
         return Solved(schedule, None, peak, timed, attention=gain, work=work, noise=noise)
     usual = None if work else usual_schedule(*given, schedule.problem.layers)
-    saves, copies = _fused_saves(given[0], schedule), _copy_ratio(*given, schedule)
+    profile, step = given
+    copies = None if is_none(step.offload) else _on_stages(step, step, schedule.problem).copy_ratio(profile)
+    saves = _fused_saves(profile, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
     if schedule.every_split is not None:
         best = next(attempt.placement for attempt in tried if not attempt.why)
@@ -169,11 +171,6 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
         if all(of_any_slices is not None and of_any_slices.longer_from for of_any_slices in each):
             found[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
     return {what: every for what, every in found.items() if every}
-
-
-def _copy_ratio(profile: Profile, step: Step, schedule: Schedule) -> float | None:
-    """`Step.copy_ratio` on the stages that were solved, of a step that offloads."""
-    return None if is_none(step.offload) else _on_stages(step, step, schedule.problem).copy_ratio(profile)
 
 
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:

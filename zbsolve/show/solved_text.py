@@ -44,6 +44,10 @@ MAX_RANKS = 16  # whose peaks stand in a line
 NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
 SMALL = 0.01  # of the room: peaks have a unit of their own then
 NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
+HELD_BEFORE_COPIES = (
+    "offload: the fullest rank holds more than 1F1B without it, which has room, too: forwards run ahead, and what waits for "
+    "its copy stays on the device; with less memory (--memory) they wait for copies"
+)
 
 
 class AttentionGain(NamedTuple):
@@ -215,7 +219,9 @@ def solved_as_text(solved: Solved) -> str:
         lines += _noise_lines(solved.noise)
     if solved.copies is not None:
         lines.append(copies_in_words(solved.copies, "of the busiest of these stages' ranks"))
-        lines += _held_before_copies(solved)
+        usual = solved.usual
+        if usual is not None and max(timeline.peak_bytes) > max(usual.timeline().peak_bytes):
+            lines.append(HELD_BEFORE_COPIES)
     if solved.attention is not None:
         lines.append(_attention_in_words(solved.attention))
     if solved.usual is not None:
@@ -288,16 +294,6 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         proven = [one.placement for one in solved.tried if not one.why and what == PARTITION and solved.schedule.every_split]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
-
-
-def _held_before_copies(solved: Solved) -> list[str]:
-    """Why a step that offloads holds more than 1F1B without offload, in a line; none where it does not."""
-    if solved.usual is None or max(solved.schedule.timeline().peak_bytes) <= max(solved.usual.timeline().peak_bytes):
-        return []
-    return [
-        "offload: the fullest rank holds more than 1F1B without it, which has room, too: forwards run ahead, and what waits "
-        "for its copy stays on the device; with less memory (--memory) they wait for copies"
-    ]
 
 
 def _slices_in_words(problem: Problem) -> list[str]:

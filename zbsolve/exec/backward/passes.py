@@ -97,13 +97,7 @@ _BACKWARD = Handler(
 )
 HANDLERS = {
     "F": Handler(
-        _forward,
-        _check_forward,
-        takes="activation",
-        makes="its activation",
-        uses_weights=True,
-        repeatable=True,
-        sliced=True,
+        _forward, _check_forward, takes="activation", makes="its activation", uses_weights=True, repeatable=True, sliced=True
     ),
     "B": _BACKWARD,
     "W": Handler(

@@ -310,7 +310,7 @@ def _look(guard: weakref.ref[Guard], busy: threading.Event, closed: threading.Ev
         one: Callable[[], None] | None = getattr(guard(), "look", None)
         if one is None:
             return
-        if busy.is_set():
+        if busy.is_set() and not closed.is_set():  # a look at the process's end would abort it
             with suppress(Exception):  # a device that failed says so to the thread that uses it
                 one()
         del one

@@ -175,7 +175,8 @@ def checked_order(pipeline: OnRank, schedule: Schedule) -> StepView:
         raise BadInput(f"switch: the order stays: {why}")
     e, f, p, q = old.edges, new.edges, old.passes, new.passes
     pairs = ((p.rank, q.rank), (e.before, f.before), (e.after, f.after), (e.carries, f.carries))
-    if old.names != new.names or old.layers != new.layers or not all(np.array_equal(a, b) for a, b in pairs):
+    alike = (old.names, old.layers, old.sizes) == (new.names, new.layers, new.sizes)
+    if not alike or not all(np.array_equal(a, b) for a, b in pairs):
         raise BadInput("switch: another order of the same passes is needed, on the same ranks, with the same edges")
     return StepView.of(schedule)
 

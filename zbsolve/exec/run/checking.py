@@ -184,12 +184,7 @@ def compare(
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
-
-    def exact() -> Mapping[Place, Value] | None:
-        model = others.exact()
-        return None if model is None else values(dict(enumerate(model)), what)
-
-    found = _moving(_judged(wires, owners, mine, right, exact), right, others.shaken, what)
+    found = _moving(_judged(wires, owners, mine, right, others.exact, what), right, others.shaken, what)
     for other in range(1, wires.size):
         send_bytes(wires, b"", other)
     pipeline, single = losses
@@ -243,7 +238,8 @@ def _judged(
     owners: Sequence[Sequence[int]],
     mine: Mapping[Place, Value],
     right: Mapping[Place, Value],
-    exact: Callable[[], Mapping[Place, Value] | None],
+    exact: Callable[[], Sequence[nn.Module] | None],
+    what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
     """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
@@ -259,9 +255,8 @@ def _judged(
             rows.append(row(away, limit, f"layer {layer} {place[1]}"))
     if wrong:  # not before: ranks are sending
         raise BadInput(wrong)
-    known = exact() if doubts else None
-    for number, place, tensor in doubts if known is not None else ():
-        assert known is not None
+    known = values(dict(enumerate((exact() if doubts else None) or ())), what)
+    for number, place, tensor in doubts if known else ():
         # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
         # by the largest of the layer.
         single, double = right[place].tensor, known[place].tensor

@@ -28,7 +28,7 @@ from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
 from ...util.files import write_text
 from ...util.machine import child_environment
-from ...util.temporary import temporary_folder
+from ...util.temporary import remove_leftovers, temporary_folder
 from ..mesh import PIPELINE, named_rank, process_of
 from ..reports import RunNumbers
 from ..transport.failure import LostRank, RunFailed, one_line
@@ -98,6 +98,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
                     raise pressed from None
         finally:
             _end(children)
+            remove_leftovers()  # of rank 0, which searches where it is watched
         said.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")

@@ -207,12 +207,7 @@ class Place(NamedTuple):
 
 
 def run_group(
-    place: Place,
-    rendezvous: str,
-    prepare: Callable[[], Schedule | Rounds],
-    spec: str,
-    options: Options,
-    announce: Announce,
+    place: Place, rendezvous: str, prepare: Callable[[], Schedule | Rounds], spec: str, options: Options, announce: Announce
 ) -> Trace | RunNumbers | None:
     """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's
     `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what the rank
