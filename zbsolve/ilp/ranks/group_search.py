@@ -152,12 +152,15 @@ class _GroupSearch:
                 of_ends = shares[ENDS].gained if ENDS in shares else 0
                 shares[ALONE].gained = self.best.value - self.form.value - of_ends + of_ends // WINDOWS_PART
             kind = next_kind(shares, single)
+            everywhere = all_ranks(self.problem, [self.start(otherwise), *alone])
             if kind is None:
+                if not settled:  # a look that had little time, on a busy machine for example, has what is left
+                    yield from self.try_incumbent(everywhere, LATE_LOOK)
                 return
             share = shares[kind]
             if share.states > looked and (kind != ALONE or self.long):
                 if not settled and self.ceiling > SETTLED * before:
-                    settled = yield from self.try_incumbent(all_ranks(self.problem, [self.start(otherwise), *alone]), looked)
+                    settled = yield from self.try_incumbent(everywhere, looked)
                 looked, before = share.states, self.ceiling
             began, tried = self.best.value, self.tried
             if kind == ENDS:
@@ -332,9 +335,9 @@ class _GroupSearch:
                 return False
             if answer is Answer.FITS and RANK_FACTOR * tried < most:
                 continue  # there is time for whole ranks too
+            if early and answer is not Answer.REFUTED:
+                return False
             if answer in (Answer.MERGED, Answer.TOO_MANY):
-                if early:
-                    return False
                 yield from self.try_induction(group)
             return self.ceiling > SETTLED * before
         return True
