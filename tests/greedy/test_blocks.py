@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from zbsolve.greedy.blocks.building_block import (
 )
 from zbsolve.greedy.blocks.period_search import anneal_block
 from zbsolve.greedy.blocks.steady_state import microbatches_in_flight, sample_sizes, shrunk_targets, stretched_targets
-from zbsolve.greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from zbsolve.greedy.decoding import DecodeRule, decode, decode_fast, repeated_targets, to_schedule
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 
@@ -206,6 +208,26 @@ def test_a_reversed_problem_is_as_long():
     block = serial_block(back)
     length, start, *_ = decode(back, repeated_targets(back, *block))
     assert length == start.max() + back.duration[start.max(axis=1).argmax()]
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+def test_decoding_is_given_up_only_beyond_its_limit(objective: str) -> None:
+    """With a limit: the same schedule where it keeps to it, and none where every schedule or this one is longer."""
+    given_up, random = 0, np.random.default_rng(5)
+    for seed in range(40):
+        problem = replace(random_problem(seed), objective=objective)
+        g = microbatch_graph(problem)
+        if g is None:
+            continue
+        target = random.integers(0, 60, (len(g.rank), g.microbatches))
+        value, start, order = decode_fast(g, target, DecodeRule())
+        for limit in (value - 1, value - 10, value / 2) if value > 0 else ():
+            given_up += decode_fast(g, target, DecodeRule(), limit)[0] < 0
+            assert decode_fast(g, target, DecodeRule(), limit)[0] in (-1, value)
+        for limit in (value, value + 5) if value >= 0 else ():
+            again = decode_fast(g, target, DecodeRule(), limit)
+            assert (again[0], again[1].tolist(), again[2].tolist()) == (value, start.tolist(), order.tolist())
+    assert given_up > 30
 
 
 def test_the_order_decodes_to_its_value():

@@ -115,12 +115,15 @@ def test_a_split_by_the_bound_beats_every_named_partition() -> None:
 
 @pytest.mark.parametrize("memory", [None, "7200B,7200B"])
 def test_no_partition_is_longer_than_orders_of_peoples_own(memory: str | None) -> None:
-    """Than the named ones, nor than what a search of the equal split alone finds in the same time."""
+    """Than the named ones, nor than what a search of the equal split alone finds in the same time. That split is searched
+    first, as if alone, for its share."""
     step = Step(2, 6, "loop", (4,) * 4, memory=memory, fused=True)
     profile = replace(equal_layers(16), link=Link(2.0, 1e12))
     uniform = step.problem(profile)
-    schedule, _ = solve_auto(profile, replace(step, partition="auto"), effort=1.0)
+    schedule, tried = solve_auto(profile, replace(step, partition="auto"), effort=1.0)
     own = solve(uniform, effort=1.0).certificate.value
+    equal = next(one for one in tried if "equal" in one.partition.split("="))
+    assert equal.value <= solve(uniform, effort=auto.USUAL_SHARE).certificate.value
     named = [preset(name, uniform).timeline().value for name in ("breadth-first", "interleaved")]
     assert schedule.certificate.value < min(own, *named)
 

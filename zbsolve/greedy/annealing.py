@@ -191,10 +191,10 @@ def _anneal_targets(
         if not moved or (not layers.alone and np.random.randint(3) == 0):
             for _ in range(1 + np.random.randint(2)):
                 _shift(g, target, annealing.shifts)
-        value, found, order = decode_fast(g, target, trial)
-        new = value + total_length(g, found) / share
-        warm = heat * (cool / heat) ** (turn / rounds)
-        if value >= 0 and (new <= cost or np.random.random() < np.exp((cost - new) / warm)):
+        most = cost - heat * (cool / heat) ** (turn / rounds) * np.log(1 - np.random.random())  # Metropolis, drawn ahead
+        value, found, order = decode_fast(g, target, trial, most - g.microbatches * g.duration.sum() / share)
+        new = value + total_length(g, found) / share if value >= 0 else np.inf
+        if new <= most:
             cost, rule = new, trial
             counts[:] = layers.counts
             if not layers.alone:

@@ -180,8 +180,9 @@ _LANE = record("rank duration taken freed sink before_sinks next_pass")
 _PASS = record("following previous place ready waiting")
 # A rank: first:last, its lanes in `rank_lanes`; capacity and used, bytes; head, the first pass of the rest of its order;
 #   takers, how many passes that take memory are left; begin, where the next pass goes in the order that is made; free, when
-#   its pass ends, µs; opened, when its first one started (−1: not yet).
-_RANK = record("first last capacity used head takers begin free opened")
+#   its pass ends, µs; opened, when its first one started (−1: not yet); to_go, µs of its passes that are left and of what
+#   comes behind the last one at least.
+_RANK = record("first last capacity used head takers begin free opened to_go")
 
 
 @kernel
@@ -194,7 +195,7 @@ def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
 
 
 @kernel
-def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, Records]:
+def _tables(g: MicrobatchGraph, order: Ints, to_go: Ints, m: int) -> tuple[Records, Records, Records]:
     """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
     for lane in range(len(lanes)):
@@ -207,7 +208,7 @@ def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, 
     for rank in range(len(ranks)):
         row, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
         row.first, row.last, row.capacity, row.head = a, z, g.capacity[rank], order[a * m]
-        row.used, row.takers, row.begin, row.free, row.opened = 0, 0, a * m, 0, -1
+        row.used, row.takers, row.begin, row.free, row.opened, row.to_go = 0, 0, a * m, 0, -1, to_go[rank]
         for k in range(a * m, z * m):
             i = order[k]
             passes[i].place = k
@@ -215,6 +216,29 @@ def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, 
             passes[i].following = order[k + 1] if k + 1 < z * m else -1
             row.takers += g.taken[i // m] > 0
     return lanes, passes, ranks
+
+
+@kernel
+def _around(g: MicrobatchGraph, m: int) -> tuple[Ints, Ints]:
+    """Of each rank: µs before its first pass, and of all its passes and what comes behind the last one, at least; where the
+    objective is the span, of its passes alone."""
+    lanes, ranks = len(g.rank), len(g.capacity)
+    before, behind = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
+    for lane in range(0 if g.span else lanes):
+        for e in range(g.in_first[lane], g.in_first[lane + 1]):
+            source = g.in_lane[e]
+            before[lane] = max(before[lane], before[source] + g.duration[source] + g.in_lag[e])
+    for lane in range(0 if g.span else lanes - 1, -1, -1):
+        for e in range(g.out_first[lane], g.out_first[lane + 1]):
+            after = g.out_lane[e]
+            behind[lane] = max(behind[lane], g.out_lag[e] + g.duration[after] + behind[after])
+    head, to_go = np.full(ranks, NEVER, np.int64), np.full(ranks, NEVER, np.int64)
+    for lane in range(lanes):
+        rank = g.rank[lane]
+        head[rank], to_go[rank] = min(head[rank], before[lane]), min(to_go[rank], behind[lane])
+    for lane in range(lanes):
+        to_go[g.rank[lane]] += m * g.duration[lane]
+    return head, to_go
 
 
 @kernel
@@ -295,14 +319,16 @@ def _take_out(lane: Row, passes: Records, row: Row, m: int, i: int) -> None:
 
 
 @kernel
-def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule) -> tuple[int, Ints, Ints]:
-    """`decode`, compiled: (value, start, order) as in `Decoded`; the value is −1 where no order fits the memory."""
+def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule, limit: float = np.inf) -> tuple[int, Ints, Ints]:
+    """`decode`, compiled: (value, start, order) as in `Decoded`; the value is −1 where no order fits the memory, or once a
+    rank cannot end within `limit` µs."""
     m, count = target.shape[1], target.size
     start = np.full(target.shape, -1, np.int64)
     order = np.empty(count, np.int64)
-    if not _serial_order(g, target, order):
+    head, to_go = _around(g, m)
+    if np.max(head + to_go) > limit or not _serial_order(g, target, order):
         return -1, start, order
-    lanes, passes, ranks = _tables(g, order, m)
+    lanes, passes, ranks = _tables(g, order, to_go, m)
     rank_lanes, out_first, out_lane, out_lag = g.rank_lanes, g.out_first, g.out_lane, g.out_lag
     wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or one arrives
     while done < count:
@@ -324,9 +350,12 @@ def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule) -> tuple[int
         start[lane, j] = now
         order[row.begin] = i
         row.begin += 1
-        done += 1
         if row.opened < 0:
             row.opened = now
+        if now + row.to_go - (row.opened if g.span else 0) > limit:
+            break
+        done += 1
+        row.to_go -= lanes[lane].duration
         row.free = end
         _take_out(lanes[lane], passes, row, m, i)
         put(wakes, rank, end if row.head >= 0 else NEVER)

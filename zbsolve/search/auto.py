@@ -5,14 +5,15 @@ Which partition is best no sum of times decides: a stage's F delays the first mi
 or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
 from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
 
-Where the partition is open and the step plain, a bound over every split (`ilp.every_split`) is looked for first and last, in
-a tenth of the time each. Splits of which it knows nothing against are tried too, and so are some that let ranks begin soon.
-Then layers move together with the order, from the best split and from people's own, for a third of the time. People's own
-goes on having its share, as long as it may be the best. The race is over when nothing can be shorter.
+Where the partition is open, people's own split is searched first, as if alone, for a tenth of the time. So no race ends
+with a longer schedule than that search has. Where the step is plain too, a bound over every split (`ilp.every_split`) is
+looked for next and last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and so are
+some that let ranks begin soon. Then layers move together with the order, from the best split and from people's own, for half
+of the time, on as many cores as there are. The race is over when nothing can be shorter.
 
-Each choice is looked at for an equal part of a fifth of the time. Up to three tenths go to moved layers and changed stages.
-The rest goes to those whose bound does not rule them out: half of it to the best so far, half of what is left to the next,
-and so on; what nobody needs goes to moves again.
+Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
+three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
+the best so far, half of what is left to the next, and so on; what nobody needs goes to moves again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from ..schedule import Schedule
 from ..step import OPEN, Step
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
-from .climb import Way, built, by_number, move, moved_layers, try_more
+from ..util.machine import cores, run_threads
+from .climb import Moved, Way, built, by_number, move, moved_layers, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
 from .race import Job, Race, Run
 from .solver import check_options, preferred, ready
@@ -49,6 +51,7 @@ from .task_runner import TaskRunner
 LEAST_SECONDS = 0.01  # that are left for the search, however long building took
 SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: each gets half of what is left
 LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
+BRIEF_SHARE = 0.1  # that share where layers move together with the order afterwards
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 FIRST_PARTITION = "balanced"
 INTERRUPTED, NOT_SHORTER = "not tried: interrupted", "not tried: proven, no split takes less than the best"
@@ -58,8 +61,9 @@ PROMISING = 3  # splits of the bound that are tried
 RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
 USUAL = "equal"  # the name of people's own split
 ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
-ANNEAL_SHARE, POLISH_SHARE = 0.35, 0.15  # the share for these; and of that, for a search from each of their orders
-USUAL_SHARE = 1 / 3  # of what is left, for people's own split where it may still be the best
+ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # the share for these; and of that, for searches from their orders
+POLISHED = 2  # of which so many are searched from
+USUAL_SHARE = 0.1  # the share for people's own split, before anything else
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -121,8 +125,10 @@ def solve_auto(
     told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
     bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
+    if every and not race.order:
+        _look(race, [run for run in runs if USUAL in run.partition.split("=")], USUAL_SHARE * amount)
     bounds.begin(race, BOUND_SHARE * amount)
-    _look(race, runs, LOOK_SHARE * amount)
+    _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
     if every and KEEPING.choices in choices:
         _other_partitions(race, profile, LOOK_SHARE * amount)
     bounds.move_layers(race, ANNEAL_SHARE * amount)
@@ -178,35 +184,49 @@ class _Bounds:
             race.runs += self.runs(race)
 
     def move_layers(self, race: Race, amount: float) -> None:
-        """Layers moved together with the order, from the best split of each placement and from people's own."""
+        """Layers moved together with the order, from the best split of each placement and from people's own: at once, one a
+        core, where time is the limit. Idle cores begin with other random numbers."""
+        race.settle()
         ranked, until = race.ranked() if not race.order else [], race.left - amount
         starts = [run for name in self.searches for run in _first_and_usual([run for run in ranked if run.name == name])]
-        for i, start in enumerate(starts):
+        at_once = 1 if race.runner.counted else cores()
+        chosen = [*enumerate(starts * -(-at_once // max(1, len(starts))))]
+        rounds = [chosen[i : i + at_once] for i in range(0, len(starts), at_once)]
+        for i, together in enumerate(rounds):
             race.settle()
-            part = (race.left - until) / (len(starts) - i)
+            part = (race.left - until) / (len(rounds) - i)
             if race.stop() or part <= 0:
                 return
-            if (found := self._moved(race, start, (1 - POLISH_SHARE) * part, seed=i)) is not None:
-                for _ in race.solve_each([Job(found[0], POLISH_SHARE * part, found[1])]):
-                    pass
+            self._move_at_once(race, together, part)
 
-    def _moved(self, race: Race, start: Run, amount: float, seed: int) -> tuple[Run, Schedule] | None:
-        clock = Clock(max(LEAST_SECONDS, amount), amount if race.runner.counted else None)
-        assert start.schedule is not None
-        bound = self.searches[start.name].bound
-        found = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
-        race.left = max(0.0, race.left - clock.used)
-        if found is None:
-            return None
+    def _move_at_once(self, race: Race, starts: Sequence[tuple[int, Run]], amount: float) -> None:
+        """From all of these, each with its seed, at once; then a search from the best orders that were found."""
+        effort = (1 - POLISH_SHARE) * amount if race.runner.counted else None
+        clocks = [Clock(max(LEAST_SECONDS, (1 - POLISH_SHARE) * amount), effort) for _ in starts]
+        found: list[tuple[int, Run, Moved]] = []
+
+        def anneal(seed: int, start: Run, clock: Clock) -> None:
+            assert start.schedule is not None
+            bound = self.searches[start.name].bound
+            moved = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
+            found.extend([] if moved is None else [(seed, start, moved)])
+
+        jobs = [partial(anneal, *start, clock) for start, clock in zip(starts, clocks, strict=True)]
+        run_threads(jobs, lambda: False, lambda: [clock.stop() for clock in clocks])
+        race.left -= min(race.left, max(clock.used for clock in clocks))
+        best = sorted(found, key=lambda one: (one[2].value, one[0]))[:POLISHED]
+        runs = [(self._moved(race, start, moved.layers), moved.schedule) for _, start, moved in best]
+        for _ in race.solve_each(Job(run, POLISH_SHARE * amount / len(runs), of) for run, of in runs if run.problem):
+            pass
+
+    def _moved(self, race: Race, start: Run, layers: tuple[int, ...]) -> Run:
+        """The run with these layers, which the race has then."""
         for run in race.runs:
-            if (run.name, run.layers) == (start.name, found[0]):
-                return None if run.problem is None else (run, found[1])
-        step, name = replace(start.step, partition=found[0]), start.partition.removesuffix(ANNEALED) + ANNEALED
-        run = built(self.profile, Run(step, start.name, name, place=start.place))
-        if run.problem is None:
-            return None
-        race.runs.append(run)
-        return run, found[1]
+            if (run.name, run.layers) == (start.name, layers):
+                return run
+        step, name = replace(start.step, partition=layers), start.partition.removesuffix(ANNEALED) + ANNEALED
+        race.runs.append(run := built(self.profile, Run(step, start.name, name, place=start.place)))
+        return run
 
     def met(self, race: Race, stop: Callable[[], bool]) -> bool:
         """Whether no split of any placement has a shorter schedule than the best, or somebody else ends the race. What was
@@ -393,11 +413,9 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
 def _spend(race: Race, keep: float) -> None:
     """What is beyond `keep`, to those that can still win, the best first."""
     order = race.ranked()
-    able = [run for run in order if (best := race.best()) is not None and run.bound < best.value]
+    able = sum((best := race.best()) is not None and run.bound < best.value for run in order)
 
     def jobs() -> Iterator[Job]:
-        for run in _first_and_usual(able)[1:]:
-            yield Job(run, USUAL_SHARE * (race.left - keep))
         for i, run in enumerate(order):
             best, left = race.best(), race.left - keep
             if best is None or race.stop() or left <= 0:
@@ -405,7 +423,7 @@ def _spend(race: Race, keep: float) -> None:
             if run.bound < best.value:
                 yield Job(run, left if i == len(order) - 1 else left / 2)
 
-    for _ in race.solve_each(jobs(), len(able), SPEND_ROUND):
+    for _ in race.solve_each(jobs(), able, SPEND_ROUND):
         pass
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -275,11 +275,17 @@ class _Near:
 TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # layers alone; heat, in times of a layer
 
 
-def moved_layers(
-    schedule: Schedule, costs: StageCosts, target: int, clock: Clock, seed: int
-) -> tuple[tuple[int, ...], Schedule] | None:
-    """Layers of each stage, and a schedule of the same step as `schedule` whose order makes a shorter step with them; None
-    where none is found. costs: of the step; target: µs at which to stop.
+class Moved(NamedTuple):
+    """Layers of each stage, a schedule of another split whose order is for them, and what a step takes with both, µs."""
+
+    layers: tuple[int, ...]
+    schedule: Schedule
+    value: int
+
+
+def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Clock, seed: int) -> Moved | None:
+    """Layers and an order that make a shorter step than `schedule`; None where none are found. costs: of the step; target:
+    µs at which to stop.
 
     A split that is looked at alone has to be solved well before it shows what it is worth. Here a trial costs one decoding:
     first only layers move, and ranks take passes as they did; then starts move too. Each turn goes on from the best, with
@@ -303,7 +309,7 @@ def moved_layers(
         cost = cost if clock.counted else max(1e-7, (clock.used - at) / rounds)
     if found is None or found.value >= schedule.timeline().value:
         return None
-    return tuple(layers.counts.tolist()), to_schedule(problem, graph, found.order)
+    return Moved(tuple(layers.counts.tolist()), to_schedule(problem, graph, found.order), found.value)
 
 
 def _layers_of(graph: MicrobatchGraph, schedule: Schedule, costs: StageCosts) -> Layers:
