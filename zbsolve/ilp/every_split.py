@@ -211,10 +211,8 @@ class SplitSearch:
             status = solver.solve(model.model)
             clock.spend(solver.response_proto.deterministic_time)
             closed = status == cp_model.INFEASIBLE  # nothing is left but what was set apart
-            if not closed and status not in FOUND:
-                return
-            high = self.below if closed else int(np.ceil(solver.best_objective_bound - 1e-6))
-            if not self._raise(high, clock, closed):
+            high = self.below if closed else int(np.ceil(max(0.0, solver.best_objective_bound - 1e-6)))
+            if not self._raise(high, clock, closed) or status not in FOUND:
                 return
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)

@@ -211,8 +211,12 @@ class _Bounds:
             moved = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
             found.extend([] if moved is None else [(seed, start, moved)])
 
+        def stop() -> None:
+            for clock in clocks:
+                clock.stop()
+
         jobs = [partial(anneal, *start, clock) for start, clock in zip(starts, clocks, strict=True)]
-        run_threads(jobs, lambda: False, lambda: [clock.stop() for clock in clocks])
+        run_threads(jobs, lambda: False, stop)
         race.left -= min(race.left, max(clock.used for clock in clocks))
         best = sorted(found, key=lambda one: (one[2].value, one[0]))[:POLISHED]
         runs = [(self._moved(race, start, moved.layers), moved.schedule) for _, start, moved in best]
