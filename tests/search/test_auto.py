@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from zbsolve.partition.by_name import NAMES
 from zbsolve.partition.splits import Splits
 from zbsolve.search import auto
 from zbsolve.search.auto import solve_auto
+from zbsolve.search.climb import Moved, moved_layers
 from zbsolve.step import Step
 from zbsolve.systems import preset
 
@@ -126,6 +128,26 @@ def test_no_partition_is_longer_than_orders_of_peoples_own(memory: str | None) -
     assert equal.value <= solve(uniform, effort=auto.USUAL_SHARE).certificate.value
     named = [preset(name, uniform).timeline().value for name in ("breadth-first", "interleaved")]
     assert schedule.certificate.value < min(own, *named)
+
+
+def test_layers_move_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of SlackPipe's grid that is open: on three cores, each with random numbers of its own. The equal split takes 840
+    µs."""
+    seen: list[tuple[int, int]] = []
+
+    def noted(*given: Any) -> Moved | None:
+        seen.append((given[-1], threading.get_ident()))
+        return moved_layers(*given)
+
+    monkeypatch.setattr(auto, "moved_layers", noted)
+    monkeypatch.setattr(auto, "cores", lambda: 3)
+    layers = (replace(equal_layers(1).layers[0], F=1.0, BW=2.0, held_until_B=1, held_until_W=0),) * 128
+    profile = replace(equal_layers(1), layers=layers, link=Link(0.0, 1e12))
+    schedule, _ = solve_auto(profile, Step(4, 8, "loop4", "auto", memory="256B", fused=True), seconds=3.0)
+    assert sorted(seed for seed, _ in seen) == [0, 1, 2]
+    assert threading.get_ident() not in {thread for _, thread in seen}
+    assert schedule.certificate.value < 840
+    assert verify(schedule.problem, schedule) == ()
 
 
 def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
 
 
 @kernel
-def _tables(g: MicrobatchGraph, order: Ints, to_go: Ints, m: int) -> tuple[Records, Records, Records]:
+def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, Records]:
     """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
     for lane in range(len(lanes)):
@@ -205,6 +205,7 @@ def _tables(g: MicrobatchGraph, order: Ints, to_go: Ints, m: int) -> tuple[Recor
         for i in range(lane * m, lane * m + m):
             passes[i].ready = 0
             passes[i].waiting = g.in_first[lane + 1] - g.in_first[lane]
+    to_go = _to_go(g, m)
     for rank in range(len(ranks)):
         row, a, z = ranks[rank], g.rank_lane_first[rank], g.rank_lane_first[rank + 1]
         row.first, row.last, row.capacity, row.head = a, z, g.capacity[rank], order[a * m]
@@ -219,26 +220,18 @@ def _tables(g: MicrobatchGraph, order: Ints, to_go: Ints, m: int) -> tuple[Recor
 
 
 @kernel
-def _around(g: MicrobatchGraph, m: int) -> tuple[Ints, Ints]:
-    """Of each rank: µs before its first pass, and of all its passes and what comes behind the last one, at least; where the
-    objective is the span, of its passes alone."""
-    lanes, ranks = len(g.rank), len(g.capacity)
-    before, behind = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-    for lane in range(0 if g.span else lanes):
-        for e in range(g.in_first[lane], g.in_first[lane + 1]):
-            source = g.in_lane[e]
-            before[lane] = max(before[lane], before[source] + g.duration[source] + g.in_lag[e])
-    for lane in range(0 if g.span else lanes - 1, -1, -1):
+def _to_go(g: MicrobatchGraph, m: int) -> Ints:
+    """Of each rank: µs of all its passes and of what comes behind the last one, at least; where the objective is the span,
+    of its passes alone."""
+    behind, to_go = np.zeros(len(g.rank), np.int64), np.full(len(g.capacity), NEVER, np.int64)
+    for lane in range(-1 if g.span else len(g.rank) - 1, -1, -1):
         for e in range(g.out_first[lane], g.out_first[lane + 1]):
             after = g.out_lane[e]
             behind[lane] = max(behind[lane], g.out_lag[e] + g.duration[after] + behind[after])
-    head, to_go = np.full(ranks, NEVER, np.int64), np.full(ranks, NEVER, np.int64)
-    for lane in range(lanes):
-        rank = g.rank[lane]
-        head[rank], to_go[rank] = min(head[rank], before[lane]), min(to_go[rank], behind[lane])
-    for lane in range(lanes):
-        to_go[g.rank[lane]] += m * g.duration[lane]
-    return head, to_go
+    for rank in range(len(to_go)):
+        lanes = g.rank_lanes[g.rank_lane_first[rank] : g.rank_lane_first[rank + 1]]
+        to_go[rank] = behind[lanes].min() + m * g.duration[lanes].sum() if len(lanes) > 0 else 0
+    return to_go
 
 
 @kernel
@@ -325,10 +318,9 @@ def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule, limit: float
     m, count = target.shape[1], target.size
     start = np.full(target.shape, -1, np.int64)
     order = np.empty(count, np.int64)
-    head, to_go = _around(g, m)
-    if np.max(head + to_go) > limit or not _serial_order(g, target, order):
+    if not _serial_order(g, target, order):
         return -1, start, order
-    lanes, passes, ranks = _tables(g, order, to_go, m)
+    lanes, passes, ranks = _tables(g, order, m)
     rank_lanes, out_first, out_lane, out_lag = g.rank_lanes, g.out_first, g.out_lane, g.out_lag
     wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or one arrives
     while done < count:
