@@ -125,8 +125,7 @@ def solve_auto(
     told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
     bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
-    if every and not race.order:
-        _look(race, [run for run in runs if USUAL in run.partition.split("=")], USUAL_SHARE * amount)
+    _look(race, _usual(runs) if every and not race.order else [], USUAL_SHARE * amount)
     bounds.begin(race, BOUND_SHARE * amount)
     _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
     if every and KEEPING.choices in choices:
@@ -288,7 +287,12 @@ class _Bounds:
 
 def _first_and_usual(ranked: Sequence[Run]) -> list[Run]:
     """The best of these runs, and that of people's own split."""
-    return [*ranked[:1], *(run for run in ranked[1:] if USUAL in run.partition.split("="))]
+    return [*ranked[:1], *_usual(ranked[1:])]
+
+
+def _usual(runs: Sequence[Run]) -> list[Run]:
+    """Those of people's own split."""
+    return [run for run in runs if USUAL in run.partition.split("=")]
 
 
 def _open(step: Step) -> list[Choices]:
