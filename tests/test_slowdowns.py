@@ -31,6 +31,7 @@ from zbsolve.ilp.proof_check import recheck
 from zbsolve.layer import Link
 from zbsolve.noise import Noise
 from zbsolve.profile import from_trace
+from zbsolve.profile.slow import problem_now
 
 from .support.exhaustive import orders
 from .support.profiles import equal_layers
@@ -205,4 +206,24 @@ def test_a_profile_says_them(tmp_path: Path) -> None:
         Profile.from_json(body, "p")
     ran = trace_of(Schedule.of(problem, problem.members), (timeline, timeline.start))
     assert ran.replayed(0).makespan == timeline.makespan
-    assert from_trace(ran, profile).slowdowns == ()
+    plain = replace(ran, problem=replace(problem, slowdowns=()))  # the base alone says what slowed what
+    for again in (from_trace(ran, profile), from_trace(plain, profile)):
+        assert again.slowdowns == slower
+        assert [(one.F, one.BW) for one in again.layers] == [(100, 100)] * 2
+    emulated = replace(ran, facts={"emulated": {}})
+    assert (emulated.alone(0) == emulated.steps[0].end - emulated.steps[0].start).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solved_again_from_a_run(seed: int) -> None:
+    """What passes did alone follows from when they ran, to the rounding of their ends, whatever ran beside them. So the
+    problem that is solved again for a run has the run's slow-downs, and its order takes what it took."""
+    problem = random_problem(seed)
+    schedule = solve(problem, method="greedy")
+    timeline = schedule.timeline()
+    ran = trace_of(schedule, (timeline, np.zeros(len(problem.passes))))
+    assert ran.alone(0) == pytest.approx(problem.passes.duration, abs=1)
+    again = problem_now(ran)
+    assert again.slowdowns == problem.slowdowns
+    for found in (ran.replayed(0), replace(schedule, problem=again).timeline()):
+        assert found.makespan == pytest.approx(timeline.makespan, abs=len(problem.passes))

@@ -107,6 +107,23 @@ class Timeline(Mapping[str, tuple[float, float]]):
         rows = np.lexsort((order, time))
         return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
 
+    def alone(self) -> Floats:
+        """µs that each pass takes with nothing beside it, shape (passes,): of its time here, what it got on by its pace."""
+        paces, (kind, rank) = self.problem.paces, (self.problem.passes.kind, self.problem.passes.rank)
+        took = (self.end - self.start).astype(np.float64)
+        for slowed, own in sorted({(a, r) for a, _ in paces for r in range(self.problem.ranks)}):
+            here, mine = rank == own, np.flatnonzero((rank == own) & (kind == slowed))
+            time = np.unique([self.start[here], self.end[here]])
+            pace = np.ones(len(time))  # from that time to the next
+            for (a, beside), parts in paces.items():
+                if a == slowed:
+                    begun, over = (np.sort(moments[here & (kind == beside)]) for moments in (self.start, self.end))
+                    running = np.searchsorted(begun, time, "right") - np.searchsorted(over, time, "right")
+                    pace[running > (a == beside)] = np.minimum(pace[running > (a == beside)], parts / WHOLE)
+            done = np.append(0, np.cumsum(pace[:-1] * np.diff(time)))
+            took[mine] = done[np.searchsorted(time, self.end[mine])] - done[np.searchsorted(time, self.start[mine])]
+        return took
+
     def to_json(self) -> dict[str, list[float]]:
         """Pass name → [start, end]."""
         return {n: [s, e] for n, s, e in zip(self.problem.names, self.start.tolist(), self.end.tolist(), strict=True)}

@@ -106,6 +106,8 @@ class Watch:
         """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
         stays."""
         schedule, facts = self.pipeline.schedule, {"split": self.pipeline.split}
+        if self.pipeline.hooks.emulated is not None:
+            facts["emulated"] = "so passes beside each other were not slower"
         trace = trace_of(schedule, seen, (), facts)
         step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
         running = self._search
