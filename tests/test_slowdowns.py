@@ -182,9 +182,23 @@ def test_files_and_bad_input(tmp_path: Path) -> None:
             replace(problem, slowdowns=(wrong,))
     with pytest.raises(BadInput, match="slowdown of F beside AF: said twice"):
         replace(problem, slowdowns=2 * problem.slowdowns)
-    for use in (lambda noise: under_noise({"": preset_of(problem)}, noise), lambda n: solve(problem, prefer=Aim("mean", n))):
-        with pytest.raises(BadInput, match="noise: how times vary where passes slow each other is not known"):
-            use(Noise(rank=0.1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_under_noise(seed: int) -> None:
+    """Each drawn step, in whole µs, is the timeline of a problem with these times, and no bound of it is above. Without
+    noise the critical passes are those of the timeline."""
+    problem, noise = random_problem(seed), Noise(rank=0.1, microbatch=0.2, single=0.2)
+    schedule = solve(problem, effort=0.1, prefer=Aim("p95", noise))
+    assert verify(problem, schedule) == ()
+    spread = under_noise({"": schedule}, noise, draws=40, seed=seed).spreads[""]
+    (took,) = noise.steps(problem, 40, seed)
+    drawn = [replace(problem, passes=replace(problem.passes, duration=np.rint(one).astype(np.int64))) for one in took]
+    timelines = [replace(schedule, problem=one, certificate=None).timeline() for one in drawn]
+    assert spread.values.tolist() == [one.value for one in timelines]
+    assert (spread.bounds <= spread.values).all()
+    still = under_noise({"": schedule}, Noise(), draws=2).spreads[""]
+    assert {problem.names[i] for i in np.flatnonzero(still.often)} == set(schedule.critical_path())
 
 
 def test_a_profile_says_them(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from .problem import Problem
 from .profile.lengths import STALLED, lengths_of
 from .schedule import Schedule
 from .tables import Bools, Ints
-from .timeline import Floats, Precedence, longest_path
+from .timeline import Floats, Paced, Precedence, longest_path, paced
 from .trace import Trace
+from .util.columns import compiled
 from .util.errors import BadInput
 from .util.kernels import kernel
 from .util.text import parse_share
@@ -35,6 +36,7 @@ AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  #
 RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
 MOST, LEAST = 2.0, 1e-3  # a deviation that is one; of its usual time, what a pass without any counts as
+_paced = compiled(paced)
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
 
 
@@ -355,8 +357,6 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, schedule in schedules.items() if schedule.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
-    for schedule in schedules.values():
-        check_noise(schedule.problem)
     ran = noise.measured
     if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
         draws = len(ran.factors)
@@ -368,20 +368,19 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     return UnderNoise(noise, draws, {name: _spread(schedule, noise, draws, seed) for name, schedule in schedules.items()})
 
 
-def check_noise(problem: Problem) -> None:
-    """Raise BadInput for a problem whose times cannot vary."""
-    if problem.slowdowns:
-        raise BadInput("noise: how times vary where passes slow each other is not known")
-
-
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     problem = schedule.problem
-    ordered, free = (_arcs(problem, arcs) for arcs in (schedule.precedence(), Precedence.of(problem)))
+    arcs = schedule.precedence()
+    ordered, free = (_arcs(problem, some) for some in (arcs, Precedence.of(problem)))
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        values.append(_walked(ordered, took, often, critical))
+        if problem.slowdowns:
+            took = np.rint(took)  # as in problems
+            values.append(_walked_beside(ordered, Paced.of(problem, arcs), took, often, critical))
+        else:
+            values.append(_walked(ordered, took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     shares = often / draws, critical / max(critical.sum(), 1.0)
     independent = min(draws, noise.independent or draws)
@@ -436,6 +435,32 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
             often[last] += 1
             critical[last] += took[d, last]
             last = source[last]
+    return found
+
+
+@kernel
+def _walked_beside(arcs: tuple[Ints, Ints, Ints, Ints], p: Paced, took: Floats, often: Floats, critical: Floats) -> Floats:
+    """The same where passes slow each other; µs of `took` are whole ones, of passes alone."""
+    (_, first, before, lag), (steps, count) = arcs, took.shape
+    found, start, end, turn = (
+        np.zeros(steps),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+    )
+    for d in range(steps):
+        waiting, each = p.waiting.copy(), took[d].astype(np.int64)
+        _paced(p.first, p.after, p.lag, waiting, p.rank, p.row, p.kind, p.paces, p.running, each, start, end, turn)
+        last = int(np.argmax(end))
+        found[d] = end[last]
+        while last >= 0:
+            often[last] += 1
+            critical[last] += end[last] - start[last]
+            source = -1
+            for e in range(first[last], first[last + 1]):
+                if end[before[e]] + lag[e] == start[last]:
+                    source = before[e]
+            last = source
     return found
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .kinds import KINDS
 from .problem import Ints, Problem
 from .tables import WHOLE
 from .util.columns import looped
@@ -235,42 +236,88 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
 
 def _beside(problem: Problem, arcs: Precedence) -> Timeline:
-    """The same where passes slow each other: event by event, since how long a pass takes depends on what runs beside it."""
-    count, paces, rank, kind = len(problem.passes), problem.paces, problem.passes.rank.tolist(), problem.passes.kind.tolist()
-    behind: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
-        behind[i].append((j, lag))
-    waiting, ready = np.bincount(arcs.after, minlength=count).tolist(), [0] * count
-    left, pace = (problem.passes.duration * WHOLE).tolist(), [0] * count  # parts of work; 0: not begun
-    start, end, since, turn, begun = [0] * count, [0] * count, [0] * count, [0] * count, 0
-    running: list[list[int]] = [[] for _ in range(problem.ranks)]
-    # Time, whether a pass begins (ends come first), the pass, and the pace that its end counts on.
-    events = [(0, True, i, 0) for i in range(count) if waiting[i] == 0]
-    while events:
+    """The same where passes slow each other."""
+    count, columns = len(problem.passes), Paced.of(problem, arcs)
+    begun, *found, waiting = looped(paced, *columns, problem.passes.duration, *(np.zeros(count, np.int64) for _ in range(3)))
+    if begun < count:
+        raise Deadlock(_cycle(problem, arcs, set(np.flatnonzero(waiting).tolist())))
+    return Timeline(problem, *(np.asarray(column, np.int64) for column in found))
+
+
+class Paced(NamedTuple):
+    """What `paced` reads. first, after, lag: arcs in compressed rows; waiting: each pass's inputs; paces: parts of its work
+    that a pass of a kind does in a µs beside one of a kind, at `row[pass] + kind[other]`; running: −1 a rank."""
+
+    first: Ints
+    after: Ints
+    lag: Ints
+    waiting: Ints
+    rank: Ints
+    row: Ints
+    kind: Ints
+    paces: Ints
+    running: Ints
+
+    @classmethod
+    def of(cls, problem: Problem, arcs: Precedence) -> Paced:
+        """Of a problem and who waits for whom in it."""
+        order, count, kind = (
+            np.argsort(arcs.before, kind="stable"),
+            len(problem.passes),
+            problem.passes.kind.astype(np.int64),
+        )
+        first, waiting = np.searchsorted(arcs.before[order], np.arange(count + 1)), np.bincount(arcs.after, minlength=count)
+        paces = np.full((len(KINDS), len(KINDS)), WHOLE)
+        for pair, pace in problem.paces.items():
+            paces[pair] = pace
+        rest = kind * len(KINDS), kind, paces.reshape(-1), np.full(problem.ranks, -1)
+        return cls(first, arcs.after[order], arcs.lag[order], waiting, problem.passes.rank.astype(np.int64), *rest)
+
+
+def paced(first, after, lag, waiting, rank, row, kind, paces, running, duration, start, end, turn):  # type: ignore[no-untyped-def]
+    """A timeline event by event, since how long a pass takes depends on what runs beside it. Passes that run on a rank are a
+    chain: its last one in `running`, from each the one that began before. `start`, `end` (µs), `turn` and `waiting` are
+    filled in; returns how many passes began, and these."""
+    count, begun = len(waiting), 0
+    ready, since, chain = [0] * count, [0] * count, [-1] * count
+    left, pace = [one * WHOLE for one in duration], [0] * count  # parts of work; 0: not begun
+    # Time, 1 where a pass begins (ends come first), the pass, and the pace that its end counts on.
+    events = [(0, 1, i, 0) for i in range(count) if waiting[i] == 0]
+    while len(events) > 0:
         now, begins, i, hoped = heappop(events)
-        mine = running[rank[i]]
+        here = rank[i]
         if begins:
             start[i], since[i], turn[i] = now, now, begun
             begun += 1
-            mine.append(i)
+            chain[i], running[here] = running[here], i
         elif pace[i] != hoped or now - since[i] != -(-left[i] // hoped):
             continue
-        if not begins or not left[i]:
-            mine.remove(i)
+        if not begins or left[i] == 0:
+            a = running[here]
+            while a != i and chain[a] != i:
+                a = chain[a]
+            if a == i:
+                running[here] = chain[i]
+            else:
+                chain[a] = chain[i]
             end[i], pace[i] = now, -1
-            for j, lag in behind[i]:
-                ready[j], waiting[j] = max(ready[j], now + lag), waiting[j] - 1
+            for e in range(first[i], first[i + 1]):
+                j = after[e]
+                ready[j], waiting[j] = max(ready[j], now + lag[e]), waiting[j] - 1
                 if waiting[j] == 0:
-                    heappush(events, (ready[j], True, j, 0))
-        for a in mine:
-            found = min((paces.get((kind[a], kind[b]), WHOLE) for b in mine if b != a), default=WHOLE)
+                    heappush(events, (ready[j], 1, j, 0))
+        a = running[here]
+        while a >= 0:
+            found, b = WHOLE, running[here]
+            while b >= 0:
+                found = min(found, paces[row[a] + kind[b]]) if b != a else found
+                b = chain[b]
             if found != pace[a]:
                 left[a] = max(0, left[a] - pace[a] * (now - since[a]))
                 since[a], pace[a] = now, found
-                heappush(events, (now - (-left[a] // found), False, a, found))
-    if begun < count:
-        raise Deadlock(_cycle(problem, arcs, {i for i in range(count) if waiting[i]}))
-    return Timeline(problem, *(np.array(column, np.int64) for column in (start, end, turn)))
+                heappush(events, (now - (-left[a] // found), 0, a, found))
+            a = chain[a]
+    return begun, start, end, turn, waiting
 
 
 def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:
