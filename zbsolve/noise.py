@@ -442,12 +442,7 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
 def _walked_beside(arcs: tuple[Ints, Ints, Ints, Ints], p: Paced, took: Floats, often: Floats, critical: Floats) -> Floats:
     """The same where passes slow each other; µs of `took` are whole ones, of passes alone."""
     (_, first, before, lag), (steps, count) = arcs, took.shape
-    found, start, end, turn = (
-        np.zeros(steps),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-    )
+    found, (start, end, turn) = np.zeros(steps), np.zeros((3, count), np.int64)
     for d in range(steps):
         waiting, each = p.waiting.copy(), took[d].astype(np.int64)
         _paced(p.first, p.after, p.lag, waiting, p.rank, p.row, p.kind, p.paces, p.running, each, start, end, turn)

@@ -261,17 +261,14 @@ class Paced(NamedTuple):
     @classmethod
     def of(cls, problem: Problem, arcs: Precedence) -> Paced:
         """Of a problem and who waits for whom in it."""
-        order, count, kind = (
-            np.argsort(arcs.before, kind="stable"),
-            len(problem.passes),
-            problem.passes.kind.astype(np.int64),
-        )
-        first, waiting = np.searchsorted(arcs.before[order], np.arange(count + 1)), np.bincount(arcs.after, minlength=count)
+        p, order = problem.passes, np.argsort(arcs.before, kind="stable")
+        first, kind = np.searchsorted(arcs.before[order], np.arange(len(p) + 1)), p.kind.astype(np.int64)
+        waiting = np.bincount(arcs.after, minlength=len(p))
         paces = np.full((len(KINDS), len(KINDS)), WHOLE)
         for pair, pace in problem.paces.items():
             paces[pair] = pace
         rest = kind * len(KINDS), kind, paces.reshape(-1), np.full(problem.ranks, -1)
-        return cls(first, arcs.after[order], arcs.lag[order], waiting, problem.passes.rank.astype(np.int64), *rest)
+        return cls(first, arcs.after[order], arcs.lag[order], waiting, p.rank.astype(np.int64), *rest)
 
 
 def paced(first, after, lag, waiting, rank, row, kind, paces, running, duration, start, end, turn):  # type: ignore[no-untyped-def]
