@@ -289,7 +289,19 @@ class Spread:
 
     def at(self, share: float) -> tuple[float, float, float]:
         """µs that such a share of steps does not exceed, and between what the true number is (95 %, by order statistics)."""
-        ranked, n = np.sort(self.values), len(self.values)
+        return self._at(self.values, share)
+
+    def bound_at(self, share: float) -> tuple[float, float, float]:
+        """The same of `bounds`: of no order so large a share of steps takes less.
+
+        Let an order take v_d in draw d, and b_d ≤ v_d. The k draws with the least v have b_d ≤ v_(k), the k-th least v. So k
+        of the b or more are not above v_(k), and b_(k) ≤ v_(k) for every k. Quantiles are means of neighbours of these. True
+        distributions keep it, since P(v ≤ x) ≤ P(b ≤ x) for every x. It holds for orders that change from step to step, too.
+        """
+        return self._at(self.bounds, share)
+
+    def _at(self, values: Floats, share: float) -> tuple[float, float, float]:
+        ranked, n = np.sort(values), len(values)
         off = SURE * n * np.sqrt(share * (1 - share) / self.independent)
         low, high = ranked[np.clip([n * share - off, n * share + off], 0, n - 1).astype(np.int64)].tolist()
         return float(np.quantile(ranked, share)), low, high
@@ -316,6 +328,7 @@ class Spread:
             "mean": self.mean,
             "bound": self.bound,
             **{name: self.at(share) for name, share in AIMS.items() if share},
+            "bounds": {name: self.bound_at(share) for name, share in AIMS.items() if share},
             "critical": self.critical.tolist(),
             "critical_parts": {name: share for name, share in self.parts.items() if share > 0},
             "critical_often": {n: o for n, o in zip(self.problem.names, self.often.tolist(), strict=True) if o},
