@@ -384,16 +384,13 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     problem = schedule.problem
     arcs = schedule.precedence()
-    ordered, free = (_arcs(problem, some) for some in (arcs, Precedence.of(problem)))
+    (ordered, free), paces = (_arcs(problem, some) for some in (arcs, Precedence.of(problem))), Paced.of(problem, arcs)
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        if problem.slowdowns:
-            took = np.rint(took)  # as in problems
-            values.append(_walked_beside(ordered, Paced.of(problem, arcs), took, often, critical))
-        else:
-            values.append(_walked(ordered, took, often, critical))
+        took = np.rint(took) if problem.slowdowns else took  # as in problems
+        values.append(_walked(ordered, _slowed(paces, took) if problem.slowdowns else took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     shares = often / draws, critical / max(critical.sum(), 1.0)
     independent = min(draws, noise.independent or draws)
@@ -452,23 +449,13 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
 
 
 @kernel
-def _walked_beside(arcs: tuple[Ints, Ints, Ints, Ints], p: Paced, took: Floats, often: Floats, critical: Floats) -> Floats:
-    """The same where passes slow each other; µs of `took` are whole ones, of passes alone."""
-    (_, first, before, lag), (steps, count) = arcs, took.shape
-    found, (start, end, turn) = np.zeros(steps), np.zeros((3, count), np.int64)
-    for d in range(steps):
-        waiting, each = p.waiting.copy(), took[d].astype(np.int64)
-        _paced(p.first, p.after, p.lag, waiting, p.rank, p.row, p.kind, p.paces, p.running, each, start, end, turn)
-        last = int(np.argmax(end))
-        found[d] = end[last]
-        while last >= 0:
-            often[last] += 1
-            critical[last] += end[last] - start[last]
-            source = -1
-            for e in range(first[last], first[last + 1]):
-                if end[before[e]] + lag[e] == start[last]:
-                    source = before[e]
-            last = source
+def _slowed(p: Paced, took: Floats) -> Floats:
+    """µs of passes that slow each other, shape (steps, passes). took: of each alone, whole µs."""
+    found = np.zeros(took.shape)
+    for d in range(len(took)):
+        _, _, start, end, _ = _paced(p, took[d].astype(np.int64))
+        for i in range(len(start)):
+            found[d, i] = end[i] - start[i]
     return found
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kinds import KINDS
 from .problem import Ints, Problem
 from .tables import WHOLE
 from .util.columns import looped
@@ -110,18 +110,16 @@ class Timeline(Mapping[str, tuple[float, float]]):
 
     def alone(self) -> Floats:
         """µs that each pass takes with nothing beside it, shape (passes,): of its time here, what it got on by its pace."""
-        paces, (kind, rank) = self.problem.paces, (self.problem.passes.kind, self.problem.passes.rank)
-        took = (self.end - self.start).astype(np.float64)
-        for slowed, own in sorted({(a, r) for a, _ in paces for r in range(self.problem.ranks)}):
-            here, mine = rank == own, np.flatnonzero((rank == own) & (kind == slowed))
+        paces, p, took = self.problem.paces, self.problem.passes, np.asarray(self.end - self.start, np.float64)
+        for slowed, rank in product(np.flatnonzero((paces < WHOLE).any(axis=1)), range(self.problem.ranks)):
+            here, mine = p.rank == rank, np.flatnonzero((p.rank == rank) & (p.kind == slowed))
             time = np.unique([self.start[here], self.end[here]])
-            pace = np.ones(len(time))  # from that time to the next
-            for (a, beside), parts in paces.items():
-                if a == slowed:
-                    begun, over = (np.sort(moments[here & (kind == beside)]) for moments in (self.start, self.end))
-                    running = np.searchsorted(begun, time, "right") - np.searchsorted(over, time, "right")
-                    pace[running > (a == beside)] = np.minimum(pace[running > (a == beside)], parts / WHOLE)
-            done = np.append(0, np.cumsum(pace[:-1] * np.diff(time)))
+            pace = np.full(len(time), WHOLE)  # from that time to the next
+            for other in np.flatnonzero(paces[slowed] < WHOLE):
+                begun, over = (np.sort(moments[here & (p.kind == other)]) for moments in (self.start, self.end))
+                running = np.searchsorted(begun, time, "right") - np.searchsorted(over, time, "right")
+                pace[running > (other == slowed)] = np.minimum(pace[running > (other == slowed)], paces[slowed, other])
+            done = np.append(0, np.cumsum(pace[:-1] * np.diff(time) / WHOLE))
             took[mine] = done[np.searchsorted(time, self.end[mine])] - done[np.searchsorted(time, self.start[mine])]
         return took
 
@@ -170,11 +168,7 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
 
     Raises Deadlock naming a cycle.
     """
-    count = len(problem.passes)
-    order = np.argsort(precedence.before, kind="stable")
-    first = np.searchsorted(precedence.before[order], np.arange(count + 1))
-    waiting = np.bincount(precedence.after, minlength=count)
-    columns = first, precedence.after[order], precedence.lag[order], waiting, problem.passes.duration
+    count, columns = len(problem.passes), (*_behind(problem, precedence), problem.passes.duration)
     found = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
     reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
     if reached < count:
@@ -182,6 +176,13 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
     turn = np.empty(count, np.int64)
     turn[ready] = np.arange(count)
     return start, turn
+
+
+def _behind(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
+    """Arcs by the pass before them, in compressed rows: first, after, lag; and how many each pass waits for."""
+    order, count = np.argsort(arcs.before, kind="stable"), len(problem.passes)
+    first, waiting = np.searchsorted(arcs.before[order], np.arange(count + 1)), np.bincount(arcs.after, minlength=count)
+    return first, arcs.after[order], arcs.lag[order], waiting
 
 
 def _longest(first, after, lag, waiting, duration, start, ready):  # type: ignore[no-untyped-def]
@@ -237,84 +238,71 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
 def _beside(problem: Problem, arcs: Precedence) -> Timeline:
     """The same where passes slow each other."""
-    count, columns = len(problem.passes), Paced.of(problem, arcs)
-    begun, *found, waiting = looped(paced, *columns, problem.passes.duration, *(np.zeros(count, np.int64) for _ in range(3)))
-    if begun < count:
+    columns = Paced(*(column.tolist() for column in Paced.of(problem, arcs)))  # type: ignore[arg-type]
+    begun, waiting, *found = paced(columns, problem.passes.duration.tolist())
+    if begun < len(waiting):
         raise Deadlock(_cycle(problem, arcs, set(np.flatnonzero(waiting).tolist())))
-    return Timeline(problem, *(np.asarray(column, np.int64) for column in found))
+    return Timeline(problem, *(np.array(column, np.int64) for column in found))
 
 
 class Paced(NamedTuple):
-    """What `paced` reads. first, after, lag: arcs in compressed rows; waiting: each pass's inputs; paces: parts of its work
-    that a pass of a kind does in a µs beside one of a kind, at `row[pass] + kind[other]`; running: −1 a rank."""
+    """What `paced` reads. first, after, lag: arcs in compressed rows; waiting: each pass's inputs; rank: numbers that are
+    the same on a rank; paces: those of the problem."""
 
     first: Ints
     after: Ints
     lag: Ints
     waiting: Ints
     rank: Ints
-    row: Ints
     kind: Ints
     paces: Ints
-    running: Ints
 
     @classmethod
     def of(cls, problem: Problem, arcs: Precedence) -> Paced:
         """Of a problem and who waits for whom in it."""
-        p, order = problem.passes, np.argsort(arcs.before, kind="stable")
-        first, kind = np.searchsorted(arcs.before[order], np.arange(len(p) + 1)), p.kind.astype(np.int64)
-        waiting = np.bincount(arcs.after, minlength=len(p))
-        paces = np.full((len(KINDS), len(KINDS)), WHOLE)
-        for pair, pace in problem.paces.items():
-            paces[pair] = pace
-        rest = kind * len(KINDS), kind, paces.reshape(-1), np.full(problem.ranks, -1)
-        return cls(first, arcs.after[order], arcs.lag[order], waiting, p.rank.astype(np.int64), *rest)
+        rank = np.unique(problem.passes.rank, return_inverse=True)[1]
+        return cls(*_behind(problem, arcs), rank, problem.passes.kind.astype(np.int64), problem.paces)
 
 
-def paced(first, after, lag, waiting, rank, row, kind, paces, running, duration, start, end, turn):  # type: ignore[no-untyped-def]
-    """A timeline event by event, since how long a pass takes depends on what runs beside it. Passes that run on a rank are a
-    chain: its last one in `running`, from each the one that began before. `start`, `end` (µs), `turn` and `waiting` are
-    filled in; returns how many passes began, and these."""
-    count, begun = len(waiting), 0
-    ready, since, chain = [0] * count, [0] * count, [-1] * count
+def paced(p, duration):  # type: ignore[no-untyped-def]
+    """A timeline event by event, since how long a pass takes depends on what runs beside it. How many passes began, how many
+    inputs each still waits for, start, end (µs) and turn."""
+    count, begun, waiting = len(duration), 0, p.waiting.copy()
+    start, end, turn, ready, since = [0] * count, [0] * count, [0] * count, [0] * count, [0] * count
     left, pace = [one * WHOLE for one in duration], [0] * count  # parts of work; 0: not begun
+    chain = [-1] * (2 * count)  # what runs on a rank: the last that began behind `count + rank`, behind each the one before
     # Time, 1 where a pass begins (ends come first), the pass, and the pace that its end counts on.
     events = [(0, 1, i, 0) for i in range(count) if waiting[i] == 0]
     while len(events) > 0:
         now, begins, i, hoped = heappop(events)
-        here = rank[i]
+        here = count + p.rank[i]
         if begins:
             start[i], since[i], turn[i] = now, now, begun
             begun += 1
-            chain[i], running[here] = running[here], i
+            chain[i], chain[here] = chain[here], i
         elif pace[i] != hoped or now - since[i] != -(-left[i] // hoped):
             continue
         if not begins or left[i] == 0:
-            a = running[here]
-            while a != i and chain[a] != i:
+            a = here
+            while chain[a] != i:
                 a = chain[a]
-            if a == i:
-                running[here] = chain[i]
-            else:
-                chain[a] = chain[i]
-            end[i], pace[i] = now, -1
-            for e in range(first[i], first[i + 1]):
-                j = after[e]
-                ready[j], waiting[j] = max(ready[j], now + lag[e]), waiting[j] - 1
+            chain[a], end[i], pace[i] = chain[i], now, -1
+            for e in range(p.first[i], p.first[i + 1]):
+                j = p.after[e]
+                ready[j], waiting[j] = max(ready[j], now + p.lag[e]), waiting[j] - 1
                 if waiting[j] == 0:
                     heappush(events, (ready[j], 1, j, 0))
-        a = running[here]
+        a = chain[here]
         while a >= 0:
-            found, b = WHOLE, running[here]
+            found, b = WHOLE, chain[here]
             while b >= 0:
-                found = min(found, paces[row[a] + kind[b]]) if b != a else found
-                b = chain[b]
+                found, b = min(found, p.paces[p.kind[a]][p.kind[b]] if b != a else WHOLE), chain[b]
             if found != pace[a]:
                 left[a] = max(0, left[a] - pace[a] * (now - since[a]))
                 since[a], pace[a] = now, found
                 heappush(events, (now - (-left[a] // found), 0, a, found))
             a = chain[a]
-    return begun, start, end, turn, waiting
+    return begun, waiting, start, end, turn
 
 
 def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:

@@ -108,8 +108,8 @@ class Trace:
 
     def alone(self, step: int) -> Floats:
         """µs that each pass took in a step, shape (passes,): what others beside it slowed it by is taken away."""
-        took = self.steps[step]
-        return Timeline(self.problem, took.start, took.end).alone() if self.slowdowns else np.float64(took.end - took.start)
+        timeline = replace(self.steps[step], problem=self.problem)
+        return timeline.alone() if self.slowdowns else np.asarray(timeline.end - timeline.start, np.float64)
 
     @property
     def slowdowns(self) -> tuple[Slowdown, ...]:
