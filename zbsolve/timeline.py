@@ -238,7 +238,7 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
 def _beside(problem: Problem, arcs: Precedence) -> Timeline:
     """The same where passes slow each other."""
-    columns = Paced(*(column.tolist() for column in Paced.of(problem, arcs)))  # type: ignore[arg-type]
+    columns = Paced(*(column.tolist() for column in Paced.of(problem, arcs)))
     begun, waiting, *found = paced(columns, problem.passes.duration.tolist())
     if begun < len(waiting):
         raise Deadlock(_cycle(problem, arcs, set(np.flatnonzero(waiting).tolist())))
@@ -264,7 +264,7 @@ class Paced(NamedTuple):
         return cls(*_behind(problem, arcs), rank, problem.passes.kind.astype(np.int64), problem.paces)
 
 
-def paced(p, duration):  # type: ignore[no-untyped-def]
+def paced(p: Any, duration: Any) -> Any:
     """A timeline event by event, since how long a pass takes depends on what runs beside it. How many passes began, how many
     inputs each still waits for, start, end (µs) and turn."""
     count, begun, waiting = len(duration), 0, p.waiting.copy()
