@@ -27,11 +27,10 @@ from .tables import (
     Passes,
     Pool,
     Slowdown,
-    coded,
     pass_name,
     usual_cargo,
-    whole_column,
 )
+from .util.columns import coded, whole_column
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
