@@ -260,6 +260,22 @@ def test_a_layer_of_no_time_rules_no_split_out() -> None:
     assert (solver.solve(model.model), solver.value(model.time)) == (OPTIMAL, 24)
 
 
+def test_each_split_is_looked_at_once_and_real_time_plays_no_part() -> None:
+    """F of 0 µs on the first stage: less than none with its rounding taken off, which the model says is none, as cuts do."""
+    layers = tuple(replace(one, F=F, BW=4.25) for one, F in zip(equal_layers(5).layers, (0, 0, 8, 0, 1.25), strict=True))
+    splits = Splits.of(Step(4, 2, "single", "equal", fused=True).costs(replace(equal_layers(5), layers=layers)))
+    assert splits is not None
+    found = []
+    for _ in range(2):
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(1.0, 0.05), MANY)
+        found.append(search.found)
+    assert found[0] == found[1]
+    assert found[0].bound > 0
+    assert len({*found[0].looked}) == len(found[0].looked)
+    assert proven_again(splits, replace(found[0], bound=0, looked=(), apart=()), 1.0) == ""
+
+
 def test_splits_that_rise() -> None:
     """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
     has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""

@@ -246,12 +246,21 @@ def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any
     return values
 
 
-def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:
-    """What layers share. Raises BadInput naming `where`."""
+def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
+    """What layers share. Raises BadInput naming `where`, also where a layer shares more than its parameters have."""
+    where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
-        if len({*group}) < 2 or max(group) >= layers:
-            raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
-    return tuple((read(size, int, f"{where}: field 'tied'"), tuple(group)) for size, group in form)
+        if len({*group}) < 2 or max(group) >= len(layers):
+            raise BadInput(f"{where} must list [bytes, [layers that hold them]], not {[size, group]}")
+    tied = tuple((read(size, int, where), tuple(group)) for size, group in form)
+    for size, group in tied:
+        for i in {*group}:
+            shared[i] += size
+            if shared[i] > layers[i].parameter_bytes:
+                raise BadInput(
+                    f"{where}: layer {i} shares {shared[i]} bytes, and has {layers[i].parameter_bytes} of parameters"
+                )
+    return tied
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:

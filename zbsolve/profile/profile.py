@@ -211,7 +211,7 @@ class Profile:
             form.facts,
             form.samples,
             tuple(form.rank_factors),
-            tied_from(form.tied, len(layers), where),
+            tied_from(form.tied, layers, where),
             None if form.shard_link is None else link_from(form.shard_link, where, "shard_link"),
             host_from(form.host, where),
             tuple(form.microbatch_factors),
