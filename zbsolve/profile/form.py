@@ -157,10 +157,11 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
     for kind in ("F", *BACKWARD):
         if (fixed := known.get(f"fixed_{kind}", 0.0)) > {**known, **fused}.get(kind, 0.0) * (1 + ROUNDING):
             raise BadInput(f"{where}: field 'fixed_{kind}' is {fixed:g} µs, more than {kind} takes")
-    if known.get("frozen_bytes", 0) > known.get("parameter_bytes", 0):
-        raise BadInput(
-            f"{where}: field 'frozen_bytes' is {known['frozen_bytes']}, more than all parameters ('parameter_bytes') have"
-        )
+    kept = "what F keeps", known.get("held_until_B", 0) + known.get("held_until_W", 0)
+    frozen = "all parameters ('parameter_bytes') have", known.get("parameter_bytes", 0)
+    for name, (of, most) in (("frozen_bytes", frozen), ("output_kept", kept), ("input_unneeded", kept)):
+        if known.get(name, 0) > most:
+            raise BadInput(f"{where}: field '{name}' is {known[name]}, more than {of} ({most})")
     layer = Layer(**{"name": f"layer{index}", **dict.fromkeys(SIZES, 0), **split, **fused, **known})
     if why := negative_slice(layer):
         raise BadInput(f"{where}: slice_extra: {why}")
