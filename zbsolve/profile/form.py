@@ -13,7 +13,7 @@ from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied, side_values
 from ..tables import Slowdown
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
@@ -131,10 +131,8 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
         return tuple(Given(row.name, read(row.bytes, int, f"{where}: bytes of '{row.name}'"), row.gradient) for row in rows)
 
     def slice_extra(form: Any, where: str) -> SliceExtra | None:
-        try:
+        with naming(where):
             return None if form is None else SliceExtra(**msgspec.structs.asdict(form))
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
 
     return complete(_fields(form, Layer, where, slice_extra=slice_extra, gives=gives), index, where)
 
@@ -179,10 +177,8 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
 
 def check_sides(layers: Sequence[Layer], where: str) -> None:
     """Raise BadInput where layers give and take side inputs that do not fit each other."""
-    try:
+    with naming(where):
         side_values([layer.names for layer in layers])
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
 
 
 def link_from(form: Any, where: str, name: str = "link") -> Link:
@@ -190,10 +186,8 @@ def link_from(form: Any, where: str, name: str = "link") -> Link:
     fields = _fields(form, Link, f"{where}: {name}")
     if fields["bytes_per_us"] < MIN_BANDWIDTH:
         raise BadInput(f"{where}: {name}: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
-    try:
+    with naming(f"{where}: {name}"):
         return Link(**fields)
-    except BadInput as error:
-        raise BadInput(f"{where}: {name}: {error}") from None
 
 
 def host_from(form: Any, where: str) -> HostLink | None:
@@ -204,10 +198,8 @@ def host_from(form: Any, where: str) -> HostLink | None:
     costs = _fields(form, HostLink, f"{where}: host")
     for name, usual in (("h2d", "d2h"), ("d2h_both", "d2h"), ("h2d_both", "h2d")):
         costs[name] = costs[usual] if costs[name] is None else costs[name]
-    try:
+    with naming(where):
         return HostLink(**costs)
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
 
 
 def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
@@ -227,11 +219,9 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
     inner = {"output_rest": rest, "embedding_rest": rest, "shards": shards}
     costs = _fields(form, VocabularyCosts, f"{where}: vocabulary", **inner)
-    try:
+    with naming(where):
         vocabulary = VocabularyCosts(**costs)
         vocabulary.check(layers)
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
     return vocabulary
 
 

@@ -16,7 +16,7 @@ from ..problem import Problem
 from ..problem_form import check_slowdowns
 from ..step import Step
 from ..tables import Slowdown
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import checked, read_part_of, write_document
 from .form import (
     ProfileForm,
@@ -221,10 +221,8 @@ class Profile:
             tuple(form.slowdowns),
             tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
         )
-        try:
+        with naming(where):
             return cls(*values)
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
 
 
 def _checked_source(source: str, where: str) -> str:
