@@ -191,7 +191,10 @@ def _solve_with(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *
     options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
     if solver == "cbc":
         options |= {"warmStart": warm, "options": [f"randomSeed {seed + 1}"]}
-    model.solve(pulp.getSolver(SOLVERS[solver], **options))
+    try:
+        model.solve(pulp.getSolver(SOLVERS[solver], **options))
+    except pulp.PulpSolverError:  # its process died: numbers that are far apart can end CBC
+        return None
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return None
     return bool(model.sol_status == pulp.LpSolutionOptimal and model.status == pulp.LpStatusOptimal)
