@@ -243,15 +243,11 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], wh
     for size, group in form:
         if len({*group}) < 2 or max(group) >= len(layers):
             raise BadInput(f"{where} must list [bytes, [layers that hold them]], not {[size, group]}")
-    tied = tuple((read(size, int, where), tuple(group)) for size, group in form)
-    for size, group in tied:
         for i in {*group}:
-            shared[i] += size
+            shared[i] += read(size, int, where)
             if shared[i] > layers[i].parameter_bytes:
-                raise BadInput(
-                    f"{where}: layer {i} shares {shared[i]} bytes, and has {layers[i].parameter_bytes} of parameters"
-                )
-    return tied
+                raise BadInput(f"{where}: layer {i} shares {shared[i]} bytes, and has {layers[i].parameter_bytes}")
+    return tuple((read(size, int, where), tuple(group)) for size, group in form)
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:

@@ -162,10 +162,8 @@ class Cutting:
     def tokens(self, length: int, what: str) -> list[int]:
         """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
         slices than tokens."""
-        try:
+        with naming(what):
             return list(whole_tokens(self.each, length))
-        except NotSliced as error:
-            raise BadInput(f"{what}: {error}") from None
 
     @property
     def each(self) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -127,21 +128,14 @@ def _lost(first: Ints, each: Ints, size: Ints, most: int, count: int) -> tuple[i
     + j · each[e] µs after the window's end or later, with size[e] bytes; and when it can be full, µs.
 
     All bytes together reach `most`. Sums of what comes at even distances are in closed form: an edge may hold a byte."""
-    edges = list(zip(first.tolist(), each.tolist(), size.tolist(), strict=True))
+    begin, apart, size = (column.astype(object) for column in (first, each, size))  # whole numbers of any length
 
-    def come(at: int) -> list[int]:
-        return [min(count, max(0, (at - begin) // apart + 1)) for begin, apart, _ in edges]
+    def come(at: int) -> Any:
+        return np.clip((at - begin) // apart + 1, 0, count)
 
-    full = bisect_left(
-        range(max(begin + apart * count for begin, apart, _ in edges)),
-        most,
-        key=lambda at: sum(number * size for number, (_, _, size) in zip(come(at), edges, strict=True)),
-    )
-    there = sum(
-        size * (number * (full - begin) - apart * (number * (number - 1) // 2))
-        for number, (begin, apart, size) in zip(come(full), edges, strict=True)
-    )
-    return most * full - there, full
+    full = bisect_left(range(max(begin + apart * count)), most, key=lambda at: (come(at) * size).sum())
+    number = come(full)
+    return most * full - (size * (number * (full - begin) - apart * (number * (number - 1) // 2))).sum(), full
 
 
 def _stays(problem: Problem) -> list[Stays]:
