@@ -292,8 +292,6 @@ def alone(splits: Splits, split: Split) -> int:
 
 def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
     """Why the bound is not proven, or "" where it is."""
-    if every.bound <= 0:  # no search had time for more
-        return ""
     clock, model = Clock(seconds), SplitModel(splits, every.bound - 1)
     for rank in every.full:
         model.fill(rank)

@@ -11,7 +11,7 @@ import msgspec
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied, side_values
+from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
 from ..tables import Slowdown
 from ..util.errors import BadInput, naming
 from ..util.files import AMOUNT, COUNT
@@ -161,10 +161,9 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
         if known.get(name, 0) > most:
             raise BadInput(f"{where}: field '{name}' is {known[name]}, more than {of} ({most})")
     layer = Layer(**{"name": f"layer{index}", **dict.fromkeys(SIZES, 0), **split, **fused, **known})
-    if why := negative_slice(layer):
-        raise BadInput(f"{where}: slice_extra: {why}")
-    if why := without_kv_bytes(layer):
-        raise BadInput(f"{where}: {why}")
+    for field, why in (("slice_extra: ", negative_slice(layer)), ("", without_kv_bytes(layer))):
+        if why:
+            raise BadInput(f"{where}: {field}{why}")
     return layer
 
 
@@ -173,12 +172,6 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
     for kinds in (("F", "B", "W"), ("F", "BW")):
         if not any(getattr(layer, kind) for layer in layers for kind in kinds):
             raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
-
-
-def check_sides(layers: Sequence[Layer], where: str) -> None:
-    """Raise BadInput where layers give and take side inputs that do not fit each other."""
-    with naming(where):
-        side_values([layer.names for layer in layers])
 
 
 def link_from(form: Any, where: str, name: str = "link") -> Link:

@@ -11,7 +11,7 @@ import msgspec
 
 from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
-from ..layer import HostLink, Layer, Link, Tied, split_known
+from ..layer import HostLink, Layer, Link, Tied, side_values, split_known
 from ..problem import Problem
 from ..problem_form import check_slowdowns
 from ..step import Step
@@ -20,7 +20,6 @@ from ..util.errors import BadInput, naming
 from ..util.files import checked, read_part_of, write_document
 from .form import (
     ProfileForm,
-    check_sides,
     check_some_time,
     host_from,
     layer_from,
@@ -200,7 +199,6 @@ class Profile:
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
-        check_sides(layers, where)
         values = (
             _checked_source(form.source, where),
             form.model,
@@ -222,6 +220,7 @@ class Profile:
             tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
         )
         with naming(where):
+            side_values([layer.names for layer in layers])
             return cls(*values)
 
 

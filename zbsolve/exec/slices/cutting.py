@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...features.cuts import NotSliced, whole_tokens
+from ...features.cuts import whole_tokens
 from ...models.losses import exact, without_metrics
 from ...problem import Problem
-from ...util.errors import BadInput
+from ...util.errors import BadInput, naming
 from ..base.part import Data
 from ..base.torch_private import tree_leaves
 from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of

@@ -149,8 +149,7 @@ def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, 
 @kernel
 def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
-    first = at = w.ready[lane]
-    tried = 0
+    first, at, tried = w.ready[lane], w.ready[lane], 0
     while at < first + period:
         at = free_from(g, w.placed, lane, at, first + period, period, offset)
         if at >= first + period:
