@@ -31,7 +31,7 @@ from .tables import (
     usual_cargo,
 )
 from .util.columns import coded, whole_column
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 from .util.files import checked, read_one_of, write_document
 
 __all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
@@ -491,7 +491,8 @@ class Problem:
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
-        problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
+        with naming(where):
+            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 

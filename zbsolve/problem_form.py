@@ -14,7 +14,7 @@ import numpy as np
 from .kinds import KINDS, OURS, TABLE, Kind, register
 from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, usual_cargo
 from .util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 
 Column = list[int] | str
 
@@ -97,10 +97,8 @@ def edges_as_json(edges: Edges) -> dict[str, Any]:
 def passes_from(form: PassesForm, where: str) -> Passes:
     """The table that a file says. Raises BadInput naming `where` and the field."""
     for kind in form.kinds:
-        try:
+        with naming(where):
             register(kind)
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
     columns = {what: _numbers(getattr(form, what), what, where) for what in (*COUNTS, "streams")}
     return Passes(kind=_kinds(form.kind, where), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)
 

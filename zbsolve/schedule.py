@@ -16,7 +16,7 @@ from .order import Order, order_as_json, order_from, rows_of
 from .problem import Ints, Problem
 from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 from .util.files import checked, read_part_of, write_document
 
 
@@ -223,7 +223,8 @@ class Schedule:
         if form.certificate is not None:
             said = body["certificate"]
             form.certificate.check(said.get("gap"), said.get("status"), where)
-        return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
+        with naming(where):
+            return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a schedule file, whole or not at all; `-` is standard output."""

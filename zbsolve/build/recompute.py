@@ -12,7 +12,7 @@ from math import inf, nan
 
 import numpy as np
 
-from ..kinds import RECOMPUTE, SHARDING, UPDATES
+from ..kinds import ATTENTION, RECOMPUTE, SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -129,10 +129,10 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
 
 def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
     """The step without its passes X, whose B and BW take their time too; and pass → the X that it waits for, by name. The
-    problem itself where nothing is recomputed, or an exchange of attention has parts of backwards wait for X."""
+    problem itself where nothing is recomputed, or attention is exchanged: backwards and helpers' parts may wait for X."""
     edges, passes, names = problem.edges, problem.passes, problem.names
     own = np.flatnonzero(passes.are("X")[edges.before])
-    if not len(own) or "BQ" in passes.kinds:
+    if not len(own) or passes.that(feature=ATTENTION).any():
         return problem, {}
     again, after = edges.before[own], edges.after[own]
     backward = passes.are("B", "BW")[after]

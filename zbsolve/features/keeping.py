@@ -90,7 +90,8 @@ def stage_moves(here: Now) -> Iterator[Named]:
     step, said, layers = here.step, here.said, here.layers
     held = step.costs(here.profile).memory.held(layers)
     keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
-    now, count = stages_of(step, layers), len(keeps)
+    now = tuple(one if kept else one._replace(away=0.0) for one, kept in zip(stages_of(step, layers), keeps, strict=True))
+    count = len(now)
     ways = [[stage for stage in _ways(now[i], said, layers[i]) if keeps[i] or not stage.away] for i in range(count)]
     in_parts = is_auto(said.recompute) and step.slices == 1
     found: dict[tuple[Stage, ...], None] = {}

@@ -17,7 +17,7 @@ from .. import __version__
 from ..build.plain import MAX_PASSES
 from ..placement import check_routes, parse
 from ..problem import Ints, pass_name
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import COUNT, checked
 from ..util.text import printable
 
@@ -122,10 +122,8 @@ class ForeignOrder:
         idle = sorted(set(range(self.ranks)) - {rank for route in every[:period] for rank in route})
         if idle:
             raise BadInput(f"{self.where}: rank {idle[0]} has no stage of its own (rows are ranks 0 to {self.ranks - 1})")
-        try:
+        with naming(self.where):
             return check_routes(every[:period], self.ranks)
-        except BadInput as error:
-            raise BadInput(f"{self.where}: {error}") from None
 
 
 # --- Literals in Python files, and node lists ---

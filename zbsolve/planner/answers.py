@@ -13,7 +13,7 @@ from typing import Any
 from ..schedule import relative_gap
 from ..search.memory_limits import Point
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible, NotFound, interruption
+from ..util.errors import BadInput, Infeasible, NotFound, interruption, naming
 from ..util.text import parse_bytes
 from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
@@ -100,10 +100,8 @@ def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
     cases = []
     for text in (each for said in changes for each in (LINK_CHANGES if said.strip() == LINKS else (said,))):
         cases.append((text, case := changed(base, text)))
-        try:
+        with naming(f"change '{text[:40]}'"):
             layouts(*case[:4], case.only)
-        except BadInput as error:
-            raise BadInput(f"change '{text[:40]}': {error}") from None
     return cases
 
 

@@ -7,6 +7,8 @@ import os
 import site
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +57,15 @@ class Deadlock(ZbsolveError):
     def __init__(self, cycle: tuple[str, ...]) -> None:
         super().__init__("deadlock: " + " → ".join((*cycle, cycle[0])) if cycle else "deadlock")
         self.cycle = cycle
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """What is raised inside as BadInput says `where` it is, a file or a field."""
+    try:
+        yield
+    except BadInput as error:
+        raise error if str(error).startswith(where) else BadInput(f"{where}: {error}") from None
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
