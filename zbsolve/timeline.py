@@ -93,17 +93,17 @@ class Timeline(Mapping[str, tuple[float, float]]):
         frees at a time come before takes. Counted bytes are known of devices at the ends of passes only."""
         problem = self.problem
         taken, freed = problem.moved(pool)
-        mine = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
-        start, end = self.start[mine], self.end[mine]
+        own = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
+        start, end = self.start[own], self.end[own]
         if self.held is not None and pool < problem.ranks:
             rows = np.lexsort((start, end))
-            counted = self.held[mine][rows].astype(np.int64)
+            counted = self.held[own][rows].astype(np.int64)
             return np.concatenate([[0], end[rows]]), np.concatenate([[0], counted])
         # At one time: ends of passes that began earlier, then by turn each pass's start, and its end if it has no length.
-        turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[mine]) * 2 + 1
+        turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[own]) * 2 + 1
         order = np.concatenate([np.where(end == start, turn + 1, 0), turn])
         time = np.concatenate([end, start])
-        change = np.concatenate([-freed[mine], taken[mine]])
+        change = np.concatenate([-freed[own], taken[own]])
         rows = np.lexsort((order, time))
         return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
 
@@ -157,8 +157,8 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
     first = np.searchsorted(precedence.before[order], np.arange(count + 1))
     waiting = np.bincount(precedence.after, minlength=count)
     columns = first, precedence.after[order], precedence.lag[order], waiting, problem.passes.duration
-    found = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
-    reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
+    swept = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
+    reached, start, ready, waiting = swept[0], *(np.asarray(column, np.int64) for column in swept[1:])
     if reached < count:
         raise Deadlock(_cycle(problem, precedence, set(np.flatnonzero(waiting).tolist())))
     turn = np.empty(count, np.int64)
@@ -231,26 +231,26 @@ def _beside(problem: Problem, arcs: Precedence) -> Timeline:
     events = [(0, True, i, 0) for i in range(count) if waiting[i] == 0]
     while events:
         now, begins, i, hoped = heappop(events)
-        mine = running[rank[i]]
+        beside = running[rank[i]]
         if begins:
             start[i], since[i], turn[i] = now, now, begun
             begun += 1
-            mine.append(i)
+            beside.append(i)
         elif pace[i] != hoped or now - since[i] != -(-left[i] // hoped):
             continue
         if not begins or not left[i]:
-            mine.remove(i)
+            beside.remove(i)
             end[i], pace[i] = now, -1
             for j, lag in behind[i]:
                 ready[j], waiting[j] = max(ready[j], now + lag), waiting[j] - 1
                 if waiting[j] == 0:
                     heappush(events, (ready[j], True, j, 0))
-        for a in mine:
-            found = min((paces.get((kind[a], kind[b]), WHOLE) for b in mine if b != a), default=WHOLE)
-            if found != pace[a]:
+        for a in beside:
+            slowest = min((paces.get((kind[a], kind[b]), WHOLE) for b in beside if b != a), default=WHOLE)
+            if slowest != pace[a]:
                 left[a] = max(0, left[a] - pace[a] * (now - since[a]))
-                since[a], pace[a] = now, found
-                heappush(events, (now - (-left[a] // found), False, a, found))
+                since[a], pace[a] = now, slowest
+                heappush(events, (now - (-left[a] // slowest), False, a, slowest))
     if begun < count:
         raise Deadlock(_cycle(problem, arcs, {i for i in range(count) if waiting[i]}))
     return Timeline(problem, *(np.array(column, np.int64) for column in (start, end, turn)))
