@@ -209,8 +209,8 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     BadInput, Infeasible."""
     if order.factors and not profile.microbatch_factors:
         profile = replace(profile, microbatch_factors=order.factors)
-    recomputed = {cell.stage for cell in order.cells() if cell.kind == "X"}
-    options = {**step, "recompute": tuple(sorted(recomputed))} if recomputed else step
+    again = {cell.stage for cell in order.cells() if cell.kind == "X"}
+    options = {**step, "recompute": tuple(sorted(again))} if again else step
     return with_backwards_of(Step(order.ranks, order.microbatches, order.routes, **options), profile, *_backwards(order))
 
 
