@@ -170,7 +170,7 @@ class Profile:
         body = asdict(self)
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
-        for layer in (*body["layers"], *body["roles"], *(one for one in rests if one is not None)):
+        for layer in (*body["layers"], *body["roles"], *(rest for rest in rests if rest is not None)):
             for name in NEWER:
                 if not layer[name]:
                     del layer[name]
