@@ -20,8 +20,9 @@ from .problem import Problem
 from .profile.lengths import STALLED, lengths_of
 from .schedule import Schedule
 from .tables import Bools, Ints
-from .timeline import Floats, Precedence, longest_path
+from .timeline import Floats, Paced, Precedence, longest_path, paced
 from .trace import Trace
+from .util.columns import compiled
 from .util.errors import BadInput
 from .util.kernels import kernel
 from .util.text import parse_share
@@ -35,6 +36,7 @@ AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  #
 RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
 MOST, LEAST = 2.0, 1e-3  # a deviation that is one; of its usual time, what a pass without any counts as
+_paced = compiled(paced)
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
 
 
@@ -82,8 +84,8 @@ class Measured:
 
         def some(block: Ints) -> Floats:
             own, at = step[block, None], rank[block][:, p.rank]
-            found = self.factors[own, kind, at, chunk, microbatch[block][:, of], piece]
-            return np.asarray(np.where(kind >= 0, found, level[own, at]))
+            factors = self.factors[own, kind, at, chunk, microbatch[block][:, of], piece]
+            return np.asarray(np.where(kind >= 0, factors, level[own, at]))
 
         return some
 
@@ -138,18 +140,18 @@ class Noise:
     def read(cls, text: str) -> Noise:
         """From words such as `rank=1%,microbatch=20%,pass=3%,stall=0.1%x8`. Raises BadInput."""
         fields = {"step": "step", "rank": "rank", "microbatch": "microbatch", "pass": "single", "stall": "stall"}
-        found = dict[str, Any]()
+        parts = dict[str, Any]()
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
-            if name not in fields or fields[name] in found:
+            if name not in fields or fields[name] in parts:
                 raise BadInput(f"noise '{part}': rank=1%,microbatch=20%,pass=3%,stall=0.1%x8, each once, or a trace's file")
             stalls = STALL.fullmatch(value) if name == "stall" else None
             if name == "stall" and stalls is None:
                 raise BadInput(f"noise '{part}': a chance, and how many times as long: stall=0.1%x8")
-            found[fields[name]] = parse_share(stalls[1] if stalls else value, f"noise: {name}")
+            parts[fields[name]] = parse_share(stalls[1] if stalls else value, f"noise: {name}")
             if stalls:
-                found["times"] = float(stalls[2])
-        return cls(**found)
+                parts["times"] = float(stalls[2])
+        return cls(**parts)
 
     def __post_init__(self) -> None:
         shares = (self.step, self.rank, self.microbatch, self.single, self.stall)
@@ -165,23 +167,23 @@ class Noise:
             count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
             raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
         problem, p, lengths = trace.problem, trace.problem.passes, lengths_of(trace)
-        given = tuple(trace.facts.get("microbatch_factors", ()))
-        base, counted = _usual(problem, given), problem.computing & problem.in_microbatch
+        factors = tuple(trace.facts.get("microbatch_factors", ()))
+        base, counted = _usual(problem, factors), problem.computing & problem.in_microbatch
         rows = np.flatnonzero(counted & (base > 0) & (lengths.usual > 0))
         if not len(rows):
             raise BadInput(f"{where}: no pass takes time")
         each = np.log(lengths.each)
         whole, apart = np.median(each, axis=1, keepdims=True), _apart(each - np.median(each, axis=1, keepdims=True))
-        rest = np.log(np.maximum(trace.computed()[:, rows] / lengths.usual[rows], LEAST)) - each[:, p.microbatch[rows]]
+        left = np.log(np.maximum(trace.computed()[:, rows] / lengths.usual[rows], LEAST)) - each[:, p.microbatch[rows]]
         present = np.unique(p.rank[rows])
-        ranks = np.stack([np.median(rest[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
-        rest = rest - ranks[:, np.searchsorted(present, p.rank[rows])]
-        stalls, chance = rest > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
-        shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, rest[~stalls].std()
-        times = float(np.exp(np.median(rest[stalls]))) if stalls.any() else 1.0
+        ranks = np.stack([np.median(left[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
+        left = left - ranks[:, np.searchsorted(present, p.rank[rows])]
+        stalls, chance = left > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
+        shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, left[~stalls].std()
+        times = float(np.exp(np.median(left[stalls]))) if stalls.any() else 1.0
         step, rank, microbatch, single = np.minimum(shares, MOST).tolist()
         seen = Measured.of(trace, base, rows)
-        return cls(step, rank, microbatch, single, float(stalls.mean()), times, measured=seen, lengths=given)
+        return cls(step, rank, microbatch, single, float(stalls.mean()), times, measured=seen, lengths=factors)
 
     def __str__(self) -> str:
         parts = [f"steps {self.step:.1%}", f"ranks {self.rank:.1%}", f"microbatches {self.microbatch:.1%}"]
@@ -236,10 +238,10 @@ class Aim:
     @classmethod
     def read(cls, text: str, noise: Callable[[str], Noise] = Noise.read) -> Aim:
         """From words such as `p95:rank=1%,microbatch=20%`; noise: reads what is behind the colon. Raises BadInput."""
-        what, _, said = text.partition(":")
-        if what not in AIMS or not said:
+        what, _, words = text.partition(":")
+        if what not in AIMS or not words:
             raise BadInput(f"prefer '{text}': time, memory, or {', '.join(AIMS)} of a noise: p95:rank=1%,microbatch=20%")
-        return cls(what, noise(said))
+        return cls(what, noise(words))
 
     def of(self, values: Floats) -> float:
         """µs: the mean of steps, or what such a share of them does not exceed."""
@@ -270,10 +272,10 @@ class Spread:
     @property
     def parts(self) -> dict[str, float]:
         """The same of the passes of a kind and stage, such as `3B`, the largest first."""
-        p, found = self.problem.passes, Counter[str]()
+        p, shares = self.problem.passes, Counter[str]()
         for kind, stage, share in zip(p.kind_names, p.stage.tolist(), self.took.tolist(), strict=True):
-            found[f"{stage}{kind}"] += share
-        return dict(sorted(found.items(), key=lambda part: -part[1]))
+            shares[f"{stage}{kind}"] += share
+        return dict(sorted(shares.items(), key=lambda part: -part[1]))
 
     @property
     def mean(self) -> tuple[float, float]:
@@ -287,7 +289,19 @@ class Spread:
 
     def at(self, share: float) -> tuple[float, float, float]:
         """µs that such a share of steps does not exceed, and between what the true number is (95 %, by order statistics)."""
-        ranked, n = np.sort(self.values), len(self.values)
+        return self._at(self.values, share)
+
+    def bound_at(self, share: float) -> tuple[float, float, float]:
+        """The same of `bounds`: of no order so large a share of steps takes less.
+
+        Let an order take v_d in draw d, and b_d ≤ v_d. The k draws with the least v have b_d ≤ v_(k), the k-th least v. So k
+        of the b or more are not above v_(k), and b_(k) ≤ v_(k) for every k. Quantiles are means of neighbours of these. True
+        distributions keep it, since P(v ≤ x) ≤ P(b ≤ x) for every x. It holds for orders that change from step to step, too.
+        """
+        return self._at(self.bounds, share)
+
+    def _at(self, values: Floats, share: float) -> tuple[float, float, float]:
+        ranked, n = np.sort(values), len(values)
         off = SURE * n * np.sqrt(share * (1 - share) / self.independent)
         low, high = ranked[np.clip([n * share - off, n * share + off], 0, n - 1).astype(np.int64)].tolist()
         return float(np.quantile(ranked, share)), low, high
@@ -300,8 +314,8 @@ class Spread:
         """By which share it is below the other, of the same draws, and between what that truly is (95 %: both are drawn
         again from their draws, a step of one with that of the other, as many as are independent)."""
         again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, self.independent))
-        found = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
-        low, high = np.quantile(found, (0.025, 0.975)).tolist()
+        gains = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
+        low, high = np.quantile(gains, (0.025, 0.975)).tolist()
         return 1 - aim.of(self.values) / aim.of(other.values), low, high
 
     def _mean(self, values: Floats) -> tuple[float, float]:
@@ -314,6 +328,7 @@ class Spread:
             "mean": self.mean,
             "bound": self.bound,
             **{name: self.at(share) for name, share in AIMS.items() if share},
+            "bounds": {name: self.bound_at(share) for name, share in AIMS.items() if share},
             "critical": self.critical.tolist(),
             "critical_parts": {name: share for name, share in self.parts.items() if share > 0},
             "critical_often": {n: o for n, o in zip(self.problem.names, self.often.tolist(), strict=True) if o},
@@ -355,10 +370,8 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, schedule in schedules.items() if schedule.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
-    for schedule in schedules.values():
-        check_noise(schedule.problem)
     ran = noise.measured
-    if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
+    if draws is None and ran is not None and not noise.shuffled and all(ran.fits(s.problem) for s in schedules.values()):
         draws = len(ran.factors)
     if draws is None:
         most = max(len(schedule.problem.passes) for schedule in schedules.values())
@@ -368,20 +381,16 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     return UnderNoise(noise, draws, {name: _spread(schedule, noise, draws, seed) for name, schedule in schedules.items()})
 
 
-def check_noise(problem: Problem) -> None:
-    """Raise BadInput for a problem whose times cannot vary."""
-    if problem.slowdowns:
-        raise BadInput("noise: how times vary where passes slow each other is not known")
-
-
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     problem = schedule.problem
-    ordered, free = (_arcs(problem, arcs) for arcs in (schedule.precedence(), Precedence.of(problem)))
+    arcs = schedule.precedence()
+    (ordered, free), paces = (_arcs(problem, some) for some in (arcs, Precedence.of(problem))), Paced.of(problem, arcs)
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        values.append(_walked(ordered, took, often, critical))
+        took = np.rint(took) if problem.slowdowns else took  # as in problems
+        values.append(_walked(ordered, _slowed(paces, took) if problem.slowdowns else took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     shares = often / draws, critical / max(critical.sum(), 1.0)
     independent = min(draws, noise.independent or draws)
@@ -419,7 +428,7 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
     """µs of each step, shape (steps,): the longest path. One for each pass on it is added to `often`, its time to
     `critical`."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
-    found = np.zeros(steps)
+    lengths = np.zeros(steps)
     end, source = np.zeros(count), np.zeros(count, np.int64)
     for d in range(steps):
         last = order[0]
@@ -431,11 +440,22 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
             end[i] = begin + took[d, i]
             if end[i] > end[last]:
                 last = i
-        found[d] = end[last]
+        lengths[d] = end[last]
         while last >= 0:
             often[last] += 1
             critical[last] += took[d, last]
             last = source[last]
+    return lengths
+
+
+@kernel
+def _slowed(p: Paced, took: Floats) -> Floats:
+    """µs of passes that slow each other, shape (steps, passes). took: of each alone, whole µs."""
+    found = np.zeros(took.shape)
+    for d in range(len(took)):
+        _, _, start, end, _ = _paced(p, took[d].astype(np.int64))
+        for i in range(len(start)):
+            found[d, i] = end[i] - start[i]
     return found
 
 
@@ -444,7 +464,7 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
     """µs that no order takes less than in each step, shape (steps,): the longest path without any order, and each rank's
     work between the earliest begin of a pass there and the least that comes behind one."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
-    found = np.zeros(steps)
+    bounds = np.zeros(steps)
     head, tail = np.zeros(count), np.zeros(count)
     work, soonest, least = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
     for d in range(steps):
@@ -455,7 +475,7 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
                 head[i] = max(head[i], head[before[e]] + took[d, before[e]] + lag[e])
         for place in range(count - 1, -1, -1):
             i = order[place]
-            found[d] = max(found[d], head[i] + took[d, i] + tail[i])
+            bounds[d] = max(bounds[d], head[i] + took[d, i] + tail[i])
             for e in range(first[i], first[i + 1]):
                 tail[before[e]] = max(tail[before[e]], lag[e] + took[d, i] + tail[i])
             if computing[i]:
@@ -463,5 +483,5 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
                 soonest[rank[i]], least[rank[i]] = min(soonest[rank[i]], head[i]), min(least[rank[i]], tail[i])
         for r in range(ranks):
             if work[r] > 0:
-                found[d] = max(found[d], soonest[r] + work[r] + least[r])
-    return found
+                bounds[d] = max(bounds[d], soonest[r] + work[r] + least[r])
+    return bounds

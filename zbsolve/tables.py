@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .kinds import KINDS, OURS, kinds_that
+from .util.columns import coded, whole_column
 from .util.errors import BadInput
 
 # What an edge hands from pass to pass; "": nothing, one only waits for the other. Side inputs go beside the row of stages.
@@ -102,30 +103,6 @@ def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
     return f"{stage}{kind}{microbatch}.{slice}" if slice else f"{stage}{kind}{microbatch}"
 
 
-def whole_column(values: Any, what: str) -> Ints:
-    """Whole numbers as an array of shape (rows,). Raises BadInput naming `what`."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among the numbers
-        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
-    return np.ascontiguousarray(array, np.int64)
-
-
-def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
-    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
-    naming `what` and an unknown word."""
-    found, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
-    unknown = [word for word in found.tolist() if word not in known]
-    if unknown:
-        raise BadInput(f"unknown {what} '{unknown[0]}' (one of {' '.join(known)})")
-    number = np.array([known.index(word) for word in found.tolist()], np.int64)
-    return np.full(count, number[0]) if np.ndim(words) == 0 else number[place.reshape(-1)]
-
-
 @dataclass(frozen=True, eq=False)
 class Passes(Sequence[Pass]):
     """A table of passes, one array a field, all of the same length. `kind` indexes KINDS, `streams` the sets of streams
@@ -181,8 +158,8 @@ class Passes(Sequence[Pass]):
 
     def are(self, *kinds: str) -> Bools:
         """Which passes are of these kinds, shape (passes,)."""
-        found: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
-        return found
+        chosen: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        return chosen
 
     def that(self, **facts: object) -> Bools:
         """Which passes are of kinds whose rows say all this (see `kinds.Kind`), shape (passes,)."""
@@ -235,7 +212,7 @@ class Passes(Sequence[Pass]):
         (sets, first), count = self._with_streams(stream), len(columns["stage"])
         added = {"slice": np.zeros(count, np.int64), **columns}
         added |= {"kind": coded(kind, KINDS, "kind", count), "streams": first + columns["rank"]}
-        return Passes(**{name: np.concatenate([getattr(self, name), one]) for name, one in added.items()}, stream_sets=sets)
+        return Passes(**{name: np.concatenate([getattr(self, name), new]) for name, new in added.items()}, stream_sets=sets)
 
     def like(self, rows: Ints, kind: ArrayLike, stream: str, duration: Ints, **other: Ints) -> Passes:
         """The table with a pass more for each of `rows`: of its stage, microbatch and rank, but for what `other` says."""
@@ -296,14 +273,14 @@ class Edges:
 
     def carrying(self, *cargo: str) -> Bools:
         """Which edges carry one of these, shape (edges,)."""
-        found: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
-        return found
+        chosen: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
+        return chosen
 
     @property
     def handing(self) -> Bools:
         """Which edges hand something on, shape (edges,)."""
-        found: Bools = self.carries > 0
-        return found
+        chosen: Bools = self.carries > 0
+        return chosen
 
     @property
     def beside(self) -> Bools:

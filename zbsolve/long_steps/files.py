@@ -19,12 +19,13 @@ from ..problem_form import ProblemForm
 from ..schedule import Certificate, Schedule
 from ..util.columns import compiled, packed, unpacked
 from ..util.errors import BadInput
-from ..util.files import COUNT, checked, document_kind, read_one_of, write_document
+from ..util.files import COUNT, checked, part_of, read_one_of, write_document
 from ..util.text import format_time
 from .check import checked_starts, earliest_starts, value_of
 from .repeated import RepeatedSchedule, Round, rank_lanes
 
 KIND = "rounds"
+Orders = dict[str, str]  # stream → the lanes in its order, as a text
 MAX_PASSES = 1 << 26  # of the order of few microbatches: a short text must not fill the memory
 MAX_UNROLLED = 3_000_000  # passes that commands take one by one: they need 3 GB
 
@@ -69,20 +70,25 @@ def save(long: RepeatedSchedule, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
     """Read a file of a repeated schedule. Raises BadInput."""
-    long, said = _read(path)
-    return _with_order(long, said, str(path))
+    return with_orders(*_from_json(read_one_of(path, (KIND,))[1], str(path)), str(path))
 
 
-def load_step(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, str]:
-    """A repeated schedule without its orders, which take the most memory, and a digest of all that its file says. Raises
-    BadInput."""
-    long, said = _read(path)
-    return long, hashlib.sha256(json.dumps([long.digest, said]).encode()).hexdigest()[:16]
+def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Orders]:
+    """A schedule's file or a plan's, or a repeated schedule's: that without its orders, which take the most memory, and
+    these. Raises BadInput."""
+    kind, body = read_one_of(path, ("schedule", "plan", KIND))
+    return (
+        _from_json(body, str(path)) if kind == KIND else Schedule.from_json(part_of(kind, body, "schedule", path), str(path))
+    )
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str]]:
-    """A repeated schedule without its orders, and these as texts."""
-    where, body = str(path), read_one_of(path, (KIND,))[1]
+def mark(long: RepeatedSchedule, orders: Orders) -> str:
+    """A digest of all that a repeated schedule's file says, 16 characters."""
+    return hashlib.sha256(json.dumps([long.digest, orders]).encode()).hexdigest()[:16]
+
+
+def _from_json(body: dict[str, Any], where: str) -> tuple[RepeatedSchedule, Orders]:
+    """A repeated schedule without its orders, and these."""
     certificate = body.get("certificate")
     derived = {name: certificate.pop(name, None) for name in ("gap", "status")} if isinstance(certificate, dict) else {}
     form = checked(body, RepeatedForm, where)
@@ -98,20 +104,22 @@ def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str
     return RepeatedSchedule(microbatch, form.microbatches, form.few, (), round, form.certificate), form.order
 
 
-def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> RepeatedSchedule:
-    if set(said) != set(long.streams):
+def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedSchedule:
+    """The same with these orders. Raises BadInput naming `where`."""
+    if set(orders) != set(long.streams):
         raise BadInput(f"{where}: field 'order' needs {', '.join(long.streams[:4])} …, and no other stream")
     words = [head + tail for head, tail in long.words]
     order = []
     for stream, own in zip(long.streams, rank_lanes(long.one), strict=True):
         here = {words[lane]: lane for lane in own.tolist()}
-        order.append(from_text(said[stream], here, long.few * len(own), f"{where}: order: {stream}"))
+        order.append(from_text(orders[stream], here, long.few * len(own), f"{where}: order: {stream}"))
     return RepeatedSchedule(long.one, long.microbatches, long.few, tuple(order), long.round, long.certificate)
 
 
 def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
-    """A schedule's file, or a repeated schedule's. Raises BadInput."""
-    return load(path) if str(path) != "-" and document_kind(path) == KIND else Schedule.load(path)
+    """A schedule's file or a plan's, or a repeated schedule's. Raises BadInput."""
+    long = read(path)
+    return long if isinstance(long, Schedule) else with_orders(*long, str(path))
 
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
@@ -168,19 +176,19 @@ def from_text(text: str, index: Mapping[str, int], most: int, where: str) -> Int
     """The indices, shape (n,), that a text stands for. Raises BadInput for an unknown word, or more than `most` words."""
     parts, at, total = [], 0, 0
     while at < len(text):
-        found = TOKEN.match(text, at)
-        if found is None:
+        match = TOKEN.match(text, at)
+        if match is None:
             raise BadInput(f"{where}: '{text[at : at + 20]}' is no pass such as 0F, and no part such as (0F 0B)*12")
-        names = found[1].split() if found[1] is not None else [found[3]]
+        names = match[1].split() if match[1] is not None else [match[3]]
         unknown = [name for name in names if name not in index]
         if unknown:
             raise BadInput(f"{where}: the step has no passes {unknown[0][:20]}")
-        times = int(found[2] or found[4] or 1)
+        times = int(match[2] or match[4] or 1)
         total += times * len(names)
         if total > most:
             raise BadInput(f"{where}: more than {most} passes")
         parts.append(np.tile(np.array([index[name] for name in names], np.int64), times))
-        at = found.end()
+        at = match.end()
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
@@ -211,7 +219,7 @@ def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSc
     if (earliest_starts(problem, few, order) != wanted).any():
         return None
     whole = format_time(value_of(problem, start) + long.further * round.period)
-    said = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
-    said += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
-    named = replace(problem, source=f"{said}; {problem.source}" if problem.source else said)
+    note = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
+    note += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
+    named = replace(problem, source=f"{note}; {problem.source}" if problem.source else note)
     return RepeatedSchedule(named, few, few, order, round)
