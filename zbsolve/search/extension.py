@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -17,6 +17,8 @@ from .state import State
 
 # Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
 SIZES = (2.5, 2.0, 3.0, 2.25)
+# Where none of them is small enough, and the passes are too many for moves to find as much in the whole.
+SMALL_SIZES, SHORT_STEP = (1.5,), 400
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
 SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
 WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
@@ -35,8 +37,12 @@ def sizes_of(problem: Problem) -> list[int]:
     if graph is None or not problem.alike or graph.microbatches != problem.microbatches:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
-    few = dict.fromkeys(round(times * most) for times in SIZES)
-    return [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
+
+    def saving(sizes: Sequence[float]) -> list[int]:
+        few = dict.fromkeys(round(times * most) for times in sizes)
+        return [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
+
+    return saving(SIZES) or saving(SMALL_SIZES if len(problem.passes) > SHORT_STEP else ())
 
 
 def worth_more(problem: Problem, few: int) -> bool:
