@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
 import numpy as np
@@ -15,10 +15,9 @@ from ..problem import Problem
 from ..schedule import Schedule
 from .state import State
 
-# Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
-SIZES = (2.5, 2.0, 3.0, 2.25)
-# Where none of them is small enough, and the passes are too many for moves to find as much in the whole.
-SMALL_SIZES, SHORT_STEP = (1.5,), 400
+# Times the ranks, or twice what is in flight where that is less: microbatches of small problems. The last is for where no
+# other saves enough, in steps of more passes than so many: in shorter ones moves find as much.
+SIZES, SHORT_STEP = (2.5, 2.0, 3.0, 2.25, 1.5), 400
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
 SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
 WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
@@ -37,12 +36,9 @@ def sizes_of(problem: Problem) -> list[int]:
     if graph is None or not problem.alike or graph.microbatches != problem.microbatches:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
-
-    def saving(sizes: Sequence[float]) -> list[int]:
-        few = dict.fromkeys(round(times * most) for times in sizes)
-        return [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
-
-    return saving(SIZES) or saving(SMALL_SIZES if len(problem.passes) > SHORT_STEP else ())
+    few = dict.fromkeys(round(times * most) for times in SIZES)
+    saving = [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
+    return saving[:-1] or (saving if len(problem.passes) > SHORT_STEP else [])
 
 
 def worth_more(problem: Problem, few: int) -> bool:
