@@ -15,9 +15,8 @@ from ..problem import Problem
 from ..schedule import Schedule
 from .state import State
 
-# Times the ranks, or twice what is in flight where that is less: microbatches of small problems. The last is for where no
-# other saves enough, in steps of more passes than so many: in shorter ones moves find as much.
-SIZES, SHORT_STEP = (2.5, 2.0, 3.0, 2.25, 1.5), 400
+# Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
+SIZES, SHORT_STEP = (2.5, 2.0, 3.0, 2.25, 1.5), 400  # the last where no other saves enough, in steps of more passes
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
 SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
 WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
@@ -82,7 +81,6 @@ def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator
         yield
     if small is not None and small.value != last and not state.done:
         _offer_repeated(state, g, small.schedule)
-        yield
 
 
 def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) -> None:
