@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,11 +54,77 @@ from .transport.wires import (
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
 
+LARGE_BYTES = 1 << 20  # from this size on a gradient is summed where it lies; smaller ones go together
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Gradients of one type on their way over one group of ranks. flat: the small ones end to end, and behind them for each
+    of `parameters` how many ranks have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when those
+    of `works` were there that are, monotonic ns, where somebody asks."""
+
+    parameters: Sequence[nn.Parameter]
+    small: Sequence[nn.Parameter]
+    flat: Tensor
+    large: Sequence[tuple[nn.Parameter, Tensor]]
+    works: Sequence[Any]
+    ended: list[int] = field(default_factory=list)
+
+    @classmethod
+    @torch.no_grad()
+    def started(cls, parameters: Sequence[nn.Parameter], begin: Callable[[Tensor], Any], timed: bool) -> Sum:
+        """begin: starts to sum a tensor over the ranks, and returns the work object. timed: somebody asks when sums are
+        there. (On a GPU marks say it; a callback would wait on streams that nothing joins again, as a capture needs.)"""
+        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
+        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
+        for i, p in enumerate(parameters):
+            if p.grad is None:
+                there[i].zero_()
+        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
+        total = cls(parameters, small, flat, large, [begin(tensor) for tensor in (flat, *(one for _, one in large))])
+        for work in total.works if timed and not flat.is_cuda else ():
+            stamped(work, total.ended)
+        return total
+
+    def wait(self, what: str, timeout: timedelta) -> int:
+        """Wait for the sums. When the last one was there, monotonic ns. Raises LostRank naming `what`."""
+        with waiting(what):
+            for work in self.works:
+                joined(work, timeout, self.flat.device)
+        return max(self.ended) if len(self.ended) == len(self.works) else time.monotonic_ns()
+
+    @torch.no_grad()
+    def give(self, count: int = 1) -> None:
+        """Put the sums into `.grad`, divided by `count`. A parameter that has a gradient on no rank stays without."""
+        pieces, there = self.flat[: -len(self.parameters)], self.flat[-len(self.parameters) :]
+        missing = any(p.grad is None for p in self.parameters)  # look only then: on a GPU it would wait
+        nowhere = {id(p) for p, n in zip(self.parameters, there.tolist(), strict=True) if not n} if missing else set()
+        shapes = [local(p).shape for p in self.small]
+        pairs = zip(self.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
+        sums = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
+        for p, total in (*sums, *self.large):
+            if id(p) in nowhere:
+                continue
+            total.div_(count)
+            if p.grad is None:
+                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
+            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
+                mine.copy_(total)
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    """The local gradient, laid out as its parameter from now on, so that ranks add up the same parts."""
+    if p.grad is None:
+        return torch.zeros_like(local(p))
+    p.grad = laid_out_as(p.grad, p)
+    return local(p.grad)
+
+
 @dataclass(slots=True)
 class Bucket:
     """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
-    starting values. backend: of their process group. kept: gradients from before the step. work: the sum on its way. ended:
-    gets when it was there, monotonic ns, where that is no GPU."""
+    starting values. backend: of their process group. kept: gradients from before the step. sum: that of the step's."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -65,8 +132,21 @@ class Bucket:
     givers: list[int] = field(default_factory=list)
     backend: Any = None
     kept: list[Tensor | None] = field(default_factory=list)
-    work: Any = None
-    ended: list[int] = field(default_factory=list)
+    sum: Sum | None = None
+
+    def start(self) -> Sum:
+        """The sum, which has begun."""
+        if self.sum is None:
+            self.sum = Sum.started(self.parameters, lambda tensor: self.backend.allreduce([tensor]), timed=True)
+        return self.sum
+
+    def end(self, total: Sum) -> None:
+        """Add the sum, which is there, to what was there before the step."""
+        total.give()
+        for p, kept in zip(self.parameters, self.kept, strict=True):
+            if kept is not None:
+                p.grad = kept if p.grad is None else kept.add_(p.grad)
+        self.sum, self.kept = None, []
 
 
 def buckets(
@@ -164,15 +244,15 @@ class Shared(Part):
             return
         self._done.add(stage)
         for bucket in self._buckets:
-            if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
-                _start(bucket)
+            if stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
+                bucket.start()
 
     def forget(self) -> None:
         """The step breaks off: gradients are those from before it."""
         for bucket in self._buckets:
             for parameter, kept in zip(bucket.parameters, bucket.kept, strict=False):
                 parameter.grad = kept
-            bucket.work, bucket.kept = None, []
+            bucket.sum, bucket.kept = None, []
 
     def break_off(self) -> None:
         if self._device.type == "cuda":
@@ -185,60 +265,18 @@ class Shared(Part):
         Raises LostRank."""
         for wait in self._behind if self._buckets else ():
             wait()
-        for bucket in self._buckets:
-            if bucket.work is None:
-                _start(bucket)
+        totals = [bucket.start() for bucket in self._buckets]
         ended: dict[int, Any] = {}
-        for bucket in self._buckets:
-            with waiting(f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"):
-                joined(bucket.work, self._timeout, self._device)
+        for bucket, total in zip(self._buckets, totals, strict=True):
+            what = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
+            when = total.wait(what, self._timeout)
             for stage in bucket.stages:
-                if self.marks is None:
-                    ended[stage] = max(ended.get(stage, 0), *(bucket.ended or [time.monotonic_ns()]))
-                else:
-                    ended[stage] = self.marks.mark()
-            _restore(bucket)
+                ended[stage] = max(ended.get(stage, 0), when) if self.marks is None else self.marks.mark()
+            bucket.end(total)
         return ended
 
 
-def _start(bucket: Bucket) -> None:
-    parts = [
-        torch.zeros_like(local(p.detach())) if p.grad is None else local(laid_out_as(p.grad, p)) for p in bucket.parameters
-    ]
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    pieces = torch.split(flat, [part.numel() for part in parts])
-    for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
-        parameter.grad = as_local_of(piece.view(part.shape), parameter)
-    bucket.ended, bucket.work = [], bucket.backend.allreduce([flat])
-    if not flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
-        stamped(bucket.work, bucket.ended)
-
-
-def _restore(bucket: Bucket) -> None:
-    """Add the sums to what was there before the step."""
-    for parameter, kept in zip(bucket.parameters, bucket.kept, strict=True):
-        if kept is not None:
-            assert parameter.grad is not None
-            parameter.grad = kept.add_(parameter.grad)
-    bucket.work, bucket.kept = None, []
-
-
-LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
-
-
-@dataclass(frozen=True, slots=True)
-class _OnWay:
-    """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
-    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when the
-    sums of `works` were there that are, monotonic ns, where somebody asks."""
-
-    group: Any
-    parameters: Sequence[nn.Parameter]
-    small: Sequence[nn.Parameter]
-    flat: Tensor
-    large: Sequence[tuple[nn.Parameter, Tensor]]
-    works: Sequence[Any]
-    ended: list[int] = field(default_factory=list)
+OTHERS = "gradients of the other pipelines"
 
 
 class Replicas(Part):
@@ -269,7 +307,7 @@ class Replicas(Part):
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
-        self._parts: list[_OnWay] = []
+        self._sums: list[tuple[Sum, int]] = []  # and what to divide it by
 
     @classmethod
     def of(cls, c: Connecting) -> Replicas | None:
@@ -308,13 +346,13 @@ class Replicas(Part):
         ended: dict[int, Any] = {}
         for stage in self._exchanged:
             own = {id(p) for p in self._stages.get(stage, ())}
-            for part in self._parts:
-                if any(id(p) in own for p in part.parameters):
-                    ended[stage] = max(ended.get(stage, 0), _ended(part, self.timeout))
+            for total, _ in self._sums:
+                if any(id(p) in own for p in total.parameters):
+                    ended[stage] = max(ended.get(stage, 0), total.wait(OTHERS, self.timeout))
         return ended if self.marks is None else {stage: self.marks.mark() for stage in ended}
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        return bool(self._parts) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
+        return bool(self._sums) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
 
     def break_off(self) -> None:
         """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
@@ -322,63 +360,24 @@ class Replicas(Part):
             break_off_groups(self._distinct, self._device)
 
     def forget(self) -> None:
-        self._parts, self._open = [], dict(self._missing)
+        self._sums, self._open = [], dict(self._missing)
 
     def wait_gradients(self) -> None:
         """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
         none of them stays without. Raises LostRank."""
-        parts, self._parts = self._parts, []
-        for part in parts:
-            _ended(part, self.timeout)
-            self._end(part)
+        sums, self._sums = self._sums, []
+        for total, count in sums:
+            total.wait(OTHERS, self.timeout)
+            total.give(count)
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
         alike: dict[tuple[torch.dtype, str], list[nn.Parameter]] = {}
         for p in parameters:
             alike.setdefault((p.dtype, self._groups[id(p)].group_name), []).append(p)
-        self._parts += [self._part(some, self._groups[id(some[0])]) for some in alike.values()]
-
-    @torch.no_grad()
-    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _OnWay:
-        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
-        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
-        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
-        for i, p in enumerate(parameters):
-            if p.grad is None:
-                there[i].zero_()
-        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
-        works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
-        part = _OnWay(group, parameters, small, flat, large, works)
-        for work in works if self._exchanged and not flat.is_cuda else ():
-            stamped(work, part.ended)
-        return part
-
-    @torch.no_grad()
-    def _end(self, part: _OnWay) -> None:
-        count = len(part.parameters)
-        pieces, there = part.flat[:-count], part.flat[-count:]
-        missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
-        nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
-        shapes = [local(p).shape for p in part.small]
-        pairs = zip(part.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
-        means = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
-        count = dist.get_world_size(part.group)
-        for p, total in (*means, *part.large):
-            if id(p) in nowhere:
-                continue
-            total.div_(count)
-            if p.grad is None:
-                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
-            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
-                mine.copy_(total)
-
-
-def _ended(part: _OnWay, timeout: timedelta) -> int:
-    """Wait for a part's sums. When the last one was there, monotonic ns. Raises LostRank."""
-    with waiting("gradients of the other pipelines"):
-        for work in part.works:
-            joined(work, timeout, part.flat.device)
-    return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
+        for some in alike.values():
+            group = self._groups[id(some[0])]
+            begin = partial(dist.all_reduce, group=group, async_op=True)
+            self._sums.append((Sum.started(some, begin, bool(self._exchanged)), dist.get_world_size(group)))
 
 
 def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
@@ -391,14 +390,6 @@ def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: wea
             waiting()
 
     return register_optimizer_step_pre_hook(before)
-
-
-def _gradient(p: nn.Parameter) -> Tensor:
-    """The local gradient, laid out as its parameter from now on, so that replicas add up the same parts."""
-    if p.grad is None:
-        return torch.zeros_like(local(p))
-    p.grad = laid_out_as(p.grad, p)
-    return local(p.grad)
 
 
 def begin_alike(group: Any, module: nn.Module, content: str) -> None:
