@@ -21,9 +21,10 @@ from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, worst
+from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
 LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
@@ -89,7 +90,7 @@ def add_gradients(whole: list[Block], step: int, places: int = 2) -> list[Block]
 
 def sharded(runner: Pipeline) -> bool:
     """Is everything sharded again, and nothing left of what was gathered?"""
-    parameters = [one for stage in runner.sharding.stages.values() for one in stage.parameters]  # type: ignore[union-attr]
+    parameters = [one for stage in part_of(runner, Sharding).stages.values() for one in stage.parameters]
     left = sum(one.gathered_bytes + one.gradient_bytes for one in parameters)
     return left == 0 and {type(p).__name__ for p in runner.parameters()} == {"DTensor"}
 

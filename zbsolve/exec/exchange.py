@@ -182,7 +182,7 @@ class Shared(Part):
     with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
     LostRank."""
 
-    name = "exchange"
+    name, any_order = "exchange", True
 
     def __init__(
         self,
@@ -227,7 +227,6 @@ class Shared(Part):
         return [p for bucket in self._buckets for p in bucket.parameters]
 
     def elsewhere(self) -> list[nn.Parameter]:
-        """The parameters here that an earlier rank holds too."""
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
     def begin_gradients(self) -> None:
@@ -280,12 +279,12 @@ OTHERS = "gradients of the other pipelines"
 
 
 class Replicas(Part):
-    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`. stages: stage → its
-    parameters here. shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks
-    a parameter's gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is
-    raised then, and to wait for sums. exchanged: stages with passes C here."""
+    """The ranks with these stages in all pipelines. place: the number of this pipeline. stages: stage → its parameters here.
+    shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks a parameter's
+    gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is raised then,
+    and to wait for sums. exchanged: stages with passes C here."""
 
-    name = "replicas"
+    name, any_order = "replicas", True
 
     def __init__(
         self,
@@ -296,8 +295,7 @@ class Replicas(Part):
         timeout: timedelta,
         exchanged: Collection[int] = (),
     ) -> None:
-        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.group, self.timeout, self._exchanged = group, timeout, frozenset(exchanged)
+        self.place, self.timeout, self._exchanged = dist.get_rank(group), timeout, frozenset(exchanged)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
         everyone = (local(p.detach()).device for parameters in stages.values() for p in parameters)
         self._device = next(everyone, torch.device("cpu"))
