@@ -217,7 +217,7 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
         ):
             if refused:
                 raise BadInput(f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP{why}")
-    return replace(own, made={**own.made, ShardedParameters: found})
+    return replace(own, alone=own.alone and not found, made={**own.made, ShardedParameters: found})
 
 
 def _groups(parameter: Parameter) -> list[Any]:
