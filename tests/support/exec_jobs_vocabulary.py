@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_vocabulary
@@ -83,6 +84,7 @@ class Case:
     meta: bool = False
     emulated: bool = False
     builder: bool = False
+    mesh: bool = False  # and a function that may parallelize stages
     masked: bool = False  # its inputs are dicts of ids and a padding mask
 
 
@@ -101,6 +103,7 @@ CASES = [
     Case("float32", kind=torch.float32, meta=True),
     Case("emulated", (0, 1, 2, 2, 1, 0), barriers=2, embedding=True, emulated=True),
     Case("autocast", kind=torch.float32, autocast=True, embedding=True),
+    Case("mesh", embedding=True, tied=True, mesh=True),
     Case("dicts", embedding=True, tied=True, rows=(3, 2, 2, 2), masked=True),
 ]
 
@@ -142,6 +145,9 @@ def pipeline_of(case: Case, seed: int = 0, problem: Problem | None = None, **mor
     if case.meta:
         made = nn.ModuleList(made).to("meta")
         more["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
+    if case.mesh:
+        mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("dp", "pp"))
+        more |= {"mesh": mesh, "parallelize": lambda stage, whole: None}
     return Pipeline(made, schedule, loss=CrossEntropy(**dict(case.options)), timeout=30, split=case.split, **more)
 
 

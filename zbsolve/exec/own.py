@@ -68,12 +68,12 @@ def parallel_part(own: Own, given: Given) -> Own:
     if given.parallelize is None or given.mesh is None:
         return own
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
-    names = dict(zip(own.layers, own.module, strict=True))
+    names = {i: own.names[i] for i in own.layers}
     try:
         layers, modules = parallelized(stages, own.layers, names, given.mesh, given.parallelize)
     except BadInput as error:
         raise BadInput(f"rank {own.program.rank}, {error}") from error
-    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
+    module = nn.ModuleDict(dict(own.module.items()) | {names[i]: layer for i, layer in layers.items()})
     return replace(own, layers=layers, module=module, stage_modules=modules)
 
 
