@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -38,15 +38,12 @@ from .connecting import Connecting
 from .layers import tie
 from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import (
-    Wires,
     abort,
     all_of,
     break_off_groups,
     connect,
     digest,
     joined,
-    receive_tensor,
-    send_tensor,
     stamped,
     waiting,
 )
@@ -178,49 +175,32 @@ def buckets(
 
 
 class Shared(Part):
-    """This rank's part of all that ranks share; every rank of the pipeline makes one. common: its buckets. exchanged: stages
-    with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
-    LostRank."""
+    """A rank's part of all that ranks of a pipeline share, which have one value to begin with; every rank makes one.
+    exchanged: stages with passes C on this rank. Gradients that an earlier part makes complete (those of shards) are summed
+    behind that, at the end of the step. Raises LostRank."""
 
     name, any_order = "exchange", True
 
-    def __init__(
-        self,
-        wires: Wires,
-        common: Sequence[Bucket],
-        exchanged: Collection[int],
-        device: torch.device,
-        timeout: timedelta,
-        behind: Iterable[Callable[[], None]] = (),
-    ) -> None:
-        self._buckets = [bucket for bucket in common if any(p.requires_grad for p in bucket.parameters)]
-        self.exchanged = frozenset(exchanged)
-        self._done: set[int] = set()
-        self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
-        for bucket in common:
-            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
-                tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
-                if giver != wires.rank:
-                    receive_tensor(wires, tensor, giver)
-                for other in others if giver == wires.rank else ():
-                    send_tensor(wires, tensor, other)
-            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
-        token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
-        for bucket in self._buckets:
-            place = bucket.ranks.index(wires.rank), len(bucket.ranks)
-            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
-            bucket.backend = own_backend(kind, name, place, timeout)
-            # A communicator of NCCL is made with its first sum, which holds the host until all ranks come to it.
-            wires.wait(bucket.backend.allreduce([torch.zeros(1, device=device)]))
-
-    @classmethod
-    def of(cls, c: Connecting) -> Shared:
-        """The part of a rank. Gradients that an earlier part makes complete (those of shards) are summed behind that, at the
-        end of the step."""
+    def __init__(self, c: Connecting) -> None:
+        self._wires, self._timeout, self._device = c.wires, c.peers.timeout, c.device
+        self._behind, self._done = asked(c.parts, "wait_gradients"), set[int]()
+        passes = () if self._behind else c.own.program.actions
+        self.exchanged = frozenset(action.stage for action in passes if action.kind in HANDLERS)
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
-        common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
-        exchanged = () if behind else [action.stage for action in c.own.program.actions if action.kind in HANDLERS]
-        return cls(c.wires, common, exchanged, c.device, c.peers.timeout, behind)
+        common = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied)
+        token, kind = c.wires.token(), "gloo" if c.device.type == "cpu" else "nccl"
+        for bucket in common:
+            place = bucket.ranks.index(c.wires.rank), len(bucket.ranks)
+            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
+            bucket.backend = own_backend(kind, name, place, self._timeout)
+            # A communicator of NCCL is made with its first use, which holds the host until all ranks come to it.
+            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
+                tensor = local(parameter.detach())
+                row = tensor.contiguous()
+                c.wires.wait(bucket.backend.broadcast(row, bucket.ranks.index(giver)))
+                tensor.copy_(row)
+            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
+        self._buckets = [bucket for bucket in common if bucket.parameters]
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""
@@ -279,48 +259,32 @@ OTHERS = "gradients of the other pipelines"
 
 
 class Replicas(Part):
-    """The ranks with these stages in all pipelines. place: the number of this pipeline. stages: stage → its parameters here.
-    shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks a parameter's
-    gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is raised then,
-    and to wait for sums. exchanged: stages with passes C here."""
+    """The ranks with these stages in all pipelines, of which this one is number `place`. Stages give their gradients to the
+    others when they are done; those that ranks of the pipeline share come last. Raises TimeoutError where GPUs do not
+    connect."""
 
     name, any_order = "replicas", True
 
-    def __init__(
-        self,
-        group: Any,
-        stages: Mapping[int, Sequence[nn.Parameter]],
-        shared: Iterable[nn.Parameter],
-        groups: Callable[[nn.Parameter], Any],
-        timeout: timedelta,
-        exchanged: Collection[int] = (),
-    ) -> None:
-        self.place, self.timeout, self._exchanged = dist.get_rank(group), timeout, frozenset(exchanged)
+    def __init__(self, c: Connecting) -> None:
+        self.place, self.timeout, self._device = dist.get_rank(c.replicas), c.peers.timeout, c.device
+        stages, shared = (
+            {s: stage.parameters() for s, stage in c.stages.items()},
+            next(p for p in c.parts if isinstance(p, Shared)),
+        )
+        later, self._exchanged = shared.parameters(), shared.exchanged
+        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
+            stages[number] = [p for _, p in named]
+            if number not in self._exchanged:  # its collectives end with the step, but a pass C waits for them
+                later += stages[number]
+        groups = groups_of(c.given.mesh, c.replicas)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
-        everyone = (local(p.detach()).device for parameters in stages.values() for p in parameters)
-        self._device = next(everyone, torch.device("cpu"))
-        self._distinct = list({id(one): one for one in (group, *self._groups.values()) if one is not None}.values())
-        connect(self._distinct, self._device, timeout)
-        self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
+        self._distinct = list({id(one): one for one in (c.replicas, *self._groups.values()) if one is not None}.values())
+        connect(self._distinct, self._device, self.timeout)
+        self._later = {id(p): p for p in later if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
         self._sums: list[tuple[Sum, int]] = []  # and what to divide it by
-
-    @classmethod
-    def of(cls, c: Connecting) -> Replicas | None:
-        """The part of a rank; None where there is one pipeline. Stages give their gradients to the others when they are
-        done."""
-        if c.replicas is None:
-            return None
-        stages = {s: stage.parameters() for s, stage in c.stages.items()}
-        shared = next(part for part in c.parts if isinstance(part, Shared))
-        later = shared.parameters()
-        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
-            stages[number] = [p for _, p in named]
-            if number not in shared.exchanged:  # its collectives end with the step, but a pass C waits for them
-                later += stages[number]
-        return cls(c.replicas, stages, later, groups_of(c.given.mesh, c.replicas), c.peers.timeout, shared.exchanged)
 
     def done(self, stage: int) -> None:
         if stage not in self._exchanged:
