@@ -245,21 +245,20 @@ def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
         return None
 
 
-def _words(placement: Any) -> list[Any]:
-    """A placement as plain values. Raises BadInput for one that is none of torch's three."""
+def _placements() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """What a placement is called → its class, and what it is made with."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if type(placement) is Shard:
-        return ["shard", placement.dim]
-    if type(placement) is Replicate:
-        return ["replicate"]
-    if type(placement) is Partial:
-        return ["partial", placement.reduce_op]
+    return {"shard": (Shard, ("dim",)), "replicate": (Replicate, ()), "partial": (Partial, ("reduce_op",))}
+
+
+def _words(placement: Any) -> list[Any]:
+    """A placement as plain values. Raises BadInput for one that is none of torch's three."""
+    for name, (kind, fields) in _placements().items():
+        if type(placement) is kind:
+            return [name, *(getattr(placement, field) for field in fields)]
     raise BadInput(f"makes a DTensor placed as {placement}, which cannot be sent")
 
 
 def _placement(words: Sequence[Any]) -> Any:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    kinds: dict[str, Any] = {"shard": Shard, "replicate": Replicate, "partial": Partial}
-    return kinds[words[0]](*words[1:])
+    return _placements()[words[0]][0](*words[1:])
