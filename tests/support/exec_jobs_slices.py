@@ -38,7 +38,7 @@ from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
+from .exec_tools import a_problem, bytes_in, random_schedule, refusal, split_layers, worst
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
 LOSS = CrossEntropy(z_loss=1e-3)
@@ -197,7 +197,7 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int
             apart += [abs(found - loss) / abs(loss), worst(pipe, whole)]
             pipe.module.zero_grad()
         for slices in (part for part in pipe.parts if isinstance(part, Slices)):
-            assert all(one.store.bytes == 0 for one in slices.slices.values())
+            assert all(bytes_in(one.store) == 0 for one in slices.slices.values())
         assert not any(stage.live for stage in pipe.stages.values())
     return max(apart), answered
 
