@@ -162,7 +162,7 @@ class _Rank:
             end = self.enqueue("shards", f"begins {name}", [self.computed])
             if handler.does == "gather":
                 self.gathered[action.stage] = end
-        elif handler.does in ("offload", "reload"):
+        elif handler.settle is not None:
             self.copy(action)
         elif kind.away:
             goes_on = call if action.goes_on else self.call(f"is over with {name}")

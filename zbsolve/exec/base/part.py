@@ -39,10 +39,10 @@ class Keeper(Protocol):
 class Part:
     """A feature on one rank. name: as errors say it. marks: of this rank's device, where that is a GPU. no_capture: why
     steps with it are not captured as CUDA graphs. no_ahead: why no step begins before the optimizer's last one is
-    validated. any_order: its results are the same in any order of passes that keeps edges and syncs. place: the number of
-    this rank's part of the batch; None: the feature does not divide it."""
+    validated. no_outputs: why no rank has the model's outputs. any_order: its results are the same in any order of passes
+    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it."""
 
-    name, no_capture, no_ahead, any_order = "", "", "", False
+    name, no_capture, no_ahead, no_outputs, any_order = "", "", "", "", False
     marks: Any = None
     place: int | None = None
 

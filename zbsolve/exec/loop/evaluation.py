@@ -93,9 +93,9 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
-        if pipeline.vocabulary.shard is not None and not with_loss:
-            way = "load a checkpoint into a pipeline whose last stage has it"
-            raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
+        for part in pipeline.parts:
+            if part.no_outputs and not with_loss:
+                raise BadInput(f"forward: {part.no_outputs}")
         usual = pipeline.view.microbatches if microbatches is None else microbatches
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []

@@ -120,6 +120,9 @@ class VocabularyShard(Part):
 
     name = "vocabulary"
     no_ahead = "the vocabulary is sharded: forwards alone would wait for its collectives"
+    no_outputs = (
+        "the vocabulary is sharded, so no rank has all logits: load a checkpoint into a pipeline whose last stage has it"
+    )
 
     def __init__(self, shard: Shard, side: Collectives, share: float, training: bool = True) -> None:
         self.shard, self.side, self.share, self.training = shard, side, share, training
