@@ -54,19 +54,19 @@ def messages(took: list[float]) -> Iterator[None]:
 def beside_messages(turns: Iterator[list[Sample]], seconds: float) -> dict[str, dict[str, list[float]]]:
     """Rounds of passes with messages and without, in turn: "alone" and "beside" → "<layer>/<kind>" → µs; and of "messages"
     without passes and with them."""
-    found: dict[str, dict[str, list[float]]] = {"alone": {"messages": []}, "beside": {"messages": []}}
+    samples: dict[str, dict[str, list[float]]] = {"alone": {"messages": []}, "beside": {"messages": []}}
     for _ in range(WARM_ROUNDS):
         next(turns)
-    with messages(found["alone"]["messages"]):
+    with messages(samples["alone"]["messages"]):
         time.sleep(ALONE_SECONDS)
     begin, done = time.monotonic(), 0
     while time.monotonic() - begin < seconds or done < LEAST_TURNS:
-        for where, rows in found.items():
+        for where, rows in samples.items():
             with messages(rows["messages"]) if where == "beside" else nullcontext():
                 for layer, kind, us, _ in (row for _ in TURNS for row in next(turns)):
                     rows.setdefault(f"{layer}/{kind}", []).append(us)
         done += 1
-    return found
+    return samples
 
 
 def main(spec: str, seed: str, layers: str, *pair: str) -> None:

@@ -97,7 +97,7 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
             nodes = len(set(hosts[:count]))
             rows = {bytes_: _timed(_calls(some, bytes_), some, (CURVE_WARMUPS, CURVE_REPEATS)) for bytes_ in sizes}
             kinds = rows[sizes[0]]
-            curves += [Curve(kind, count, nodes, {one: rows[one][kind] for one in sizes}) for kind in kinds]
+            curves += [Curve(kind, count, nodes, {bytes_: rows[bytes_][kind] for bytes_ in sizes}) for kind in kinds]
         ranks.meet()
     return curves
 
@@ -106,12 +106,12 @@ def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, C
     """The collectives, in place on tensors of so many bytes."""
     group, size = ranks.group, dist.get_world_size(ranks.group)
     root = size - 1 if group is None else dist.get_global_rank(group, size - 1)
-    states, mine = (torch.zeros(-(-one // 4), device=ranks.device) for one in (hidden, statistics))
-    whole = torch.empty(size, len(mine), device=ranks.device)
+    states, part = (torch.zeros(-(-bytes_ // 4), device=ranks.device) for bytes_ in (hidden, statistics))
+    whole = torch.empty(size, len(part), device=ranks.device)
     return {
         "broadcast": lambda: dist.broadcast(states, root, group=group),
         "reduce": lambda: dist.reduce(states, root, group=group),
-        "statistics": lambda: dist.all_gather(list(whole.unbind()), mine, group=group),
+        "statistics": lambda: dist.all_gather(list(whole.unbind()), part, group=group),
     }
 
 
@@ -141,13 +141,13 @@ def _timed(calls: Mapping[str, Call], ranks: Ranks, turns: tuple[int, int]) -> d
 
 def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
     """When each call began and was done here, ns of the first rank's clock."""
-    found = []
+    stamps = []
     for _ in range(times):
         ranks.meet()
         begin = time.monotonic_ns() - ranks.lead
         call()
-        found.append((begin, time.monotonic_ns() - ranks.lead))
-    return found
+        stamps.append((begin, time.monotonic_ns() - ranks.lead))
+    return stamps
 
 
 def _device_stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:

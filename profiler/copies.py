@@ -28,21 +28,21 @@ def measure_copies() -> dict[str, list[float]]:
     while the device multiplies matrices on another stream. With ` both`: while as much is copied the other way on another
     stream, where copies outlast their launch. `product`, `product beside h2d`, `product beside d2h`: those products."""
     matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
-    found: dict[str, list[float]] = {
+    samples: dict[str, list[float]] = {
         "product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
     }
     for size in SIZES:
         ways = {"h2d": _copy(size, up=True), "d2h": _copy(size, up=False)}
         pairs = [_overlapped(ways["h2d"], ways["d2h"]) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
         for way, row in zip(ways, zip(*pairs, strict=True), strict=True):
-            found[f"{way}/{size} both"] = list(row)
+            samples[f"{way}/{size} both"] = list(row)
         for way, copy in ways.items():
-            found[f"{way}/{size}"] = [_timed(copy) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
+            samples[f"{way}/{size}"] = [_timed(copy) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
             both = [_overlapped(copy, lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
-            found[f"{way}/{size} beside"] = [first for first, _ in both]
+            samples[f"{way}/{size} beside"] = [first for first, _ in both]
             if size == SIZES[-1]:
-                found[f"product beside {way}"] = [second for _, second in both]
-    return found
+                samples[f"product beside {way}"] = [second for _, second in both]
+    return samples
 
 
 def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: int | None) -> HostLink | None:
@@ -62,23 +62,23 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
 
 def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, ...]:
     """How computing and copies slow each other, by samples (see `measure_copies`): products of matrices stand for passes."""
-    size, found = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
+    size, slowed = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
     for kind, way in (("O", "d2h"), ("R", "h2d")) if size else ():
         slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
         own = _factor([copies[f"{way}/{size}"]], [copies[f"{way}/{size} beside"]])
-        found += [one for other in TIMED_KINDS for one in (Slowdown(other, kind, slow), Slowdown(kind, other, own))]
-    return tuple(slowdown for slowdown in found if slowdown.factor > 1)
+        slowed += [row for other in TIMED_KINDS for row in (Slowdown(other, kind, slow), Slowdown(kind, other, own))]
+    return tuple(slowdown for slowdown in slowed if slowdown.factor > 1)
 
 
 def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Slowdown, ...]:
     """How passes and messages slow each other, by samples (see `busy_process.beside_messages`)."""
     alone, loaded = beside["alone"], beside["beside"]
-    own, found = _factor([alone["messages"]], [loaded["messages"]]), []
+    own, slowed = _factor([alone["messages"]], [loaded["messages"]]), []
     for kind in TIMED_KINDS:
         names = [name for name in alone if name.endswith(f"/{kind}")]
-        slow = _factor(*([one[name] for name in names] for one in (alone, loaded))) if names else 1.0
-        found += [one for other in ("MF", "MB") for one in (Slowdown(kind, other, slow), Slowdown(other, kind, own))]
-    return tuple(slowdown for slowdown in found if slowdown.factor > 1)
+        slow = _factor(*([rows[name] for name in names] for rows in (alone, loaded))) if names else 1.0
+        slowed += [row for other in ("MF", "MB") for row in (Slowdown(kind, other, slow), Slowdown(other, kind, own))]
+    return tuple(slowdown for slowdown in slowed if slowdown.factor > 1)
 
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:

@@ -35,8 +35,8 @@ def fingerprint(layer: nn.Module) -> Hashable:
     """Equal for layers of the same classes, shapes, types and settings, whatever numbers their tensors hold. What is neither
     plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other way
     round."""
-    found: Hashable = Keys(NOT_SETTINGS, _identity).of(layer)
-    return found
+    key: Hashable = Keys(NOT_SETTINGS, _identity).of(layer)
+    return key
 
 
 def _identity(value: Any) -> Hashable:
@@ -115,11 +115,11 @@ class Flow:
 
     def with_sides(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """The layers' costs with the side inputs that they give and take."""
-        found = []
+        costs = []
         for layer, gives, takes, begins in zip(layers, self.gives, self.takes, self.begins, strict=True):
             names = tuple(name for name in takes if not begins or name != INPUTS)
-            found.append(replace(layer, gives=gives, takes=names, begins=begins))
-        return tuple(found)
+            costs.append(replace(layer, gives=gives, takes=names, begins=begins))
+        return tuple(costs)
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
     tensors = through.inputs[0].tensors
     shape = tuple(tensors[0].shape) if tensors else ()
     tokens = shape[1] if len(shape) == 2 and not tensors[0].dtype.is_floating_point else 0
-    said = {SEQUENCES: shape[0], TOKENS: tokens} if shape else {}
-    return {MICROBATCH: said, TENSOR_RANKS: tensor_ranks}
+    sizes = {SEQUENCES: shape[0], TOKENS: tokens} if shape else {}
+    return {MICROBATCH: sizes, TENSOR_RANKS: tensor_ranks}
 
 
 def fake_mode() -> FakeTensorMode:
@@ -262,21 +262,21 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
     """The layer's output. Where gradients are needed in front of the layer, they must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
-    given = trained(x)
+    entering = trained(x)
     with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
         y: Any = called(layer, entered(x))
     try:
         checked(y, i)
-        for one in y if isinstance(y, Carried) else (y,):
-            Format.of(one)
+        for part in y if isinstance(y, Carried) else (y,):
+            Format.of(part)
     except BadInput as error:
         raise BadInput(f"{head} gives {words(y)}: {str(error).removeprefix(f'the output of layer {i} ')}") from None
-    wanted = [*given, *(p for p in layer.parameters() if p.requires_grad)]
+    wanted = [*entering, *(p for p in layer.parameters() if p.requires_grad)]
     roots, back = trained((y, extra.total)), list[Tensor | None]()
     if roots and wanted:
         with naming(f"{head}: its backward fails"):
             back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
-    if given and all(gradient is None for gradient in back[: len(given)]):
+    if entering and all(gradient is None for gradient in back[: len(entering)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
     return y
 
@@ -312,7 +312,7 @@ def words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {words(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {words(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return f"({', '.join(map(words, value))})"
     return repr(value) if isinstance(value, CONSTANTS) and not isinstance(value, str) else f"a {type(value).__name__}"

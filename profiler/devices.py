@@ -119,9 +119,9 @@ def device(name: str) -> Device:
 def host_link(on: Device) -> HostLink:
     """Copies between the device and its node's host memory, where every device of a node is a rank with a bus of its own."""
     ranks, memory = on.node
-    one, both = (on.host * 1e3 * share for share in (HOST_SHARE, HOST_BOTH_SHARE))
+    alone, both = (on.host * 1e3 * share for share in (HOST_SHARE, HOST_BOTH_SHARE))
     room = None if memory is None else int(memory * 1e9 * HOST_MEMORY_SHARE)
-    return HostLink(LATENCY_US, one, one, both, both, room, ranks)
+    return HostLink(LATENCY_US, alone, alone, both, both, room, ranks)
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -117,20 +117,20 @@ def slowest(pairs: list[Pair]) -> Pair:
 
 def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
     """Samples by name: `link/<bytes>` of the slowest pair, and every pair's under `<what> <rank>-<rank>`."""
-    found = {f"link/{size}": row for size, row in slowest(pairs).one.items()}
+    samples = {f"link/{size}": row for size, row in slowest(pairs).one.items()}
     for pair in pairs:
         name = f"{pair.ranks[0]}-{pair.ranks[1]}"
         if len(pairs) > 1:
-            found |= {f"link/{size} {name}": row for size, row in pair.one.items()}
-        found |= {f"link/{size} both ways {name}": row for size, row in pair.both.items()}
-        found |= {f"work alone {name}": pair.alone, f"work beside messages {name}": pair.busy}
-    return found
+            samples |= {f"link/{size} {name}": row for size, row in pair.one.items()}
+        samples |= {f"link/{size} both ways {name}": row for size, row in pair.both.items()}
+        samples |= {f"work alone {name}": pair.alone, f"work beside messages {name}": pair.busy}
+    return samples
 
 
 def over_sockets(pairs: list[Pair]) -> list[str]:
     """What a person should know of links that no cluster has."""
-    found = sorted({pair.over for pair in pairs if pair.over})
-    return [f"links were measured over {name}: give those of your cluster to solve and plan" for name in found]
+    backends = sorted({pair.over for pair in pairs if pair.over})
+    return [f"links were measured over {name}: give those of your cluster to solve and plan" for name in backends]
 
 
 class Ends(NamedTuple):
@@ -149,11 +149,11 @@ def ends(device: torch.device) -> Iterator[Ends]:
         torch.cuda.synchronize(device)  # this process is on the GPU by itself, whoever shares it now
         sharers = 2 // min(2, torch.cuda.device_count())
     with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
-        found = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
+        pair = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
         try:
-            yield found
+            yield pair
         finally:
-            for process in found.processes:
+            for process in pair.processes:
                 if process.poll() is None:
                     process.kill()
                 process.communicate()
@@ -182,9 +182,9 @@ def measure_links(
     what a sharded vocabulary sends; None: it is not measured. device: this rank's. started: the processes; None: they are
     started here. Raises RunFailed where it takes longer than `timeout` seconds."""
     if with_others(group):
-        found = survey(timeout, device, group, sizes)
-        assert found is not None
-        return found
+        seen = survey(timeout, device, group, sizes)
+        assert seen is not None
+        return seen
     with ends(device) if started is None else nullcontext(started) as two:
         write_text(two.folder / GO, json.dumps([timeout, sizes]))
         _wait(two.processes, timeout)
@@ -214,28 +214,28 @@ def survey(
     ranks = Ranks(group, clock_lead(plain), device)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
     wires = plain.paired(dict.fromkeys(directions, len(lot.sizes) * (lot.warmups + lot.repeats)))
-    found = []
+    pairs = []
     for low in range(wires.size - 1):
         ranks.meet()
-        mine: dict[str, Any] = {}
+        times: dict[str, Any] = {}
         if wires.rank in (low, low + 1):
-            mine = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
-        sides = [_collect(wires, rank, mine) for rank in (low, low + 1)]
+            times = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
+        sides = [_collect(wires, rank, times) for rank in (low, low + 1)]
         if wires.rank == 0:
-            found.append(_joined((low, low + 1), sides))
+            pairs.append(_joined((low, low + 1), sides))
     collectives = measured_collectives(ranks, sizes)
     by_group = measured_curves(ranks) if curves else []
     ranks.meet()
     wires.close()
-    return Survey(found, wires.size, collectives, by_group) if wires.rank == 0 else None
+    return Survey(pairs, wires.size, collectives, by_group) if wires.rank == 0 else None
 
 
-def _collect(wires: Wires, rank: int, mine: dict[str, Any]) -> dict[str, Any]:
+def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
     """What `rank` measured, on rank 0."""
     if rank == wires.rank == 0:
-        return mine
+        return times
     if rank == wires.rank:
-        send_bytes(wires, json.dumps(mine).encode(), 0)
+        send_bytes(wires, json.dumps(times).encode(), 0)
     if wires.rank == 0:
         body: dict[str, Any] = json.loads(receive_bytes(wires, rank))
         return body
@@ -256,10 +256,10 @@ class _End:
 
     def measured(self) -> dict[str, Any]:
         """What this end knows of a Pair, and on which device it is."""
-        one, both = (self.exchanged(at_once=way) for way in (False, True))
+        alternate, both = (self.exchanged(at_once=way) for way in (False, True))
         alone, busy = self.worked()
         place = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
-        trips = {size: [us / 2 for us in row] for size, row in one.items()} if self.wires.rank < self.other else {}
+        trips = {size: [us / 2 for us in row] for size, row in alternate.items()} if self.wires.rank < self.other else {}
         return {"one": trips, "both": both, "alone": alone, "busy": busy, "place": place}
 
     def exchanged(self, *, at_once: bool) -> Times:
@@ -275,10 +275,10 @@ class _End:
                 mailbox.post(back)
                 steps = [partial(mailbox.send, out, body), partial(mailbox.take, back)]
                 timer.run(size, "", lambda calls: [call() for call in calls], steps if first else steps[::-1])
-        found: Times = {}
+        samples: Times = {}
         for size, _, us, _ in self._drained(mailbox, timer):
-            found.setdefault(size, []).append(us)
-        return {size: row[self.lot.warmups :] for size, row in found.items()}
+            samples.setdefault(size, []).append(us)
+        return {size: row[self.lot.warmups :] for size, row in samples.items()}
 
     def worked(self) -> tuple[list[float], list[float]]:
         """µs of a product of matrices, by itself, and while the largest message goes each way."""
@@ -312,13 +312,13 @@ class _End:
 
     def _open(self, sizes: tuple[int, ...]) -> tuple[Mailbox, dict[int, list[tuple[Message, Message]]]]:
         """The mailbox of this end, and for each size messages out and back."""
-        mine = self._messages(self.wires.rank, self.other, sizes)
+        outgoing = self._messages(self.wires.rank, self.other, sizes)
         theirs = self._messages(self.other, self.wires.rank, sizes)
         rows = None if self.device.type == "cpu" else DeviceRows(self.wires, self.device, Marks(self.device))
         incoming = {self.other: tuple(message for row in theirs.values() for message in row)}
         mailbox = Mailbox(self.wires, incoming, self.device, self.timeout, rows=rows)
         mailbox.begin({0: 0})
-        return mailbox, {size: list(zip(mine[size], theirs[size], strict=True)) for size in sizes}
+        return mailbox, {size: list(zip(outgoing[size], theirs[size], strict=True)) for size in sizes}
 
     def _messages(self, source: int, destination: int, sizes: tuple[int, ...]) -> dict[int, list[Message]]:
         """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
@@ -336,9 +336,9 @@ def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
     """A pair from both ends, whose keys are strings where they came as JSON."""
     low, high = sides
     both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
-    one = {int(size): row for size, row in low["one"].items()}
+    trips = {int(size): row for size, row in low["one"].items()}
     shared = SHARED if low["place"] and low["place"] == high["place"] else ""
-    return Pair(ranks, one, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)
+    return Pair(ranks, trips, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
@@ -369,9 +369,9 @@ def main(folder: Path, rank: int, device: torch.device) -> None:
     timeout, sizes = json.loads((folder / GO).read_text(encoding="utf-8"))
     limit, store = timedelta(seconds=timeout), f"file://{folder / 'store'}"
     dist.init_process_group(BACKENDS[device.type], init_method=store, rank=rank, world_size=2, timeout=limit)
-    found = survey(timeout, device, sizes=sizes and tuple(sizes), curves=False)
-    if found is not None:
-        write_text(folder / "survey", msgspec.json.encode(found).decode())
+    result = survey(timeout, device, sizes=sizes and tuple(sizes), curves=False)
+    if result is not None:
+        write_text(folder / "survey", msgspec.json.encode(result).decode())
     os._exit(0)
 
 

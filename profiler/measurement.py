@@ -90,7 +90,7 @@ class _Measured:
             pooled = {kind: [us for j in same for us in self.timed.samples.get((j, kind), [])] for kind in kinds}
             whole.append(_layer(self.model, i, pooled, sizes[i], self.through.parameter_bytes[i]))
         layers = self.through.with_sides(without_backwards(whole, self.through.untrained))
-        return Fitted(layers, {}, []) if self.slices is None else fitted(layers, self.slices, [one[0] for one in self.equal])
+        return Fitted(layers, {}, []) if self.slices is None else fitted(layers, self.slices, [row[0] for row in self.equal])
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
         """(layer, kind) → a value, by names as in a profile: "<layer>/<kind>"."""
@@ -156,27 +156,27 @@ def measure(
     group = None if spread is None else spread.mesh.group
     # On a CPU starting them would disturb what is timed.
     with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
-        found = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
+        costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
         copies = measure_copies() if target.type == "cuda" else {}
-        beside = _beside_messages(found, seed, seconds, progress) if traffic and target.type == "cpu" else {}
+        beside = _beside_messages(costs, seed, seconds, progress) if traffic and target.type == "cpu" else {}
         progress("links between neighbouring ranks")
-        survey = measure_links(HELPER_SECONDS, group, found.vocabulary.sizes, target, started)
-    pairs, vocabulary = survey.pairs, found.vocabulary.together(survey.ranks, survey.collectives)
+        survey = measure_links(HELPER_SECONDS, group, costs.vocabulary.sizes, target, started)
+    pairs, vocabulary = survey.pairs, costs.vocabulary.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
     run |= {} if spread is None else {"mesh": spread.mesh.sizes}
-    sliced = {} if found.slices is None else found.slices.named(model.layer_names)
-    hosts = found.named(found.timed.host, " host") if target.type == "cuda" else {}
+    sliced = {} if costs.slices is None else costs.slices.named(model.layer_names)
+    hosts = costs.named(costs.timed.host, " host") if target.type == "cuda" else {}
     return Profile(
         "measured",
         spec,
-        found.sliced.layers,
+        costs.sliced.layers,
         slowest(pairs).link,
-        found.state.factor,
+        costs.state.factor,
         torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
-        _facts(found, run, bench, survey),
+        _facts(costs, run, bench, survey),
         {
-            **found.named(found.timed.samples),
-            **found.named(found.timed.eager, " eager"),
+            **costs.named(costs.timed.samples),
+            **costs.named(costs.timed.eager, " eager"),
             **hosts,
             **samples_of(pairs),
             **copies,
@@ -185,7 +185,7 @@ def measure(
             **sliced,
         }
         | {name: row for curve in survey.curves for name, row in curve.named.items()},
-        tied=found.through.tied,
+        tied=costs.through.tied,
         host=host_link(copies, free_memory(), torch.cuda.device_count()),
         vocabulary=vocabulary.costs,
         slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
@@ -229,7 +229,7 @@ def _measured(
         with _busy(model.name, seed, taken, busy):
             slices = None
             if cutting is not None:  # first: what cannot be cut is known soon
-                slices = time_slices(model, through, sorted({one[0] for one in equal}), cutting, bench, progress)
+                slices = time_slices(model, through, sorted({same[0] for same in equal}), cutting, bench, progress)
             timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
             vocabulary = (
                 NO_VOCABULARY if spread else measured_vocabulary(model, through, bench, partial(_layer, model), progress)
@@ -271,12 +271,12 @@ def _device(asked: str) -> torch.device:
     kind, colon, number = asked.partition(":")
     if colon and not (kind == "cuda" and number.isdecimal()):
         raise BadInput(f"device '{asked}': cuda, cpu, auto, or one of several GPUs as in cuda:1")
-    found = device_of(choose(kind), int(number or 0))
-    if found.type == "cuda":
-        if found.index >= torch.cuda.device_count():
+    device = device_of(choose(kind), int(number or 0))
+    if device.type == "cuda":
+        if device.index >= torch.cuda.device_count():
             raise BadInput(f"device '{asked}': torch sees GPUs up to cuda:{torch.cuda.device_count() - 1} here")
-        torch.cuda.set_device(found)
-    return found
+        torch.cuda.set_device(device)
+    return device
 
 
 def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
@@ -285,11 +285,11 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[st
     return Layer(name=model.layer_names[i], **times, U=U, parameter_bytes=parameters, **sizes)
 
 
-def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
+def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
     """What a profile says of its measurement."""
-    model, timed, layers, device = found.model, found.timed, found.sliced.layers, found.device
+    model, timed, layers, device = costs.model, costs.timed, costs.sliced.layers, costs.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
-    named, host = found.named(timed.samples), found.host_times()
+    named, host = costs.named(timed.samples), costs.host_times()
     warned = warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks)
     return {
         "host": platform.node(),
@@ -303,8 +303,8 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         **run,
         "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
-        "states": found.state.name,
-        "measured_layers": [model.layer_names[i] for i in found.taken],
+        "states": costs.state.name,
+        "measured_layers": [model.layer_names[i] for i in costs.taken],
         "alone": timed.alone,
         "cache_bytes": bench.cache,
         "copies": timed.copies,
@@ -312,24 +312,24 @@ def _facts(found: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         "host_us": host,
         "links": [pair.facts() for pair in survey.pairs],
         **({FACT: [curve.facts(fit(curve.samples)) for curve in survey.curves]} if survey.curves else {}),
-        **microbatch_facts(found.through, 1 if found.spread is None else found.spread.mesh.sizes.get("tp", 1)),
-        **({"splits": found.splits} if found.splits else {}),
-        **({"captured": True, "not_captured": found.named(timed.uncaptured)} if bench.capture else {}),
-        **({} if found.vocabulary.costs else {"no_vocabulary": found.vocabulary.unknown}),
-        "left_after_W": {model.layer_names[i]: found.memory[i].after_W for i in found.taken},
-        **({} if found.slices is None else found.sliced.facts(found.slices)),
-        "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *found.sliced.notes],
+        **microbatch_facts(costs.through, 1 if costs.spread is None else costs.spread.mesh.sizes.get("tp", 1)),
+        **({"splits": costs.splits} if costs.splits else {}),
+        **({"captured": True, "not_captured": costs.named(timed.uncaptured)} if bench.capture else {}),
+        **({} if costs.vocabulary.costs else {"no_vocabulary": costs.vocabulary.unknown}),
+        "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in costs.taken},
+        **({} if costs.slices is None else costs.sliced.facts(costs.slices)),
+        "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *costs.sliced.notes],
     }
 
 
-def _beside_messages(found: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
+def _beside_messages(costs: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
     """What layers and messages take alone and beside each other, in two processes (see `busy_process`). Raises RunFailed."""
     progress("passes beside messages")
-    words = found.model.name, str(seed), ",".join(map(str, found.taken))
+    words = costs.model.name, str(seed), ",".join(map(str, costs.taken))
     with temporary_folder("beside") as folder:
         ends = [(*words, str(folder), str(rank), str(seconds)) for rank in (0, 1)]
         with _processes(ends) as (first, _):
-            return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + HELPER_SECONDS, found.model.name)))
+            return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + HELPER_SECONDS, costs.model.name)))
 
 
 @contextmanager
@@ -347,8 +347,8 @@ def _processes(words: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen
     """A `busy_process` for each of these arguments, which ends with the block."""
     children, pipe, none = list[subprocess.Popen[bytes]](), subprocess.PIPE, subprocess.DEVNULL
     try:
-        for one in words:
-            command = [sys.executable, "-m", "profiler.busy_process", *one]
+        for arguments in words:
+            command = [sys.executable, "-m", "profiler.busy_process", *arguments]
             children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
         yield children
     finally:
@@ -385,13 +385,13 @@ def warnings(
 ) -> list[str]:
     """A line for each warning. samples: "<layer>/<kind>" → µs; hosts: the same of the host. whole: µs of whole rounds, in
     order. idle: part of the time in which this process waited for a core. clocks: the device's meanwhile, MHz."""
-    found = split_doubts(layers)
+    lines = split_doubts(layers)
     if sum(layer.W for layer in layers) < 0.05 * sum(layer.BW for layer in layers):
-        found.append(
+        lines.append(
             "W does next to nothing: the weight gradients are made in B, by layers that are no linear layers, embeddings or "
             "convolutions, or that were compiled; a zero-bubble schedule cannot pay"
         )
-    return [*found, *_host(samples, hosts, device), *_disturbed(whole, idle, device, clocks)]
+    return [*lines, *_host(samples, hosts, device), *_disturbed(whole, idle, device, clocks)]
 
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
@@ -409,20 +409,20 @@ def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], de
 
 
 def _disturbed(whole: Sequence[float], idle: float, device: str, clocks: Sequence[int]) -> list[str]:
-    found = []
+    lines = []
     half = len(whole) // 2
     if half >= 3:
         before, after = median(whole[:half]), median(whole[half:])
         if abs(after - before) > MAX_DRIFT * before:
-            found.append(
+            lines.append(
                 f"{DISTURBED} the second half of the rounds took {after / before - 1:+.0%}: "
                 "the clock or another process changed"
             )
     if idle > MAX_IDLE and device == "cpu":
-        found.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
+        lines.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")
     if clocks and max(clocks) - min(clocks) > MAX_DRIFT * max(clocks):
-        found.append(
+        lines.append(
             f"{DISTURBED} the device's clock moved between {min(clocks):,} and {max(clocks):,} MHz: power or heat; longer "
             "runs see the clock that training will have"
         )
-    return found
+    return lines

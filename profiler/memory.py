@@ -148,7 +148,7 @@ def held(
 def least_held(model: Model, stages: Sequence[Stage], times: int) -> list[LayerMemory]:
     """The least of several measurements, of stages that run collectives (see `Settled`)."""
     rows = zip(*(held(model, stages, Settled) for _ in range(times)), strict=True)
-    return [min(row, key=lambda one: (one.after_F + one.after_B + one.after_W, one.transient)) for row in rows]
+    return [min(row, key=lambda used: (used.after_F + used.after_B + used.after_W, used.transient)) for row in rows]
 
 
 def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter] = LiveBytes) -> LayerMemory:
@@ -197,16 +197,16 @@ def _borders(
     return Format.of(y_row), kept, unneeded or (0,) * len(tensors_of(row)), makes
 
 
-def _metered(stage: Stage, given: Any, target: Any, meter: Meter) -> LayerMemory:
-    form, kept, unneeded, makes = _borders(stage, given, target)
+def _metered(stage: Stage, inputs: Any, target: Any, meter: Meter) -> LayerMemory:
+    form, kept, unneeded, makes = _borders(stage, inputs, target)
     last = stage.loss is not None
-    device = next(tensor.device for tensor in tensors_of(given))
+    device = next(tensor.device for tensor in tensors_of(inputs))
     with meter:
-        meter.ignore(tensors_of(given))
+        meter.ignore(tensors_of(inputs))
         with torch.no_grad():
-            row = row_of(given) if stage.first == 0 else copied(row_of(given))
+            row = row_of(inputs) if stage.first == 0 else copied(row_of(inputs))
             # Side inputs are no layer's own: a rank has each once, whoever takes it there.
-            x = Carried(row, given.sides) if isinstance(given, Carried) else row
+            x = Carried(row, inputs.sides) if isinstance(inputs, Carried) else row
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)
         over = meter.most - max(before, meter.now)

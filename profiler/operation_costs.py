@@ -97,33 +97,33 @@ class Work(TorchDispatchMode):
 
 def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
     name = func.overloadpacket.__name__
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    if name in FREE_OPERATIONS or not made or _is_view(func, given, made):
+    if name in FREE_OPERATIONS or not made or _is_view(func, inputs, made):
         return None
     half = made[0].dtype.itemsize == 2
     if name in GATHER_OPERATIONS:
         return Op(name, 0, 2 * sum(_bytes(t) for t in made), "other", half)
-    size = sum(_bytes(t) for t in (*given, *made))
+    size = sum(_bytes(t) for t in (*inputs, *made))
     if name.startswith(ATTENTION):
         return _attention(name, args, kwargs, size, half)
     if name in IN_PLACE:
         return Op(name, int(flop_registry[IN_PLACE[name]](*args[1:3], out_val=made[0])), size, "matrix", half)
     if name == "_grouped_mm":  # one product an expert, each over its own rows
-        return Op(name, _grouped(*given[:2]), size, "matrix", half)
+        return Op(name, _grouped(*inputs[:2]), size, "matrix", half)
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         size += _again(name, args, made)
-        scattered = _scattered(func, name, given, made)
+        scattered = _scattered(func, name, inputs, made)
         return Op(name, 0, size, "other", half, scattered=scattered, kernels=SMALL_KERNELS.get(name, 1))
     return Op(name, int(count(*args, **kwargs, out_val=result)), size, "matrix", half)
 
 
-def _is_view(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
+def _is_view(func: Any, inputs: list[Tensor], made: list[Tensor]) -> bool:
     """Does the operation give what it was given, without writing to it?"""
     if is_mutable(func):
         return False
-    known = {storage_key(t) for t in given}
+    known = {storage_key(t) for t in inputs}
     return all(storage_key(t) in known for t in made)
 
 
@@ -140,16 +140,16 @@ def _again(name: str, args: Any, made: list[Tensor]) -> int:
     return (SOFTMAX_READS[name] - 1) * _bytes(x) if x.shape[dim] * x.element_size() > ROW_BYTES else 0
 
 
-def _scattered(func: Any, name: str, given: list[Tensor], made: list[Tensor]) -> bool:
+def _scattered(func: Any, name: str, inputs: list[Tensor], made: list[Tensor]) -> bool:
     """Does it go through memory element by element? See `Op`."""
     if name in JOINS:
         return True
     if name not in COPIES and torch.Tag.pointwise not in func.tags:
         return False
-    several = [t for t in (*given, *made) if t.numel() > 1]
+    several = [t for t in (*inputs, *made) if t.numel() > 1]
     if len({(t.shape, t.stride()) for t in several}) > 1 or not all(map(_dense, several)):
         return True
-    narrower = name in COPIES and given[-1].element_size() > made[0].element_size()  # this has a kernel of its own
+    narrower = name in COPIES and inputs[-1].element_size() > made[0].element_size()  # this has a kernel of its own
     return len({t.dtype for t in several}) > 1 and not narrower
 
 
@@ -264,18 +264,18 @@ def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> di
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
     """The same of one stage that is given x."""
     turn(stage, x, target, lambda kind, call: call())  # makes the gradients that the others add to
-    found: PassOps = {}
-    turn(stage, x, target, counting(found), split=False)
-    found["F"].clear()
-    turn(stage, x, target, counting(found))
-    return found
+    ops: PassOps = {}
+    turn(stage, x, target, counting(ops), split=False)
+    ops["F"].clear()
+    turn(stage, x, target, counting(ops))
+    return ops
 
 
-def counting(found: PassOps) -> Around:
+def counting(ops: PassOps) -> Around:
     """Notes the operations of each pass."""
 
     def around(kind: str, call: Callable[[], Any]) -> Any:
-        with Work(found.setdefault(kind, [])):
+        with Work(ops.setdefault(kind, [])):
             return call()
 
     return around
@@ -284,10 +284,10 @@ def counting(found: PassOps) -> Around:
 def turn(stage: Stage, x: Any, target: Any, around: Around, *, split: bool = True, recompute: bool = False) -> Turn:
     """Forward and backward of one microbatch."""
     output = around("F", lambda: stage.forward(0, x, target, split=split, recompute=recompute))
-    given = None if stage.loss is not None else [torch.ones_like(tensor) for tensor in trained(output)]
+    gradient = None if stage.loss is not None else [torch.ones_like(tensor) for tensor in trained(output)]
     if recompute:
         around("X", lambda: stage.recompute(0))
-    gradients = around("B" if split else "BW", lambda: stage.backward(0, given))
+    gradients = around("B" if split else "BW", lambda: stage.backward(0, gradient))
     if split:
         around("W", lambda: stage.weights(0))
-    return Turn(output, given, gradients)
+    return Turn(output, gradient, gradients)

@@ -88,9 +88,9 @@ def estimate(
         layers = tuple(replace(layer, attention_F=0.0, attention_B=0.0, kv_bytes=0, kv_gradient_bytes=0) for layer in layers)
     heads = {HEADS: gcd(*(op.heads for work in look.work.values() for op in work["F"] if op.heads))}
     source = f"estimated: {target.name} roofline"
-    rest = partial(_layer, model, state=state, on=target)
+    layer_of = partial(_layer, model, state=state, on=target)
     alone = shards and tensor_ranks == 1
-    vocabulary, unknown = _vocabulary(model, look.through, mode, source, rest, target) if alone else SHARED
+    vocabulary, unknown = _vocabulary(model, look.through, mode, source, layer_of, target) if alone else SHARED
     profile = Profile(
         source,
         spec,
@@ -179,8 +179,8 @@ def _vocabulary(
 
 def sequence_fact(layers: Iterable[PassOps]) -> dict[str, int]:
     """How many tokens a sequence has, as a fact, where all attention is causal and over all of them; else nothing."""
-    found = {op.tokens for work in layers for op in work["F"] if op.kind == "attention"}
-    return {SEQUENCE: found.pop()} if len(found) == 1 and 0 not in found else {}
+    lengths = {op.tokens for work in layers for op in work["F"] if op.kind == "attention"}
+    return {SEQUENCE: lengths.pop()} if len(lengths) == 1 and 0 not in lengths else {}
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:
@@ -191,10 +191,10 @@ def time_us(ops: Sequence[Op], on: Device) -> float:
 
 def _op_us(op: Op, on: Device) -> float:
     memory = op.bytes / (on.bandwidth * (SCATTERED_SHARE if op.scattered else MEMORY_SHARE) * 1e3)
-    peak, rest = on.half if op.half else on.single, KERNEL_US * (op.kernels - 1)
+    peak, launches = on.half if op.half else on.single, KERNEL_US * (op.kernels - 1)
     if op.kind == "attention":
-        return rest + max(KERNEL_US, memory + op.flops / (peak * ATTENTION_SHARE * 1e6))
-    return rest + max(KERNEL_US, memory, op.flops / (peak * matrix_share(on) * 1e6))
+        return launches + max(KERNEL_US, memory + op.flops / (peak * ATTENTION_SHARE * 1e6))
+    return launches + max(KERNEL_US, memory, op.flops / (peak * matrix_share(on) * 1e6))
 
 
 def _gathered(forward: Sequence[Op]) -> int:
@@ -259,9 +259,9 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
     )
 
 
-def _part(layer: Layer, given: int, ranks: int, link: Link) -> Layer:
-    """A device's part of a layer whose input has `given` bytes."""
-    hidden = max(given, layer.output_bytes)
+def _part(layer: Layer, input_bytes: int, ranks: int, link: Link) -> Layer:
+    """A device's part of a layer whose input has `input_bytes` bytes."""
+    hidden = max(input_bytes, layer.output_bytes)
     turn = link.time(hidden * (ranks - 1) / ranks)
     turns = BLOCK if layer.attention_F else OTHER if layer.parameter_bytes else {}
     times = {kind: getattr(layer, kind) / ranks + turn * turns.get(kind, 0) * bool(getattr(layer, kind)) for kind in OTHER}
@@ -270,8 +270,8 @@ def _part(layer: Layer, given: int, ranks: int, link: Link) -> Layer:
         for name in (*SIZES, "parameter_bytes", "frozen_bytes", "kv_bytes", "kv_gradient_bytes")
     }
     sizes["transient"] += hidden if turns else 0
-    rest = {name: getattr(layer, name) / ranks for name in ("U", "attention_F", "attention_B")}
-    return replace(layer, **{name: round(time, 3) for name, time in (times | rest).items()}, **sizes)
+    parts = {name: getattr(layer, name) / ranks for name in ("U", "attention_F", "attention_B")}
+    return replace(layer, **{name: round(time, 3) for name, time in (times | parts).items()}, **sizes)
 
 
 def _host(host: HostLink, ranks: int, node: int) -> HostLink:

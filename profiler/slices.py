@@ -46,8 +46,8 @@ class Fitted(NamedTuple):
 
     def facts(self, times: SliceTimes) -> dict[str, Any]:
         """What a profile says of its slices."""
-        said = {"lengths": list(times.lengths), "timed": sorted(positions(len(times.lengths))), "line_errors": self.errors}
-        return {SEQUENCE: sum(times.lengths), "slices": said}
+        facts = {"lengths": list(times.lengths), "timed": sorted(positions(len(times.lengths))), "line_errors": self.errors}
+        return {SEQUENCE: sum(times.lengths), "slices": facts}
 
 
 def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> Fitted:
@@ -56,23 +56,23 @@ def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> 
     not fall: where they do, by chance, that is noted, and the line is constant too."""
     errors: dict[str, dict[str, float]] = {}
     notes: list[str] = []
-    found = []
+    fits = []
     for layer, kind in zip(layers, kinds, strict=True):
         own: list[str] = []
-        said, worst = _fitted(layer, times, kind, own)
-        found.append(said)
+        fit, worst = _fitted(layer, times, kind, own)
+        fits.append(fit)
         if layer is layers[kind]:
             errors[layer.name], notes = worst, notes + own
-    return Fitted(tuple(found), errors, notes)
+    return Fitted(tuple(fits), errors, notes)
 
 
 def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tuple[Layer, dict[str, float]]:
     medians = {name: median(row) for name, row in times.samples[kind].items()}
     most = {"attention_F": layer.F, "attention_B": min(layer.B, layer.BW)}
-    attention: dict[str, Any] = {name: min(medians.get(name, 0.0), one) for name, one in most.items()}
-    for name, one in most.items():
-        if medians.get(name, 0.0) > one:
-            more = f"{medians[name]:,.0f} µs by itself, more than the {one:,.0f} µs of the whole pass"
+    attention: dict[str, Any] = {name: min(medians.get(name, 0.0), limit) for name, limit in most.items()}
+    for name, whole in most.items():
+        if medians.get(name, 0.0) > whole:
+            more = f"{medians[name]:,.0f} µs by itself, more than the {whole:,.0f} µs of the whole pass"
             notes.append(f"slices: {layer.name}: {name} was {more}: taken as all of it")
     keys, gradients = times.kv_bytes[kind]
     layer = replace(layer, **attention, kv_bytes=keys, kv_gradient_bytes=0 if gradients == keys else gradients)
@@ -85,7 +85,7 @@ def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tup
         if name in OF_ATTENTION and any(times.kv_bytes[kind]):
             growth = 2 * getattr(layer, OF_ATTENTION[name]) / len(parts) ** 2
         even = slice_times([layer], name, tuple(i / len(parts) for i in range(len(parts) + 1)))[0]
-        lines[name], fell = _line({j: one - parts[j] for j, one in rows.items()}, times.cuts, growth, even)
+        lines[name], fell = _line({j: us - parts[j] for j, us in rows.items()}, times.cuts, growth, even)
         if fell:
             part = fell * (len(parts) - 1) / mean(rows.values())
             notes.append(f"slices: {layer.name}: {name} falls by {part:.0%} to the last slice: taken as constant")
@@ -93,8 +93,8 @@ def _fitted(layer: Layer, times: SliceTimes, kind: int, notes: list[str]) -> tup
     return layer, {name: _error(rows, slice_times([layer], name, times.cuts)) for name, rows in timed.items()}
 
 
-def _error(rows: dict[int, float], said: Sequence[int]) -> float:
-    return max(abs(one - said[j]) / max(said[j], 1) for j, one in rows.items())
+def _error(rows: dict[int, float], line: Sequence[int]) -> float:
+    return max(abs(us - line[j]) / max(line[j], 1) for j, us in rows.items())
 
 
 def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: float) -> tuple[Line, float]:
@@ -111,16 +111,16 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
         def missed(line: Line) -> float:
             """Squares that are left where the line is read as `SliceExtra` reads it, whichever form it was fitted in."""
             first, later = line
-            said = first * (ones if first > 0 else lengths) + later * (before if later > 0 else steps)
-            return float(((y - said) ** 2).sum())
+            values = first * (ones if first > 0 else lengths) + later * (before if later > 0 else steps)
+            return float(((y - values) ** 2).sum())
 
         forms = (np.stack(columns, 1) for columns in product((ones, lengths), (before, steps)))
         tried = [np.linalg.lstsq(form, y, rcond=None)[0].tolist() for form in forms]
         first, later = min(((a, b) for a, b in tried), key=missed)
         if first < -even:
-            first, rest = -float(even), np.stack((before, steps), 1)
-            slopes = [(y + even * lengths) @ form / (form @ form) for form in rest.T]
-            later = min((float(slope) for slope in slopes), key=lambda one: missed((first, one)))
+            first, later_forms = -float(even), np.stack((before, steps), 1)
+            slopes = [(y + even * lengths) @ form / (form @ form) for form in later_forms.T]
+            later = min((float(slope) for slope in slopes), key=lambda rate: missed((first, rate)))
         if later >= -growth:
             return (first, later), 0.0
         fell = -(later + growth)
@@ -179,7 +179,7 @@ class SliceTimes:
     @property
     def cuts(self) -> tuple[float, ...]:
         """As `zbsolve.features.cuts` has them."""
-        return tuple(one / sum(self.lengths) for one in accumulate(self.lengths, initial=0))
+        return tuple(length / sum(self.lengths) for length in accumulate(self.lengths, initial=0))
 
     def named(self, names: Sequence[str]) -> dict[str, list[float]]:
         """All samples by name, as in a profile. names: of the model's layers."""
@@ -189,12 +189,12 @@ class SliceTimes:
 
 def cutting_of(slices: Slices, model: Model) -> Cutting | None:
     """How the model's sequences are cut; None: they are not. Raises BadInput, also where they do not make these slices."""
-    said = said_of(slices)
-    if said.number == 1:
+    spec = said_of(slices)
+    if spec.number == 1:
         return None
-    if said.even_work:
+    if spec.even_work:
         raise BadInput("--slices: which slices take as long, only a profile says: measure even ones, or give lengths")
-    cutting = Cutting(said.number, said.lengths)
+    cutting = Cutting(spec.number, spec.lengths)
     cutting.parts({0: model.batch(0, 0)[0]}, f"--slices: model '{model.name}'")
     return cutting
 
@@ -238,7 +238,7 @@ def _timed_together(
                 raise
     share = replace(bench, seconds=bench.seconds / len(kinds))
     alone_ones = (_timed_together(model, through, (i,), cutting, share, calls, progress) for i in kinds)
-    return {i: rows for one in alone_ones for i, rows in one.items()}
+    return {i: rows for samples in alone_ones for i, rows in samples.items()}
 
 
 def _tokens(model: Model) -> int:
@@ -251,8 +251,8 @@ def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) 
     x = model.batch(0, 0)[0] if i == 0 else through.example(i, torch.randn)
     last = i == len(model.layers) - 1
     batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)
-    given = Sequences([batch[0]] * 2, [batch[1]] * 2)
-    compare([layer], i, model.loss if last else None, given, cutting)
+    sequences = Sequences([batch[0]] * 2, [batch[1]] * 2)
+    compare([layer], i, model.loss if last else None, sequences, cutting)
     calls = _Calls()
     with torch.no_grad(), running_slice(calls):
         layer(batch[0])
@@ -272,7 +272,7 @@ def _rounds(
     that a pass finds nothing in a cache that training would not leave there, the first slice's no less than the others';
     and attention of whole sequences, layer by layer."""
     sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
-    stages = [stage for one in sets[:MAX_COPIES] for stage in one]
+    stages = [stage for row in sets[:MAX_COPIES] for stage in row]
     feeds = {i: alone(model, i, through, bench.device) for i in kinds}
     sliced = [(stage, StageSlices(cutting, compares=False)) for stage in stages]
     timed, step = positions(cutting.count), 0
@@ -282,29 +282,29 @@ def _rounds(
         for i in kinds:
             if calls[i]:
                 _time_attention(i, calls[i], timer)
-        found: dict[int, Samples] = {i: {} for i in kinds}
+        samples: dict[int, Samples] = {i: {} for i in kinds}
         for i, kind, device_us, _ in timer.drain():
             name, _, number = kind.partition("/")
             if not number or (int(number) in timed and (split or name == "BW")):  # problems know one F
-                found[i].setdefault(kind, []).append(device_us)
-        yield found
+                samples[i].setdefault(kind, []).append(device_us)
+        yield samples
         step += 1
 
 
 def positions(count: int) -> set[int]:
     """Numbers of slices that are timed, first and last among them."""
-    return {round(one) for one in np.linspace(0, count - 1, min(POSITIONS, count)).tolist()}
+    return {round(point) for point in np.linspace(0, count - 1, min(POSITIONS, count)).tolist()}
 
 
 def _turn(
     sliced: Sequence[tuple[Stage, StageSlices]],
     cutting: Cutting,
-    given: list[tuple[Any, Any]],
+    inputs: list[tuple[Any, Any]],
     timer: PassTimer,
     split: bool,
 ) -> None:
     """All slices of a microbatch on each stage, forward in order and backward the other way round."""
-    both = zip(sliced, given, strict=True)
+    both = zip(sliced, inputs, strict=True)
     parts = [(cutting.parts({0: x}, "input"), _targets(stage, cutting, y)) for (stage, _), (x, y) in both]
     gradients: dict[tuple[int, int], Any] = {}
     for j in range(cutting.count):
@@ -337,12 +337,12 @@ def _sampled(rounds: Iterator[dict[int, Samples]], seconds: float) -> dict[int, 
     """Samples of rounds behind some that warm up, for so many seconds, but of a few rounds in any case."""
     for _ in range(WARM_ROUNDS):
         next(rounds)
-    found: dict[int, Samples] = {}
+    samples: dict[int, Samples] = {}
     begin = time.monotonic()
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and time.monotonic() - begin > seconds:
             break
         for i, rows in next(rounds).items():
             for kind, row in rows.items():
-                found.setdefault(i, {}).setdefault(kind, []).extend(row)
-    return found
+                samples.setdefault(i, {}).setdefault(kind, []).extend(row)
+    return samples

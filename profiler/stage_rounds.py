@@ -59,24 +59,24 @@ class Spread:
 
     def layers(self, model: Model, numbers: Sequence[int], layers: Sequence[nn.Module]) -> list[nn.Module]:
         """These layers, as one stage, after the model's `parallelize` had them. Raises BadInput."""
-        found = dict(zip(numbers, layers, strict=True))
+        modules = dict(zip(numbers, layers, strict=True))
         if model.parallelize is not None:
             names = {i: str(i) for i in numbers}
-            found, _ = parallelized({0: list(numbers)}, found, names, self.mesh, model.parallelize)
+            modules, _ = parallelized({0: list(numbers)}, modules, names, self.mesh, model.parallelize)
         for group in model.tied:
-            tie(found, group)
-        return [found[i] for i in numbers]
+            tie(modules, group)
+        return [modules[i] for i in numbers]
 
     def agreed(self, value: bool) -> bool:
         """What the first of the ranks that measure together says."""
         if self.group is None:
             return value
-        said = torch.tensor([int(value)])
+        verdict = torch.tensor([int(value)])
         try:
-            dist.broadcast(said, group=self.group, group_src=0)
+            dist.broadcast(verdict, group=self.group, group_src=0)
         except RuntimeError as error:
             raise RunFailed(f"profile: waiting for the other ranks ({self.mesh.coordinate} here): {reason(error)}") from None
-        return bool(said)
+        return bool(verdict)
 
 
 def joined(text: str, timeout: float, device: torch.device) -> Spread:
@@ -125,14 +125,14 @@ class PassTimer:
         self.at: tuple[int, str] = (0, "F")
         self._rows: list[tuple[int, str, Any, float]] = []
 
-    def run(self, layer: int, kind: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def run(self, layer: int, kind: str, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """What `call` returns for the other arguments, timed as a pass of `layer`."""
         self.at = layer, kind
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.cuda else []  # type: ignore[no-untyped-call]
         if events:
             events[0].record()
         start = time.monotonic_ns()
-        result = call(*given, **named)
+        result = call(*args, **named)
         host = (time.monotonic_ns() - start) / 1000
         if events:
             events[1].record()
@@ -184,8 +184,8 @@ def rotated(
     count = min(MAX_COPIES, max(1, ceil(COLD_FACTOR * cache / max(1, size))))
     copies = [layers, *(copy.deepcopy(layers) for _ in range(count - 1))]
     if spread is not None:
-        copies = [spread.layers(model, taken, one) for one in copies]
-    return [[_stage(model, i, layer, parts) for i, layer in zip(taken, one, strict=True)] for one in copies]
+        copies = [spread.layers(model, taken, copied) for copied in copies]
+    return [[_stage(model, i, layer, parts) for i, layer in zip(taken, copied, strict=True)] for copied in copies]
 
 
 def _stage(model: Model, i: int, layer: nn.Module, parts: Parts) -> Stage:
@@ -198,8 +198,8 @@ def batches(model: Model, device: torch.device) -> Feed:
     first = model.batch(0, 0)
 
     def feed(microbatch: int, step: int) -> tuple[Any, Any]:
-        found = model.batch(microbatch, step)
-        x, target = found if _shapes(found) == _shapes(first) else first
+        batch = model.batch(microbatch, step)
+        x, target = batch if _shapes(batch) == _shapes(first) else first
         return moved(x, device), moved(target, device)
 
     return feed
@@ -235,8 +235,8 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
     step = 0
     turns = TURNS if recompute else TURNS[:2]
     while True:
-        given = [feed(m, step) for m in range(max(IN_FLIGHT, len(sets)))]
-        yield _round(sets, given, timer, turns[step % len(turns)])
+        inputs = [feed(m, step) for m in range(max(IN_FLIGHT, len(sets)))]
+        yield _round(sets, inputs, timer, turns[step % len(turns)])
         step += 1
 
 
@@ -245,16 +245,16 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
 SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 
 
-def _round(sets: Sequence[list[Stage]], given: list[tuple[Any, Any]], timer: PassTimer, turn: str) -> list[Sample]:
-    split, again, sides = turn != "fused", turn == "recompute", SideValues({one.first: one for one in sets[0]})
-    for m, (x, target) in enumerate(given):
+def _round(sets: Sequence[list[Stage]], inputs: list[tuple[Any, Any]], timer: PassTimer, turn: str) -> list[Sample]:
+    split, again, sides = turn != "fused", turn == "recompute", SideValues({each.first: each for each in sets[0]})
+    for m, (x, target) in enumerate(inputs):
         read = {} if isinstance(x, Carried) else {INPUTS: constant(x), TARGETS: target}
         for stage in sets[m % len(sets)]:
             x = sides.into(stage.first, m, x, read)
             x = timer.run(stage.first, "F", stage.forward, m, x, target, split=split, recompute=again)
             x = sides.out(stage.first, m, x)
         last = x
-    for m in range(len(given)):
+    for m in range(len(inputs)):
         stages = sets[m % len(sets)]
         gradient: Any = None if stages[-1].loss is not None else [torch.ones_like(tensor) for tensor in trained(last)]
         for stage in reversed(stages):

@@ -102,12 +102,12 @@ class CapturedStage:
     def _captured(self, name: str) -> tuple[dict[str, Any], Turn]:
         """Kind → graph of one turn, and the tensors that they read and make. The turn runs as it is before. Nothing is
         seeded, which a capture may not do: times are the same for any random numbers."""
-        found: dict[str, Any] = {}
+        graphs: dict[str, Any] = {}
         run = partial(turn, self._stage, *self._given, split=name != "fused", recompute=name == "recompute")
         pool = torch.cuda.graph_pool_handle()  # the turn's own: what F keeps is there until W
 
         def capture(kind: str, call: Callable[[], Any]) -> Any:
-            graph = found[kind] = torch.cuda.CUDAGraph()
+            graph = graphs[kind] = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool)
             try:
                 return call()
@@ -119,25 +119,25 @@ class CapturedStage:
         with torch.cuda.stream(self._stream), seeding(lambda seed, number: None):
             run(lambda kind, call: call())
             torch.cuda.synchronize()
-            return found, run(capture)
+            return graphs, run(capture)
 
 
 def replayed(sets: Sequence[list[Stage]], feed: Feed) -> tuple[list[list[Any]], dict[tuple[int, str], str]]:
     """The same copies of stages with their passes captured; and (layer, kind) → why that could not be. feed: as `rounds` has
     it."""
-    found: list[list[Any]] = []
+    replays: list[list[Any]] = []
     missing: dict[tuple[int, str], str] = {}
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     for number, stages in enumerate(sets):
         x, target = feed(number, 0)
-        found.append([])
+        replays.append([])
         for stage in stages:
             captured_stage = CapturedStage(stage, x, target, stream)
             missing |= {(stage.first, kind): why for turn, why in captured_stage.why.items() for kind in SAMPLED[turn]}
-            found[-1].append(captured_stage)
+            replays[-1].append(captured_stage)
             x = stage.forward(0, x, target, split=False)
             stage.forget()
-    return found, missing
+    return replays, missing
 
 
 TIMED_KINDS = ("F", "B", "W", "BW", "X")
@@ -285,13 +285,13 @@ def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Benc
     """The same with passes that were captured, which count in place of those that ran as they are."""
     progress("capturing passes")
     replaying, timed.uncaptured = replayed(sets, feed)
-    found = Timed({}, {})
-    _run(found, replaying, feed, PassTimer(bench.device), bench, progress, "captured passes")
-    keys = found.samples.keys() - timed.uncaptured.keys()
+    captured = Timed({}, {})
+    _run(captured, replaying, feed, PassTimer(bench.device), bench, progress, "captured passes")
+    keys = captured.samples.keys() - timed.uncaptured.keys()
     timed.eager = {key: timed.samples[key] for key in sorted(keys)}
-    timed.samples |= {key: found.samples[key] for key in keys}
-    timed.host |= {key: found.host[key] for key in keys}
-    timed.clocks += found.clocks
+    timed.samples |= {key: captured.samples[key] for key in keys}
+    timed.host |= {key: captured.host[key] for key in keys}
+    timed.clocks += captured.clocks
 
 
 def wanted(done: int, elapsed: float, seconds: float) -> bool:

@@ -73,15 +73,15 @@ class Cut:
 
     def parameter_bytes(self, ranks: int, *, frozen: bool = False) -> int:
         """Bytes of a shard's parameters; `frozen`: of those that are not trained."""
-        own = [one for one in (self.weight, self.bias, None if self.tied else self.table) if one is not None]
+        own = [tensor for tensor in (self.weight, self.bias, None if self.tied else self.table) if tensor is not None]
         rows = len(shard_rows(self.size, ranks, 0))
         return sum(parameter.nbytes // self.size * rows for parameter in own if not (frozen and parameter.requires_grad))
 
     def _shard(self, parameter: nn.Parameter, ranks: int) -> nn.Parameter:
         part = parameter.detach()[: len(shard_rows(self.size, ranks, 0))].clone()
-        found = nn.Parameter(part, requires_grad=parameter.requires_grad)
-        found.grad = torch.zeros_like(found) if found.requires_grad else None
-        return found
+        shard = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        shard.grad = torch.zeros_like(shard) if shard.requires_grad else None
+        return shard
 
 
 def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[..., Tensor] = torch.empty) -> Cut:
@@ -99,11 +99,11 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
     first, end = built(model, [0, last], device)
     path, loss = recognised(end, model.loss, last)
     output: Any = end.get_submodule(path)
-    found = _table(first, output)
+    embedding = _table(first, output)
     rests = [Rest(Stage([without_output(end, path)], last), example(through.inputs[last], make, device), last)]
     table, scale, tokens = None, 1.0, None
-    if found is not None:
-        (table_path, scale), tokens = found, tokens_of(inputs)
+    if embedding is not None:
+        (table_path, scale), tokens = embedding, tokens_of(inputs)
         table = first.get_parameter(_weight(table_path))
         vectors = make((*tokens.shape, table.shape[1]), device=device).to(table.dtype).requires_grad_()
         # An inner stage: the gradient of what is looked up is needed.
@@ -136,10 +136,10 @@ def run_shard(output: OutputShard, hidden: Tensor, labels: Tensor, ranks: int, b
     kept = around("S", lambda: pass_s(output, hidden, labels, barriers))
 
     def barrier() -> Merged:
-        found = merge(output, kept, kept.statistics.expand(ranks, *kept.statistics.shape))
+        total = merge(output, kept, kept.statistics.expand(ranks, *kept.statistics.shape))
         if barriers == 1:
-            input_gradient(output, kept, found)
-        return found
+            input_gradient(output, kept, total)
+        return total
 
     merged = around("merge", barrier)
     around("T", lambda: pass_t(output, kept, merged, barriers))

@@ -64,19 +64,19 @@ def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
 
 def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
     """The operations of S, "merge" and T. cut: of fake tensors."""
-    found: PassOps = {}
-    shard = cut.output(ranks, lambda logits: _few_blocks(logits, found["S"]))
-    run_shard(shard, cut.hidden, cut.labels, ranks, barriers, counting(found))
-    return found
+    ops: PassOps = {}
+    shard = cut.output(ranks, lambda logits: _few_blocks(logits, ops["S"]))
+    run_shard(shard, cut.hidden, cut.labels, ranks, barriers, counting(ops))
+    return ops
 
 
 def counted_table(cut: Cut, ranks: int) -> PassOps:
     """The operations of VE and VS; none where the embedding is not sharded."""
-    found: PassOps = {}
+    ops: PassOps = {}
     shard = cut.embedding(ranks)
     if shard is not None:
-        run_table(shard, cut.tokens, counting(found))
-    return found
+        run_table(shard, cut.tokens, counting(ops))
+    return ops
 
 
 def _few_blocks(logits: Tensor, ops: list[Op]) -> Iterator[slice]:
@@ -105,7 +105,7 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     """Bytes that S keeps for T, without hidden states and their gradient; the most that a pass takes on top of what is there
     before or after it."""
     shard = cut.output(ranks, lambda logits: _few_blocks(logits, []))
-    own = [t for one in (shard.weight, shard.bias) if one is not None for t in (one, one.grad) if t is not None]
+    own = [t for tensor in (shard.weight, shard.bias) if tensor is not None for t in (tensor, tensor.grad) if t is not None]
     after: dict[str, int] = {}
     over = [0]
     with LiveBytes([cut.hidden, cut.labels, *own]) as meter:
@@ -171,8 +171,8 @@ class VocabularyTimes:
         parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # place, and what stands behind a pass
         parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
         parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
-        found = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
-        return dict(found)
+        named = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
+        return dict(named)
 
 
 def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
@@ -188,30 +188,30 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
     """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one, and for
     torchrun's. Raises BadInput where the vocabulary is none that can be sharded."""
     cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
-    found, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
+    times, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
     for rest in cut.rests:
         progress("what a sharded vocabulary leaves of the layers")
-        found.rests[rest.number] = _rest(rest, cut, timer)
+        times.rests[rest.number] = _rest(rest, cut, timer)
     together = dist.get_world_size() if dist.is_initialized() else 0  # of torchrun, whose collectives are measured too
     wanted = {*cut.ranks, *([together] if 1 < together <= cut.size else [])}
     most, each = max(wanted), _seconds_a_turn(cut, max(wanted), timer)
-    for done, ranks in enumerate(sorted(wanted, key=lambda one: (one != together, abs(one - USUAL_RANKS), one))):
+    for done, ranks in enumerate(sorted(wanted, key=lambda count: (count != together, abs(count - USUAL_RANKS), count))):
         left = until - time.monotonic()
-        last = done == len(wanted) - 1 and not found.shards
+        last = done == len(wanted) - 1 and not times.shards
         takes = each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS)
         if takes > left and ranks != together and not last:
             continue
         progress(f"the vocabulary's shards for {ranks} ranks")
         for barriers in (1, 2):
             if bench.device.type == "cpu":
-                found.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
+                times.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
             own = cut.output(ranks)
             run = partial(run_shard, own, cut.hidden, cut.labels, ranks, barriers, partial(timer.run, 0))
-            found.shards[ranks, barriers] = _sampled(run, timer, left / len(wanted))
+            times.shards[ranks, barriers] = _sampled(run, timer, left / len(wanted))
         table = cut.embedding(ranks)
         if table is not None:
-            found.tables[ranks] = _sampled(partial(run_table, table, cut.tokens, partial(timer.run, 0)), timer, 0.0)
-    return found
+            times.tables[ranks] = _sampled(partial(run_table, table, cut.tokens, partial(timer.run, 0)), timer, 0.0)
+    return times
 
 
 def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: LayerOf) -> VocabularyCosts:
@@ -245,11 +245,11 @@ def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> dict[str, list[float]]:
     turns = rounds([[rest.stage]], lambda microbatch, step: (rest.given, cut.labels), timer, recompute=True)
     for _ in TURNS:
         next(turns)
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for _ in range(MIN_ROUNDS * len(TURNS)):
         for _, kind, device_us, _ in next(turns):
-            found.setdefault(kind, []).append(device_us)
-    return found
+            samples.setdefault(kind, []).append(device_us)
+    return samples
 
 
 def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> dict[str, list[float]]:
@@ -257,12 +257,12 @@ def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> dict
     for _ in range(WARM_ROUNDS):
         turn()
     timer.drain()
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     begin = time.monotonic()
     for done in range(MAX_ROUNDS):
         if done >= MIN_ROUNDS and time.monotonic() - begin > seconds / 2:
             break
         turn()
         for _, name, device_us, _ in timer.drain():
-            found.setdefault(name, []).append(device_us)
-    return found
+            samples.setdefault(name, []).append(device_us)
+    return samples

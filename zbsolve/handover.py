@@ -30,13 +30,13 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
     start, end, rank = timeline.start if begin is None else begin, timeline.end, problem.passes.rank
     turn = np.arange(len(start)) if timeline.turn is None else timeline.turn
     rows = np.lexsort((turn, start, rank))
-    begun, found = problem.passes.that(begun=True), []
-    for mine in np.split(rows, np.searchsorted(rank[rows], np.arange(1, problem.ranks))):
-        place = np.arange(len(mine))
-        busy = np.maximum.accumulate(np.where(problem.computing[mine], place, -1))
-        moved = begun[mine] & ~problem.computing[mine] & (busy >= 0) & (start[mine] < end[mine[busy]])
-        found.append(mine[np.argsort(np.where(moved, busy - 0.5, place), kind="stable")].astype(np.int64))
-    return tuple(found)
+    begun, orders = problem.passes.that(begun=True), []
+    for own in np.split(rows, np.searchsorted(rank[rows], np.arange(1, problem.ranks))):
+        place = np.arange(len(own))
+        busy = np.maximum.accumulate(np.where(problem.computing[own], place, -1))
+        moved = begun[own] & ~problem.computing[own] & (busy >= 0) & (start[own] < end[own[busy]])
+        orders.append(own[np.argsort(np.where(moved, busy - 0.5, place), kind="stable")].astype(np.int64))
+    return tuple(orders)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,26 +99,26 @@ class Handover:
         pass that makes it."""
         rank, place, end = self.schedule.problem.passes.rank, self.place, self.schedule.timeline().end
         source, destination = rank[self.before], rank[self.after]
-        found = place[self.before].copy()
+        places = place[self.before].copy()
         ways = np.lexsort((place[self.before], destination, source))
         ways = ways[source[ways] != destination[ways]]
         pair = source[ways] * len(self.orders) + destination[ways]
-        for mine in np.split(ways, np.flatnonzero(np.diff(pair)) + 1) if len(ways) else ():
-            at = self.running(int(destination[mine[0]]), end[self.before[mine]])
-            at = np.minimum(at, place[self.after[mine]] - 1)
-            found[mine] = np.maximum(0, np.minimum.accumulate(at[::-1])[::-1])
-        return found
+        for own in np.split(ways, np.flatnonzero(np.diff(pair)) + 1) if len(ways) else ():
+            at = self.running(int(destination[own[0]]), end[self.before[own]])
+            at = np.minimum(at, place[self.after[own]] - 1)
+            places[own] = np.maximum(0, np.minimum.accumulate(at[::-1])[::-1])
+        return places
 
     @cached_property
     def gone(self) -> Ints:
         """Before which place of its sender's order each message has gone, shape (messages,): one pass behind the first that
         starts after it has arrived."""
-        rank, found = self.schedule.problem.passes.rank, self.place[self.before] + 2
+        rank, places = self.schedule.problem.passes.rank, self.place[self.before] + 2
         there = self.schedule.timeline().end[self.before] + self.lag
         for source in range(len(self.orders)):
-            mine = np.flatnonzero(rank[self.before] == source)
-            found[mine] = np.maximum(found[mine], self.running(source, there[mine]) + 2)
-        return found
+            own = np.flatnonzero(rank[self.before] == source)
+            places[own] = np.maximum(places[own], self.running(source, there[own]) + 2)
+        return places
 
     def waiting(self, rank: int, sizes: Ints) -> Ints:
         """Bytes of messages on a rank while each pass of its order runs, and right behind it. sizes: bytes of each message,
@@ -165,10 +165,10 @@ def _held_and_waiting(schedule: Schedule) -> list[tuple[Ints, Ints]]:
     problem, timeline = schedule.problem, schedule.timeline()
     if problem.messages is None:
         return [(np.zeros(1, np.int64),) * 2] * problem.ranks
-    handover, found = Handover.of(schedule), []
+    handover, rows_of = Handover.of(schedule), []
     sizes = handover.sizes(problem.messages)
     for rank, rows in enumerate(handover.orders):
         start, (times, held) = timeline.start[rows], timeline.memory(rank)
         waiting = handover.waiting(rank, sizes)
-        found.append((held[np.searchsorted(times, start, "right") - 1], waiting[handover.running(rank, start)]))
-    return found
+        rows_of.append((held[np.searchsorted(times, start, "right") - 1], waiting[handover.running(rank, start)]))
+    return rows_of

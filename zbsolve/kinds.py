@@ -112,4 +112,4 @@ def register(kind: Kind) -> None:
 
 def kinds_that(**facts: object) -> tuple[str, ...]:
     """Labels of the kinds whose rows say all this, such as `kinds_that(away=True)`."""
-    return tuple(label for label, row in TABLE.items() if all(getattr(row, what) == said for what, said in facts.items()))
+    return tuple(label for label, row in TABLE.items() if all(getattr(row, what) == value for what, value in facts.items()))

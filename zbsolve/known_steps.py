@@ -63,8 +63,8 @@ def _of_unlike_lengths(problem: Problem) -> bool:
 
 def _words(problem: Problem) -> dict[str, Any]:
     """What a problem's passes say of its `Step`, but for its backwards, which may be of both kinds."""
-    told = {field.name: field.told(problem) for field in STEP_FIELDS if field.name != "fused"}
-    return {name: said for name, said in told.items() if said is not None}
+    words = {field.name: field.told(problem) for field in STEP_FIELDS if field.name != "fused"}
+    return {name: value for name, value in words.items() if value is not None}
 
 
 def _backwards(problem: Problem) -> tuple[Bools, Bools]:

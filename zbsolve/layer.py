@@ -116,7 +116,7 @@ class Layer:
     @property
     def names(self) -> Names:
         """Of what it gives and takes."""
-        return Names(tuple(one.name for one in self.gives), self.takes, self.begins)
+        return Names(tuple(given.name for given in self.gives), self.takes, self.begins)
 
     @property
     def trained_bytes(self) -> int:

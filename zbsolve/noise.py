@@ -84,8 +84,8 @@ class Measured:
 
         def some(block: Ints) -> Floats:
             own, at = step[block, None], rank[block][:, p.rank]
-            found = self.factors[own, kind, at, chunk, microbatch[block][:, of], piece]
-            return np.asarray(np.where(kind >= 0, found, level[own, at]))
+            factors = self.factors[own, kind, at, chunk, microbatch[block][:, of], piece]
+            return np.asarray(np.where(kind >= 0, factors, level[own, at]))
 
         return some
 
@@ -140,18 +140,18 @@ class Noise:
     def read(cls, text: str) -> Noise:
         """From words such as `rank=1%,microbatch=20%,pass=3%,stall=0.1%x8`. Raises BadInput."""
         fields = {"step": "step", "rank": "rank", "microbatch": "microbatch", "pass": "single", "stall": "stall"}
-        found = dict[str, Any]()
+        parts = dict[str, Any]()
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
-            if name not in fields or fields[name] in found:
+            if name not in fields or fields[name] in parts:
                 raise BadInput(f"noise '{part}': rank=1%,microbatch=20%,pass=3%,stall=0.1%x8, each once, or a trace's file")
             stalls = STALL.fullmatch(value) if name == "stall" else None
             if name == "stall" and stalls is None:
                 raise BadInput(f"noise '{part}': a chance, and how many times as long: stall=0.1%x8")
-            found[fields[name]] = parse_share(stalls[1] if stalls else value, f"noise: {name}")
+            parts[fields[name]] = parse_share(stalls[1] if stalls else value, f"noise: {name}")
             if stalls:
-                found["times"] = float(stalls[2])
-        return cls(**found)
+                parts["times"] = float(stalls[2])
+        return cls(**parts)
 
     def __post_init__(self) -> None:
         shares = (self.step, self.rank, self.microbatch, self.single, self.stall)
@@ -167,23 +167,23 @@ class Noise:
             count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
             raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
         problem, p, lengths = trace.problem, trace.problem.passes, lengths_of(trace)
-        given = tuple(trace.facts.get("microbatch_factors", ()))
-        base, counted = _usual(problem, given), problem.computing & problem.in_microbatch
+        factors = tuple(trace.facts.get("microbatch_factors", ()))
+        base, counted = _usual(problem, factors), problem.computing & problem.in_microbatch
         rows = np.flatnonzero(counted & (base > 0) & (lengths.usual > 0))
         if not len(rows):
             raise BadInput(f"{where}: no pass takes time")
         each = np.log(lengths.each)
         whole, apart = np.median(each, axis=1, keepdims=True), _apart(each - np.median(each, axis=1, keepdims=True))
-        rest = np.log(np.maximum(trace.computed()[:, rows] / lengths.usual[rows], LEAST)) - each[:, p.microbatch[rows]]
+        left = np.log(np.maximum(trace.computed()[:, rows] / lengths.usual[rows], LEAST)) - each[:, p.microbatch[rows]]
         present = np.unique(p.rank[rows])
-        ranks = np.stack([np.median(rest[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
-        rest = rest - ranks[:, np.searchsorted(present, p.rank[rows])]
-        stalls, chance = rest > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
-        shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, rest[~stalls].std()
-        times = float(np.exp(np.median(rest[stalls]))) if stalls.any() else 1.0
+        ranks = np.stack([np.median(left[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
+        left = left - ranks[:, np.searchsorted(present, p.rank[rows])]
+        stalls, chance = left > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
+        shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, left[~stalls].std()
+        times = float(np.exp(np.median(left[stalls]))) if stalls.any() else 1.0
         step, rank, microbatch, single = np.minimum(shares, MOST).tolist()
         seen = Measured.of(trace, base, rows)
-        return cls(step, rank, microbatch, single, float(stalls.mean()), times, measured=seen, lengths=given)
+        return cls(step, rank, microbatch, single, float(stalls.mean()), times, measured=seen, lengths=factors)
 
     def __str__(self) -> str:
         parts = [f"steps {self.step:.1%}", f"ranks {self.rank:.1%}", f"microbatches {self.microbatch:.1%}"]
@@ -238,10 +238,10 @@ class Aim:
     @classmethod
     def read(cls, text: str, noise: Callable[[str], Noise] = Noise.read) -> Aim:
         """From words such as `p95:rank=1%,microbatch=20%`; noise: reads what is behind the colon. Raises BadInput."""
-        what, _, said = text.partition(":")
-        if what not in AIMS or not said:
+        what, _, words = text.partition(":")
+        if what not in AIMS or not words:
             raise BadInput(f"prefer '{text}': time, memory, or {', '.join(AIMS)} of a noise: p95:rank=1%,microbatch=20%")
-        return cls(what, noise(said))
+        return cls(what, noise(words))
 
     def of(self, values: Floats) -> float:
         """µs: the mean of steps, or what such a share of them does not exceed."""
@@ -272,10 +272,10 @@ class Spread:
     @property
     def parts(self) -> dict[str, float]:
         """The same of the passes of a kind and stage, such as `3B`, the largest first."""
-        p, found = self.problem.passes, Counter[str]()
+        p, shares = self.problem.passes, Counter[str]()
         for kind, stage, share in zip(p.kind_names, p.stage.tolist(), self.took.tolist(), strict=True):
-            found[f"{stage}{kind}"] += share
-        return dict(sorted(found.items(), key=lambda part: -part[1]))
+            shares[f"{stage}{kind}"] += share
+        return dict(sorted(shares.items(), key=lambda part: -part[1]))
 
     @property
     def mean(self) -> tuple[float, float]:
@@ -314,8 +314,8 @@ class Spread:
         """By which share it is below the other, of the same draws, and between what that truly is (95 %: both are drawn
         again from their draws, a step of one with that of the other, as many as are independent)."""
         again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, self.independent))
-        found = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
-        low, high = np.quantile(found, (0.025, 0.975)).tolist()
+        gains = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
+        low, high = np.quantile(gains, (0.025, 0.975)).tolist()
         return 1 - aim.of(self.values) / aim.of(other.values), low, high
 
     def _mean(self, values: Floats) -> tuple[float, float]:
@@ -371,7 +371,7 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
     ran = noise.measured
-    if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
+    if draws is None and ran is not None and not noise.shuffled and all(ran.fits(s.problem) for s in schedules.values()):
         draws = len(ran.factors)
     if draws is None:
         most = max(len(schedule.problem.passes) for schedule in schedules.values())
@@ -428,7 +428,7 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
     """µs of each step, shape (steps,): the longest path. One for each pass on it is added to `often`, its time to
     `critical`."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
-    found = np.zeros(steps)
+    lengths = np.zeros(steps)
     end, source = np.zeros(count), np.zeros(count, np.int64)
     for d in range(steps):
         last = order[0]
@@ -440,12 +440,12 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
             end[i] = begin + took[d, i]
             if end[i] > end[last]:
                 last = i
-        found[d] = end[last]
+        lengths[d] = end[last]
         while last >= 0:
             often[last] += 1
             critical[last] += took[d, last]
             last = source[last]
-    return found
+    return lengths
 
 
 @kernel
@@ -464,7 +464,7 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
     """µs that no order takes less than in each step, shape (steps,): the longest path without any order, and each rank's
     work between the earliest begin of a pass there and the least that comes behind one."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
-    found = np.zeros(steps)
+    bounds = np.zeros(steps)
     head, tail = np.zeros(count), np.zeros(count)
     work, soonest, least = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
     for d in range(steps):
@@ -475,7 +475,7 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
                 head[i] = max(head[i], head[before[e]] + took[d, before[e]] + lag[e])
         for place in range(count - 1, -1, -1):
             i = order[place]
-            found[d] = max(found[d], head[i] + took[d, i] + tail[i])
+            bounds[d] = max(bounds[d], head[i] + took[d, i] + tail[i])
             for e in range(first[i], first[i + 1]):
                 tail[before[e]] = max(tail[before[e]], lag[e] + took[d, i] + tail[i])
             if computing[i]:
@@ -483,5 +483,5 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
                 soonest[rank[i]], least[rank[i]] = min(soonest[rank[i]], head[i]), min(least[rank[i]], tail[i])
         for r in range(ranks):
             if work[r] > 0:
-                found[d] = max(found[d], soonest[r] + work[r] + least[r])
-    return found
+                bounds[d] = max(bounds[d], soonest[r] + work[r] + least[r])
+    return bounds

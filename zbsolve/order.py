@@ -57,8 +57,8 @@ class Order(Mapping[str, tuple[str, ...]]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Order):
-            mine, theirs = self._rows, other.rows_in(self._problem)
-            return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name]) for name in mine)
+            own, theirs = self._rows, other.rows_in(self._problem)
+            return own.keys() == theirs.keys() and all(np.array_equal(own[name], theirs[name]) for name in own)
         return isinstance(other, Mapping) and self._names == dict(other)
 
     def rows_in(self, problem: Problem) -> dict[str, Ints]:
@@ -84,16 +84,16 @@ def order_as_json(order: Names) -> dict[str, str]:
     return {stream: " ".join(names) for stream, names in order.items()}
 
 
-def order_from(problem: Problem, said: Mapping[str, str | Iterable[str]]) -> Names:
+def order_from(problem: Problem, lines: Mapping[str, str | Iterable[str]]) -> Names:
     """The order that a file says: a row of names a stream, or (in files of format 1) a list of them. One with other passes
     than the problem's stays as it is said, for `verify` to name them."""
-    found = {}
-    for stream, names in said.items():
+    orders = {}
+    for stream, names in lines.items():
         rows = _rows_of_text(problem.passes, names if isinstance(names, str) else " ".join(names))
         if rows is None:
-            return {name: tuple(row.split()) if isinstance(row, str) else tuple(row) for name, row in said.items()}
-        found[stream] = rows
-    return Order(problem, found)
+            return {name: tuple(row.split()) if isinstance(row, str) else tuple(row) for name, row in lines.items()}
+        orders[stream] = rows
+    return Order(problem, orders)
 
 
 def _rows_of_text(passes: Passes, text: str) -> Ints | None:

@@ -91,8 +91,8 @@ def routes_of(placement: str | Spot, ranks: int) -> tuple[tuple[int, ...], ...]:
 
 def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, ...], ...]:
     """One placement, or several as routes. Raises BadInput where one is no placement, or they differ in stages or ranks."""
-    one = len(placement) == 0 or not isinstance(placement[0], Sequence)
-    result = tuple(check(route, ranks) for route in ([placement] if one else placement))  # type: ignore[arg-type]
+    is_route = len(placement) == 0 or not isinstance(placement[0], Sequence)
+    result = tuple(check(route, ranks) for route in ([placement] if is_route else placement))  # type: ignore[arg-type]
     if len({(len(route), max(route)) for route in result}) > 1:
         raise BadInput("placement: all routes must have as many stages, on the same ranks")
     return result

@@ -31,7 +31,7 @@ from .tables import (
     usual_cargo,
 )
 from .util.columns import coded, whole_column
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 from .util.files import checked, read_one_of, write_document
 
 __all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
@@ -56,7 +56,7 @@ class MessageRoom(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """For a file, which says of side inputs only where there are some."""
-        return {name: said for name, said in self._asdict().items() if said or name != "sides"}
+        return {name: value for name, value in self._asdict().items() if value or name != "sides"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class Problem:
     ) -> Problem:
         """A problem from single passes and edges (edges name passes and pools). Raises BadInput."""
         table = Passes.of(passes)
-        index = {one.name: i for i, one in enumerate(table)}
+        index = {each.name: i for i, each in enumerate(table)}
         rows = list(edges)
         for row in rows:
             for end in (row.before, row.after):
@@ -124,7 +124,7 @@ class Problem:
                 if row.carries not in CARGO:
                     raise BadInput(f"edge {row.before} → {row.after}: carries '{row.carries}', none of {CARGO}")
                 usual[i] = CARGO.index(row.carries)
-        known = ("", *(one.name for one in pools))
+        known = ("", *(each.name for each in pools))
         pool = coded([row.pool for row in rows], known, "pool") if rows else before
         links = Edges(before, after, lag, size, usual, sent, pool)
         return cls(table, links, None if capacity is None else tuple(capacity), objective, pools=tuple(pools))
@@ -191,14 +191,14 @@ class Problem:
         table[p.microbatch[back], p.stage[back]] = p.rank[back]  # where ranks differ, the first one's
         wrong = np.flatnonzero(table[p.microbatch[rows], p.stage[rows]] != p.rank[rows])
         if len(wrong):
-            one = p[rows[wrong[0]]]
-            other = table[one.microbatch, one.stage]
-            raise BadInput(f"pass {one.name}: its microbatch is on rank {other} and on rank {one.rank} for one stage")
+            first = p[rows[wrong[0]]]
+            other = table[first.microbatch, first.stage]
+            raise BadInput(f"pass {first.name}: its microbatch is on rank {other} and on rank {first.rank} for one stage")
         if table.min() < 0:
             microbatch, stage = np.argwhere(table < 0)[0].tolist()
             raise BadInput(f"problem: microbatch {microbatch} has no pass of stage {stage}")
         ranks = [tuple(row) for row in table.tolist()]
-        period = next(n for n in range(1, len(ranks) + 1) if all(one == ranks[i % n] for i, one in enumerate(ranks)))
+        period = next(n for n in range(1, len(ranks) + 1) if all(row == ranks[i % n] for i, row in enumerate(ranks)))
         return tuple(ranks[:period])
 
     @property
@@ -218,19 +218,19 @@ class Problem:
 
     def rows(self, *kinds: str, stage: int | None = None, rank: int | None = None) -> Ints:
         """The rows of the passes of these kinds, of one stage or rank where it is named."""
-        p, found = self.passes, self.passes.are(*kinds)
+        p, chosen = self.passes, self.passes.are(*kinds)
         if stage is not None:
-            found &= p.stage == stage
+            chosen &= p.stage == stage
         if rank is not None:
-            found &= p.rank == rank
-        return np.flatnonzero(found).astype(np.int64)
+            chosen &= p.rank == rank
+        return np.flatnonzero(chosen).astype(np.int64)
 
     def grid(self, *kinds: str) -> Ints:
         """The row of the pass of these kinds of each stage and microbatch, shape (stages, microbatches): of slices the last
         one's; −1 where there is none."""
-        rows, found = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
-        found[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
-        return found
+        rows, table = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
+        table[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
+        return table
 
     @cached_property
     def names(self) -> list[str]:
@@ -248,8 +248,8 @@ class Problem:
     def streams(self) -> tuple[str, ...]:
         """All streams that passes occupy, sorted by kind of stream and rank."""
         sets = self.passes.stream_sets
-        found = {name for i in np.flatnonzero(np.bincount(self.passes.streams)).tolist() for name in sets[i]}
-        return tuple(sorted(found, key=lambda name: (name.split(":")[0], len(name), name)))
+        names = {name for i in np.flatnonzero(np.bincount(self.passes.streams)).tolist() for name in sets[i]}
+        return tuple(sorted(names, key=lambda name: (name.split(":")[0], len(name), name)))
 
     @cached_property
     def members(self) -> dict[str, Ints]:
@@ -258,8 +258,8 @@ class Problem:
         of_set = np.split(rows, np.cumsum(np.bincount(self.passes.streams, minlength=len(self.passes.stream_sets)))[:-1])
         result = {}
         for stream in self.streams:
-            mine = [of_set[i] for i, streams in enumerate(self.passes.stream_sets) if stream in streams]
-            result[stream] = np.sort(np.concatenate(mine)).astype(np.int64)
+            sets = [of_set[i] for i, streams in enumerate(self.passes.stream_sets) if stream in streams]
+            result[stream] = np.sort(np.concatenate(sets)).astype(np.int64)
         return result
 
     @cached_property
@@ -298,8 +298,8 @@ class Problem:
     def moved(self, pool: int) -> tuple[Ints, Ints]:
         """Bytes that each pass takes at its start and frees at its end in a pool, shape (passes,) each."""
         if pool < self.ranks:
-            mine = self.passes.rank == pool
-            return np.where(mine, self.taken, 0), np.where(mine, self.freed, 0)
+            own = self.passes.rank == pool
+            return np.where(own, self.taken, 0), np.where(own, self.freed, 0)
         rows, e, count = self.edges_in(pool), self.edges, len(self.passes)
         taken, freed = (np.bincount(end[rows], e.bytes[rows], count) for end in (e.before, e.after))
         return taken.astype(np.int64), freed.astype(np.int64)
@@ -335,11 +335,11 @@ class Problem:
         """The collective that each pass is a part of, numbered from 0; −1 for passes that are none. The parts are passes of
         one kind, microbatch and slice, one a rank. Ranks come to collectives in one order, and none ends before all ranks
         have begun it. Shape (passes,)."""
-        p, found = self.passes, np.full(len(self.passes), -1, np.int64)
+        p, numbers = self.passes, np.full(len(self.passes), -1, np.int64)
         rows = np.flatnonzero(p.that(together=True))
         names = np.stack([p.kind[rows], p.microbatch[rows], p.slice[rows]])
-        found[rows] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
-        return found
+        numbers[rows] = np.unique(names, axis=1, return_inverse=True)[1].ravel()
+        return numbers
 
     @cached_property
     def busy(self) -> Ints:
@@ -403,9 +403,9 @@ class Problem:
             raise BadInput(f"factors: shape {each.shape}, not one for each of {self.microbatches} microbatches")
         if not (np.isfinite(each) & (each >= 0)).all():
             raise BadInput(f"factors: number {int(np.argmin(np.isfinite(each) & (each >= 0)))} is no number from 0 up")
-        p, e, mine = self.passes, self.edges, self.in_microbatch
-        factor = np.where(mine, each[np.where(mine, p.microbatch, 0)], 1.0)
-        inside = mine[e.before] & mine[e.after] & (p.microbatch[e.before] == p.microbatch[e.after])
+        p, e, repeated = self.passes, self.edges, self.in_microbatch
+        factor = np.where(repeated, each[np.where(repeated, p.microbatch, 0)], 1.0)
+        inside = repeated[e.before] & repeated[e.after] & (p.microbatch[e.before] == p.microbatch[e.after])
         larger = np.where(inside, factor[e.before], 1.0)
 
         def moved(time: Ints, factors: Any) -> Ints:
@@ -434,7 +434,7 @@ class Problem:
         if self.recomputed:
             head.append({"recomputed": self.recomputed})
         if self.slowdowns:
-            head.append({"slowdowns": sorted((one.kind, one.beside, one.factor) for one in self.slowdowns)})
+            head.append({"slowdowns": sorted((pair.kind, pair.beside, pair.factor) for pair in self.slowdowns)})
         if self.sizes:
             head.append({"sizes": self.sizes})
         sha = hashlib.sha256(json.dumps(head).encode())
@@ -491,16 +491,17 @@ class Problem:
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
-        problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
+        with naming(where):
+            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 
 def _message_room(form: problem_form.MessagesForm, problem: Problem, where: str) -> MessageRoom:
     """What a file says of messages. Raises BadInput."""
-    for name, said, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
-        if len(said) > most or min(said, default=0) < 0 or (name == "reserved" and len(said) < most):
-            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(said)}")
-    wrong = [one for one in form.sides if not (0 <= one[0] < one[1] < problem.stages and one[2] >= 0)]
+    for name, counts, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
+        if len(counts) > most or min(counts, default=0) < 0 or (name == "reserved" and len(counts) < most):
+            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(counts)}")
+    wrong = [side for side in form.sides if not (0 <= side[0] < side[1] < problem.stages and side[2] >= 0)]
     if wrong:
         raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
     return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))

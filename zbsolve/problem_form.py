@@ -14,7 +14,7 @@ import numpy as np
 from .kinds import KINDS, OURS, TABLE, Kind, register
 from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, usual_cargo
 from .util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 
 Column = list[int] | str
 
@@ -83,32 +83,30 @@ def passes_as_json(passes: Passes) -> dict[str, Any]:
     """The body of a `PassesForm`."""
     columns = {what: packed(getattr(passes, what)) for what in (*COUNTS, "streams")}
     own = [asdict(TABLE[kind]) for kind in passes.kinds if TABLE[kind] not in OURS]
-    found = {"kind": packed_words(passes.kind, KINDS), **columns, "stream_sets": [list(one) for one in passes.stream_sets]}
-    return {**found, "kinds": own} if own else found
+    body = {"kind": packed_words(passes.kind, KINDS), **columns, "stream_sets": [list(row) for row in passes.stream_sets]}
+    return {**body, "kinds": own} if own else body
 
 
 def edges_as_json(edges: Edges) -> dict[str, Any]:
     """The body of an `EdgesForm`."""
-    told = ["before", "after", "lag", "bytes", "carries", *(one for one in ("sent", "pool") if getattr(edges, one).any())]
-    columns = {what: packed(getattr(edges, what)) for what in told}
+    used = ["before", "after", "lag", "bytes", "carries", *(key for key in ("sent", "pool") if getattr(edges, key).any())]
+    columns = {what: packed(getattr(edges, what)) for what in used}
     return {**columns, "cargo": list(CARGO)}
 
 
 def passes_from(form: PassesForm, where: str) -> Passes:
     """The table that a file says. Raises BadInput naming `where` and the field."""
     for kind in form.kinds:
-        try:
+        with naming(where):
             register(kind)
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
     columns = {what: _numbers(getattr(form, what), what, where) for what in (*COUNTS, "streams")}
     return Passes(kind=_kinds(form.kind, where), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)
 
 
 def _numbers(column: Column, what: str, where: str) -> Ints:
     """A column of whole numbers."""
-    said = f"{where}: field '{what}'"
-    return unpacked(column, said) if isinstance(column, str) else whole_column(column, said)
+    name = f"{where}: field '{what}'"
+    return unpacked(column, name) if isinstance(column, str) else whole_column(column, name)
 
 
 def _kinds(column: list[str] | str, where: str) -> Ints:
@@ -143,13 +141,13 @@ def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
 
 def _cargo(carries: Column, words: list[str], where: str) -> Ints:
     """Indices into CARGO; a file has its own table of the words."""
-    said = _numbers(carries, "carries", where)
+    indices = _numbers(carries, "carries", where)
     strange = [word for word in words if word not in CARGO]
     if strange:
         raise BadInput(f"{where}: field 'cargo' names '{strange[0]}': {', '.join(map(repr, CARGO))} are known")
-    if len(said) and not (said.min() >= 0 and said.max() < len(words)):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(words)):
         raise BadInput(f"{where}: field 'carries' points outside 'cargo'")
-    return coded(words, CARGO, "cargo")[said] if len(said) else said
+    return coded(words, CARGO, "cargo")[indices] if len(indices) else indices
 
 
 # --- What a problem must keep ---
@@ -194,7 +192,7 @@ def _check_passes(passes: Passes) -> None:
         raise BadInput("problem: column 'streams' points outside its table")
     if not _all_differ(passes.kind, passes.stage, passes.microbatch, passes.slice):
         seen: set[str] = set()
-        double = next(one.name for one in passes if one.name in seen or seen.add(one.name))  # type: ignore[func-returns-value]
+        double = next(row.name for row in passes if row.name in seen or seen.add(row.name))  # type: ignore[func-returns-value]
         raise BadInput(f"pass {double}: named twice in the problem")
 
 
@@ -228,13 +226,13 @@ def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
     """Raises BadInput for unknown kinds, two factors of one pair, and factors that are not 1 to 1000. times: all passes'."""
     seen = set[tuple[str, str]]()
     for slowdown in slowdowns:
-        said, pair = f"slowdown of {slowdown.kind[:20]} beside {slowdown.beside[:20]}", (slowdown.kind, slowdown.beside)
+        head, pair = f"slowdown of {slowdown.kind[:20]} beside {slowdown.beside[:20]}", (slowdown.kind, slowdown.beside)
         if unknown := [kind for kind in pair if kind not in KINDS]:
-            raise BadInput(f"{said}: there is no kind '{unknown[0][:20]}'")
+            raise BadInput(f"{head}: there is no kind '{unknown[0][:20]}'")
         if pair in seen:
-            raise BadInput(f"{said}: said twice")
+            raise BadInput(f"{head}: said twice")
         if not 1 <= slowdown.factor <= MAX_FACTOR:
-            raise BadInput(f"{said}: {slowdown.factor:g} is not from 1 to {MAX_FACTOR:g}")
+            raise BadInput(f"{head}: {slowdown.factor:g} is not from 1 to {MAX_FACTOR:g}")
         seen.add(pair)
     if slowdowns and times * WHOLE > MAX_SUM:
         raise BadInput("problem: its times add up to more than zbsolve can count where passes slow each other")

@@ -16,7 +16,7 @@ from .order import Order, order_as_json, order_from, rows_of
 from .problem import Ints, Problem
 from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 from .util.files import checked, read_part_of, write_document
 
 
@@ -84,9 +84,9 @@ class Certificate:
 
     def check(self, gap: float | None, status: str | None, where: str) -> None:
         """Raise BadInput where a file says another `gap` or `status` than what follows."""
-        for name, said in (("status", status), ("gap", gap)):
-            if said not in (None, getattr(self, name)):
-                raise BadInput(f"{where}: certificate: field '{name}' is {said}, but value and bound say otherwise")
+        for name, stated in (("status", status), ("gap", gap)):
+            if stated not in (None, getattr(self, name)):
+                raise BadInput(f"{where}: certificate: field '{name}' is {stated}, but value and bound say otherwise")
 
 
 Split = tuple[int, ...]  # layers of each stage
@@ -155,7 +155,7 @@ class Schedule:
         certificate: Certificate | None = None,
     ) -> Schedule:
         """A schedule from rows of the problem's table, per stream."""
-        rows = {s: np.asarray(one if isinstance(one, np.ndarray) else list(one), np.int64) for s, one in sequences.items()}
+        rows = {s: np.asarray(row if isinstance(row, np.ndarray) else list(row), np.int64) for s, row in sequences.items()}
         return cls(problem, Order(problem, rows), tuple(syncs), certificate)
 
     @cached_property
@@ -221,9 +221,10 @@ class Schedule:
         if form.digest != problem.digest:
             raise BadInput(f"{where}: field 'digest' is {form.digest}, but its problem's is {problem.digest}")
         if form.certificate is not None:
-            said = body["certificate"]
-            form.certificate.check(said.get("gap"), said.get("status"), where)
-        return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
+            stated = body["certificate"]
+            form.certificate.check(stated.get("gap"), stated.get("status"), where)
+        with naming(where):
+            return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a schedule file, whole or not at all; `-` is standard output."""

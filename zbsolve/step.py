@@ -132,14 +132,14 @@ class PlainStep:
     @property
     def closed(self) -> Self:
         """The step where each field of a feature that is left open has its simplest value."""
-        found = self.in_slices(1) if is_auto(self.slices) else self
-        still = [step_field for step_field in FIELDS if is_auto(getattr(found, step_field.name))]
-        return replace(found, **{one.name: one.closed(found) if callable(one.closed) else one.closed for one in still})
+        step = self.in_slices(1) if is_auto(self.slices) else self
+        still = [step_field for step_field in FIELDS if is_auto(getattr(step, step_field.name))]
+        return replace(step, **{row.name: row.closed(step) if callable(row.closed) else row.closed for row in still})
 
     def in_slices(self, slices: Slices) -> Self:
         """The step in these slices; an exchange of attention is there only between several even ones."""
-        said = said_of(slices)
-        even = said.number > 1 and not said.even_work and len(set(said.lengths)) < 2
+        asked = said_of(slices)
+        even = asked.number > 1 and not asked.even_work and len(set(asked.lengths)) < 2
         return replace(self, slices=slices, attention_exchange=self.attention_exchange and even)
 
     @cached_property
@@ -275,7 +275,7 @@ if TYPE_CHECKING:
 else:
     Step = make_dataclass(
         "Step",
-        [(one.name, Any, field(default=one.default, kw_only=i > 6)) for i, one in enumerate(STEP_FIELDS)],
+        [(row.name, Any, field(default=row.default, kw_only=i > 6)) for i, row in enumerate(STEP_FIELDS)],
         bases=(PlainStep,),
         frozen=True,
         namespace={"__module__": __name__, "__doc__": PlainStep.__doc__ + _of_fields()},

@@ -158,8 +158,8 @@ class Passes(Sequence[Pass]):
 
     def are(self, *kinds: str) -> Bools:
         """Which passes are of these kinds, shape (passes,)."""
-        found: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
-        return found
+        chosen: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        return chosen
 
     def that(self, **facts: object) -> Bools:
         """Which passes are of kinds whose rows say all this (see `kinds.Kind`), shape (passes,)."""
@@ -212,7 +212,7 @@ class Passes(Sequence[Pass]):
         (sets, first), count = self._with_streams(stream), len(columns["stage"])
         added = {"slice": np.zeros(count, np.int64), **columns}
         added |= {"kind": coded(kind, KINDS, "kind", count), "streams": first + columns["rank"]}
-        return Passes(**{name: np.concatenate([getattr(self, name), one]) for name, one in added.items()}, stream_sets=sets)
+        return Passes(**{name: np.concatenate([getattr(self, name), new]) for name, new in added.items()}, stream_sets=sets)
 
     def like(self, rows: Ints, kind: ArrayLike, stream: str, duration: Ints, **other: Ints) -> Passes:
         """The table with a pass more for each of `rows`: of its stage, microbatch and rank, but for what `other` says."""
@@ -273,14 +273,14 @@ class Edges:
 
     def carrying(self, *cargo: str) -> Bools:
         """Which edges carry one of these, shape (edges,)."""
-        found: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
-        return found
+        chosen: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
+        return chosen
 
     @property
     def handing(self) -> Bools:
         """Which edges hand something on, shape (edges,)."""
-        found: Bools = self.carries > 0
-        return found
+        chosen: Bools = self.carries > 0
+        return chosen
 
     @property
     def beside(self) -> Bools:

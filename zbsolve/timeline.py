@@ -94,17 +94,17 @@ class Timeline(Mapping[str, tuple[float, float]]):
         frees at a time come before takes. Counted bytes are known of devices at the ends of passes only."""
         problem = self.problem
         taken, freed = problem.moved(pool)
-        mine = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
-        start, end = self.start[mine], self.end[mine]
+        own = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
+        start, end = self.start[own], self.end[own]
         if self.held is not None and pool < problem.ranks:
             rows = np.lexsort((start, end))
-            counted = self.held[mine][rows].astype(np.int64)
+            counted = self.held[own][rows].astype(np.int64)
             return np.concatenate([[0], end[rows]]), np.concatenate([[0], counted])
         # At one time: ends of passes that began earlier, then by turn each pass's start, and its end if it has no length.
-        turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[mine]) * 2 + 1
+        turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[own]) * 2 + 1
         order = np.concatenate([np.where(end == start, turn + 1, 0), turn])
         time = np.concatenate([end, start])
-        change = np.concatenate([-freed[mine], taken[mine]])
+        change = np.concatenate([-freed[own], taken[own]])
         rows = np.lexsort((order, time))
         return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
 
@@ -169,8 +169,8 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
     Raises Deadlock naming a cycle.
     """
     count, columns = len(problem.passes), (*_behind(problem, precedence), problem.passes.duration)
-    found = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
-    reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
+    swept = looped(_longest, *columns, np.zeros(count, np.int64), np.zeros(count, np.int64))
+    reached, start, ready, waiting = swept[0], *(np.asarray(column, np.int64) for column in swept[1:])
     if reached < count:
         raise Deadlock(_cycle(problem, precedence, set(np.flatnonzero(waiting).tolist())))
     turn = np.empty(count, np.int64)
@@ -269,7 +269,7 @@ def paced(p: Any, duration: Any) -> Any:
     inputs each still waits for, start, end (µs) and turn."""
     count, begun, waiting = len(duration), 0, p.waiting.copy()
     start, end, turn, ready, since = [0] * count, [0] * count, [0] * count, [0] * count, [0] * count
-    left, pace = [one * WHOLE for one in duration], [0] * count  # parts of work; 0: not begun
+    left, pace = [us * WHOLE for us in duration], [0] * count  # parts of work; 0: not begun
     chain = [-1] * (2 * count)  # what runs on a rank: the last that began behind `count + rank`, behind each the one before
     # Time, 1 where a pass begins (ends come first), the pass, and the pace that its end counts on.
     events = [(0, 1, i, 0) for i in range(count) if waiting[i] == 0]
@@ -294,13 +294,13 @@ def paced(p: Any, duration: Any) -> Any:
                     heappush(events, (ready[j], 1, j, 0))
         a = chain[here]
         while a >= 0:
-            found, b = WHOLE, chain[here]
+            slowest, b = WHOLE, chain[here]
             while b >= 0:
-                found, b = min(found, p.paces[p.kind[a]][p.kind[b]] if b != a else WHOLE), chain[b]
-            if found != pace[a]:
+                slowest, b = min(slowest, p.paces[p.kind[a]][p.kind[b]] if b != a else WHOLE), chain[b]
+            if slowest != pace[a]:
                 left[a] = max(0, left[a] - pace[a] * (now - since[a]))
-                since[a], pace[a] = now, found
-                heappush(events, (now - (-left[a] // found), 0, a, found))
+                since[a], pace[a] = now, slowest
+                heappush(events, (now - (-left[a] // slowest), 0, a, slowest))
             a = chain[a]
     return begun, waiting, start, end, turn
 

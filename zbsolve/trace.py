@@ -17,7 +17,7 @@ from .problem_form import ProblemForm
 from .schedule import Schedule
 from .tables import Slowdown
 from .timeline import Floats, Timeline
-from .util.errors import BadInput
+from .util.errors import BadInput, naming
 from .util.files import checked, read_one_of, write_document
 
 SLACK = ":slack"  # at the end of the fact `split` of runs whose W's ran while their rank waited (see `exec.slack`)
@@ -91,9 +91,9 @@ class Trace:
     def of_problem(self, problem: Problem, where: str = "trace") -> Trace:
         """The same run on a problem with the same passes on the same ranks, and with other times: what a schedule was made
         for. Raises BadInput naming the first pass that is not in both, or elsewhere."""
-        mine, other = set(self.problem.names), set(problem.names)
-        if mine != other:
-            extra = min(mine ^ other)
+        own, other = set(self.problem.names), set(problem.names)
+        if own != other:
+            extra = min(own ^ other)
             raise BadInput(f"{where}: a run of other passes than the schedule's: {extra} is in one of them alone")
         rows = np.array([self.problem.index[name] for name in problem.names])
         moved = np.flatnonzero(self.problem.passes.rank[rows] != problem.passes.rank)
@@ -197,17 +197,18 @@ class Trace:
         """The trace that `to_json` wrote. Raises BadInput."""
         form = checked(body, TraceForm, where)
         problem = Problem.from_form(form.problem, where)
-        ready = tuple(_column(one, problem, f"{where}: field 'ready'") for one in form.ready)
-        host = tuple(_finite(one, problem, f"{where}: field 'host'") for one in form.host)
-        sent = tuple(_finite(one, problem, f"{where}: field 'sent'") for one in form.sent)
+        ready = tuple(_column(column, problem, f"{where}: field 'ready'") for column in form.ready)
+        host = tuple(_finite(column, problem, f"{where}: field 'host'") for column in form.host)
+        sent = tuple(_finite(column, problem, f"{where}: field 'sent'") for column in form.sent)
         for name, columns in (("ready", ready), ("host", host), ("sent", sent)):
             if len(columns) != len(form.steps) and (columns or name == "ready"):
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
         if any(a >= b for a, b in pairwise([0, *(switch.step for switch in form.switches), len(form.steps)])):
             raise BadInput(f"{where}: field 'switches' has no steps that go up, from 1 to {len(form.steps) - 1}")
-        order = dict(order_from(problem, form.order))
-        for field, one in (("order", order), *(("switches", switch.order) for switch in form.switches)):
-            if {name for names in one.values() for name in names} != {*problem.names}:
+        with naming(where):
+            order = dict(order_from(problem, form.order))
+        for field, orders in (("order", order), *(("switches", switch.order) for switch in form.switches)):
+            if {name for names in orders.values() for name in names} != {*problem.names}:
                 raise BadInput(f"{where}: field '{field}' does not list exactly the problem's passes")
         return cls(
             problem,

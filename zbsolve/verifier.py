@@ -64,9 +64,9 @@ def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) 
         text = f"the schedule was made for problem {schedule.problem.digest}, not for {problem.digest}"
         return (Violation("digest", (), text),)
     rows = _complete_rows(problem, schedule)
-    found = [*(_placement(problem, schedule) if rows is None else ()), *_unknown_syncs(problem, schedule)]
-    if rows is None or found:
-        return tuple(found)
+    violations = [*(_placement(problem, schedule) if rows is None else ()), *_unknown_syncs(problem, schedule)]
+    if rows is None or violations:
+        return tuple(violations)
     arcs = _arcs(problem, schedule, rows)
     start, turn, cycle = _earliest(problem, arcs)
     if timeline is None:
@@ -91,7 +91,7 @@ def _complete_rows(problem: Problem, schedule: Schedule) -> dict[str, Ints] | No
     streams = {stream for stream, listed in rows.items() if len(listed)}
     if streams != set(problem.members):
         return None
-    good = all(np.array_equal(np.sort(rows[stream]), mine) for stream, mine in problem.members.items())
+    good = all(np.array_equal(np.sort(rows[stream]), own) for stream, own in problem.members.items())
     return {stream: rows[stream] for stream in streams} if good else None
 
 
@@ -150,8 +150,8 @@ def _earliest(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Ints, tuple[str, 
     before, after, lag = (column[by_source] for column in arcs)
     first, nothing = np.searchsorted(before, np.arange(count + 1)), np.zeros(count, np.int64)
     waiting = np.bincount(after, minlength=count)
-    found = looped(_settle, first, after, lag, problem.passes.duration, waiting, nothing, nothing.copy())
-    reached, start, ready, waiting = found[0], *(np.asarray(column, np.int64) for column in found[1:])
+    settled = looped(_settle, first, after, lag, problem.passes.duration, waiting, nothing, nothing.copy())
+    reached, start, ready, waiting = settled[0], *(np.asarray(column, np.int64) for column in settled[1:])
     if reached == count:
         turn = np.empty(count, np.int64)
         turn[ready] = np.arange(count)
@@ -248,7 +248,7 @@ def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Itera
     edges, rank = problem.edges, problem.passes.rank
     if problem.capacity is not None:
         rows = np.flatnonzero(edges.pool == 0)
-        names = [f"rank {one}" for one in range(len(problem.capacity))]
+        names = [f"rank {r}" for r in range(len(problem.capacity))]
         homes = _Homes(rows, rank[edges.before[rows]], rank[edges.after[rows]], names, problem.capacity)
         yield from _sweep(problem, homes, (start, end, turn))
     for number, pool in enumerate(problem.pools, 1):
@@ -328,8 +328,8 @@ def _dependencies(problem: Problem, arcs: _Arcs, start: Numbers, end: Numbers) -
 def _overlaps(problem: Problem, start: Numbers, end: Numbers) -> Iterator[Violation]:
     names = problem.names
     for stream, rows in problem.members.items():
-        mine = sorted(zip(start[rows].tolist(), end[rows].tolist(), rows.tolist(), strict=True))
-        for (_, stop, i), (begin, _, j) in zip(mine, mine[1:], strict=False):
+        runs = sorted(zip(start[rows].tolist(), end[rows].tolist(), rows.tolist(), strict=True))
+        for (_, stop, i), (begin, _, j) in zip(runs, runs[1:], strict=False):
             if begin < stop:
                 text = f"{stream} still runs {names[i]} until {stop:g} µs when {names[j]} starts at {begin:g} µs"
                 yield Violation("overlap", (names[i], names[j]), text)

@@ -189,6 +189,17 @@ def test_it_goes_on_top_of_other_builders() -> None:
         assert found.certificate.value <= named.timeline().value
 
 
+def test_a_rank_may_help_behind_a_recompute() -> None:
+    """No part of a backward waits for an X here, but the part that rank 0 makes of rank 1's forward does."""
+    plain = step(2, 2, 2, 4, 8, recompute="all")
+    helped = [Handing(plain.index["1F1.1"], 1, plain.index["0X0"])]
+    problem = with_attention_exchange(plain, costs(8, blocks=2, before=0.5), helped)
+    named = preset("slimpipe", problem)
+    assert verify(problem, named) == ()
+    order = named.order["compute:0"]
+    assert order.index("1FH1.1") == order.index("0X0") + 1
+
+
 def test_wrong_exchanges_are_refused_in_a_line() -> None:
     plain, said = step(2, 1, 2, 40, 20), costs(20)
     at = plain.index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -90,3 +91,16 @@ def test_what_is_fetched_comes_right_before_its_first_user() -> None:
 def test_a_pool_without_room_has_no_block() -> None:
     problem, g, pools = drawn(2)
     assert not blocks_in_memory(g, pools._replace(room=np.full_like(problem.room, 9)), 10)
+
+
+def test_places_are_looked_for_in_bounded_time() -> None:
+    """Copies that take 10⁶ times as long as passes, in too little memory: a place at each end of a pass would be 10⁶ of them
+    for each period and order."""
+    kept = {"held_until_B": [24_000_001] * 4 + [48_000_002] * 2, "capacity": [59_906_252, 72_000_003, 72_000_003]}
+    plain = pipeline([49] * 6, BW=[50] * 6, placement=[0, 1, 2] * 2, microbatches=1, comm=50, **kept)
+    problem = with_offload(plain, 10**8, 10**8, fraction=[0.5, *[0.0] * 5])
+    g = paced_graph(problem)
+    assert g is not None
+    began = time.process_time()
+    blocks_in_memory(g, pools_of(problem, g), 0)
+    assert time.process_time() - began < 5

@@ -66,6 +66,15 @@ def test_of_uniform_steps_with_room_they_say_the_same(placement: str, count: int
     assert bound_of_many(one, count).value == rounded_up(closed_form(whole), value_unit(whole)).value
 
 
+def test_an_edge_may_hold_a_byte_of_a_large_room() -> None:
+    """As many of the small edge as fill the room would be 10¹² rows."""
+    given: dict[str, Any] = {"F": [3, 4], "B": [4, 5], "W": [2, 1], "capacity": 1 << 40}
+    for held_until_b in (1, 1 << 39):
+        one, whole = (pipeline(**given, held_until_B=held_until_b, held_until_W=1, microbatches=m) for m in (1, 4))
+        assert bound_of_many(one, 4).value <= closed_form(whole).value
+        assert bound_of_many(one, 10**9).value >= 10 * 10**9
+
+
 def test_other_steps_are_refused() -> None:
     for wrong in (
         pipeline([1], [1], [1], microbatches=2),

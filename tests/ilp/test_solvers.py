@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import pulp
 import pytest
 
 from zbsolve import BadInput, Infeasible, solve, verify
@@ -127,3 +128,16 @@ def test_solve_says_what_is_wrong():
         solve(uniform("single", 4, 8, capacity=4), method="zb-h2")
     with pytest.raises(BadInput, match="placement single only"):
         solve(uniform("vee", 2, 2), method="1f1b")
+
+
+def test_a_milp_solver_that_dies_finds_nothing(monkeypatch):
+    def died(self, lp, **options):
+        raise pulp.PulpSolverError("Error while trying to execute")
+
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "actualSolve", died)
+    monkeypatch.setattr(pulp.COIN_CMD, "actualSolve", died)
+    problem = uniform("single", 2, 2)
+    schedule = solve(problem, seconds=5.0, method="milp")
+    assert verify(problem, schedule) == ()
+    found = solve_milp(problem, None, 7, ENOUGH)
+    assert (found.schedule, found.bound, found.optimal) == (None, 7, False)

@@ -137,6 +137,9 @@ def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, cap
     (tmp_path / "high.json").write_text(json.dumps(body))
     assert main(["check", str(tmp_path / "high.json"), "--bound"]) == 1
     assert "bound of every split: some split may take less than 35 µs" in capsys.readouterr().out
+    body["every_split"]["bound"] = 0
+    (tmp_path / "none.json").write_text(json.dumps(body))
+    assert main(["check", str(tmp_path / "none.json"), "--bound"]) == 0
     body["every_split"] |= {"bound": 34, "layers": [[8, [2.0, 1.0], 1]]}
     (tmp_path / "other.json").write_text(json.dumps(body))
     assert main(["check", str(tmp_path / "other.json"), "--bound"]) == 2
@@ -258,6 +261,22 @@ def test_a_layer_of_no_time_rules_no_split_out() -> None:
     for _, cut in model.lanes.cuts((1, 1)):
         model.add(cut)
     assert (solver.solve(model.model), solver.value(model.time)) == (OPTIMAL, 24)
+
+
+def test_each_split_is_looked_at_once_and_real_time_plays_no_part() -> None:
+    """F of 0 µs on the first stage: less than none with its rounding taken off, which the model says is none, as cuts do."""
+    layers = tuple(replace(one, F=F, BW=4.25) for one, F in zip(equal_layers(5).layers, (0, 0, 8, 0, 1.25), strict=True))
+    splits = Splits.of(Step(4, 2, "single", "equal", fused=True).costs(replace(equal_layers(5), layers=layers)))
+    assert splits is not None
+    found = []
+    for _ in range(2):
+        search = SplitSearch(splits, MANY)
+        search.go_on(Clock(1.0, 0.05), MANY)
+        found.append(search.found)
+    assert found[0] == found[1]
+    assert found[0].bound > 0
+    assert len({*found[0].looked}) == len(found[0].looked)
+    assert proven_again(splits, found[0], 10.0) == ""
 
 
 def test_splits_that_rise() -> None:

@@ -64,6 +64,11 @@ def test_a_saved_one_is_the_same(tmp_path: Path) -> None:
         ({"layers": [{"F": 1, "BW": 1, "forward": 8}]}, "layers[0]: field 'forward' is unknown"),
         ({"link": {"bytes_per_us": "400Gb/s"}}, "link: field 'bytes_per_us' '400Gb/s': not a bandwidth"),
         ({"source": "guessed"}, "field 'source' is 'guessed', neither 'measured', 'given' nor 'estimated: …'"),
+        (
+            {"layers": [{"F": 1, "BW": 1, "held_until_B": 3, "held_until_W": 4, "output_kept": 8}]},
+            "layers[0]: field 'output_kept' is 8, more than what F keeps (7)",
+        ),
+        ({"tied": [[9, [0, 1]]]}, "field 'tied': layer 0 shares 9 bytes, and has 0"),
         ({"capacity": "much"}, "field 'capacity' 'much': not a number of bytes"),
     ],
 )

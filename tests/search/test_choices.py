@@ -132,6 +132,16 @@ def test_bounds_of_every_choice_are_below_all_of_them() -> None:
         assert bound >= step.problem(profile).work
 
 
+def test_a_stage_that_keeps_nothing_may_be_among_those_that_offload() -> None:
+    """Half of the first stage's bytes are none."""
+    first, *rest = uneven().layers[:2]
+    profile = replace(uneven(), layers=(replace(first, held_until_B=0, held_until_W=0), *rest))
+    schedule, _ = solve_auto(profile, Step(2, 3, memory=140, recompute="auto", offload="half"), effort=0.1)
+    assert verify(schedule.problem, schedule) == ()
+    assert schedule.certificate is not None
+    assert schedule.certificate.value <= value_and_bound(profile, Step(2, 3, memory=140, offload="half"))[0]
+
+
 @pytest.mark.parametrize("said", [{"recompute": "auto"}, {"offload": "auto", "recompute": "auto"}])
 @pytest.mark.slow
 def test_auto_is_never_worse_than_a_named_choice(said: dict[str, Any]) -> None:

@@ -61,19 +61,19 @@ def compare_reports(base: Report, now: Report) -> ReportComparison:
         a, b = getattr(base, what), getattr(now, what)
         if a != b:
             raise BadInput(f"field '{what}' differs: {a} in the base, {b} now: the two cannot be compared")
-    found = {result.name: result for result in now.results}
-    if not any(result.name in found for result in base.results):
+    by_name = {result.name: result for result in now.results}
+    if not any(result.name in by_name for result in base.results):
         raise BadInput(f"suite '{base.suite}' of the base and suite '{now.suite}' now have no problem in common")
     for result in base.results:
-        if result.name in found and found[result.name].digest != result.digest:
+        if result.name in by_name and by_name[result.name].digest != result.digest:
             raise BadInput(f"problem '{result.name}' is another one now (field 'digest'): make a new base")
     why = _no_times(base, now)
-    pairs = [(result, found[result.name]) for result in base.results if result.name in found]
+    pairs = [(result, by_name[result.name]) for result in base.results if result.name in by_name]
     noise = None if why or not pairs else max(LEAST_NOISE, _noise([result for pair in pairs for result in pair]))
-    rows = tuple(_row(result, found.get(result.name), noise) for result in base.results)
+    rows = tuple(_row(result, by_name.get(result.name), noise) for result in base.results)
     known = {result.name for result in base.results}
     pace = None if noise is None else _pace(pairs)
-    return ReportComparison(rows, tuple(name for name in found if name not in known), noise, why, pace)
+    return ReportComparison(rows, tuple(name for name in by_name if name not in known), noise, why, pace)
 
 
 def _no_times(base: Report, now: Report) -> str:

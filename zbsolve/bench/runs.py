@@ -65,14 +65,14 @@ def run_suite(
         Task(label, problems[label[1]], options, None, f"{label[1]} ({label[0] + 1} of {settings.repeats})", measured=True)
         for label in labels
     )
-    found: dict[tuple[int, str], Result] = {}
+    solves: dict[tuple[int, str], Result] = {}
     facts: list[Mapping[str, Any]] = []
     for answer in TaskRunner(workers, counted, progress=progress).answers(tasks, len(labels) if workers else 1):
-        found[answer.task.of] = result = _result(answer)
+        solves[answer.task.of] = result = _result(answer)
         facts.append(answer.machine)
         if done is not None:
             done(result)
-    results = tuple(_together([found[i, label] for i in range(settings.repeats)]) for label in problems)
+    results = tuple(_together([solves[i, label] for i in range(settings.repeats)]) for label in problems)
     seconds = None if counted else settings.seconds
     return Report(name, seconds, settings.effort, settings.seed, _common(facts), library_versions(), results)
 
@@ -106,7 +106,7 @@ def _common(facts: list[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _together(samples: list[Result]) -> Result:
     """The repeats of one problem; proof and solver are the first one's."""
     first = samples[0]
-    columns = [tuple(x for one in samples for x in getattr(one, n)) for n in ("values", "bounds", "seconds", "yardstick")]
+    columns = [tuple(x for row in samples for x in getattr(row, n)) for n in ("values", "bounds", "seconds", "yardstick")]
     return Result(first.name, first.digest, first.proof, first.solver, *columns)
 
 
@@ -185,5 +185,5 @@ def report_as_text(report: Report) -> str:
     closed = sum(result.bound >= result.value for result in report.results)
     mean = sum(result.gap for result in report.results) / len(report.results)
     total = sum(median(result.seconds) for result in report.results)
-    said = f"{len(report.results)} problems: {closed} optimal, mean gap {mean:.2%}, {total:.1f} s a round"
-    return "\n".join([*aligned(rows, left=(0, -1)), said]) + "\n"
+    sums = f"{len(report.results)} problems: {closed} optimal, mean gap {mean:.2%}, {total:.1f} s a round"
+    return "\n".join([*aligned(rows, left=(0, -1)), sums]) + "\n"

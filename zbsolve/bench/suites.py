@@ -63,7 +63,7 @@ def _step(
     options = {"held_until_B": 5700 // chunks, "held_until_W": 4300 // chunks, **options}
     if room is not None:
         rooms = room if isinstance(room, Sequence) else [room] * ranks
-        options["capacity"] = [round(10_000 * one) for one in rooms]
+        options["capacity"] = [round(10_000 * share) for share in rooms]
     return pipeline(**columns, placement=spot, microbatches=microbatches, **options)  # type: ignore[arg-type]
 
 
@@ -147,7 +147,7 @@ def _full() -> dict[str, Problem]:
 def _odd(objective: str) -> dict[str, Problem]:
     """What heuristics made for even stages stumble over."""
     times, chunk, common = (22000, 22400, 16200), (11000, 11200, 8100), {"comm": 400, "objective": objective}
-    found = {
+    problems = {
         "uneven single p8 m24 1p": _step("single", 8, 24, _uneven(11, times, 8), 8, **common),
         "uneven single p8 m24 0.5p": _step("single", 8, 24, _uneven(21, times, 8), 4, **common),
         "uneven vee p8 m24 1p": _step("vee", 8, 24, _uneven(31, chunk, 16), 8, **common),
@@ -165,21 +165,21 @@ def _odd(objective: str) -> dict[str, Problem]:
         "no W p8 m24": _step("single", 8, 24, (22000, 38600), 8, **common),
         "one microbatch of room p8 m16": _step("single", 8, 16, times, 1, **common),
     }
-    return {f"{name} {objective}": problem for name, problem in found.items()}
+    return {f"{name} {objective}": problem for name, problem in problems.items()}
 
 
 def problems_of(what: Mapping[str, Mapping[str, Any]]) -> dict[str, Problem]:
     """Name → problem, of suites by name, files, and folders with files: problems, schedules (their problem), and profiles,
     with a `Step` of the fields that `what` gives. What else lies in a folder is left out. Raises BadInput, Infeasible."""
-    found: dict[str, Problem] = {}
-    for one, step in what.items():
-        if one in SUITES and not Path(one).exists():
-            found |= suite(one)
+    problems: dict[str, Problem] = {}
+    for source, step in what.items():
+        if source in SUITES and not Path(source).exists():
+            problems |= suite(source)
             continue
-        for path in _files(one):
+        for path in _files(source):
             name, problem = _problem(path, step)
-            found[str(path) if name in found else name] = problem
-    return found
+            problems[str(path) if name in problems else name] = problem
+    return problems
 
 
 def _files(what: str) -> list[Path]:
@@ -203,7 +203,7 @@ def _problem(path: Path, step: Mapping[str, Any]) -> tuple[str, Problem]:
         raise BadInput(f"{path}: holds {f'a {kind}' if kind else 'no zbsolve document'}, not a {' or a '.join(KINDS)}")
     if kind != "profile":
         return name, Problem.load(path)
-    missing = next((one for one in ("ranks", "microbatches") if one not in step), None)
+    missing = next((need for need in ("ranks", "microbatches") if need not in step), None)
     if missing is not None:
         raise BadInput(f"{path}: holds a profile, and {missing} of its step are not said: {path}@ranks=4,microbatches=8")
     asked = Step(**step)

@@ -162,8 +162,8 @@ class _Simulation:
         idle = [rank for rank, row in enumerate(self.runs) if row < 0 and self.helps[rank] <= now]
         if not idle or not self.giving:
             return
-        open_ones = [one for one in self.giving.values() if one.begin <= now < self.end[one.row] - one.behind]
-        open_ones.sort(key=lambda one: (one.behind - self.end[one.row], one.row))
+        open_ones = [run for run in self.giving.values() if run.begin <= now < self.end[run.row] - run.behind]
+        open_ones.sort(key=lambda run: (run.behind - self.end[run.row], run.row))
         for rank, running in zip(idle, open_ones, strict=False):
             self._hand(running, rank, now)
 
@@ -217,15 +217,15 @@ def even_slots(problem: Problem) -> Slots:
 
 def _lanes(problem: Problem, stages: int) -> list[list[_Lane]]:
     """Of each rank its lanes, forwards first, of later stages first."""
-    p, found = problem.passes, [list[_Lane]() for _ in range(problem.ranks)]
+    p, lanes = problem.passes, [list[_Lane]() for _ in range(problem.ranks)]
     for kinds, sign in ((("F",), 1), (("B", "BW"), -1)):
         rows = problem.rows(*kinds)
         rows = rows[np.lexsort((sign * p.slice[rows], p.microbatch[rows]))]
         for stage in np.unique(p.stage[rows])[::-1].tolist():
-            mine = rows[p.stage[rows] == stage]
+            own = rows[p.stage[rows] == stage]
             way = stage + 1 if sign > 0 else 2 * stages - stage
-            found[int(p.rank[mine[0]])].append(_Lane(way, deque(mine.tolist())))
-    return found
+            lanes[int(p.rank[own[0]])].append(_Lane(way, deque(own.tolist())))
+    return lanes
 
 
 def _starts(problem: Problem, length: int) -> Ints:
@@ -234,13 +234,13 @@ def _starts(problem: Problem, length: int) -> Ints:
     lanes, start = _lanes(problem, stages), np.full(len(problem.passes), -1, np.int64)
     end = np.full((2 * stages + 1, max(part) + 1), np.iinfo(np.int64).max)  # of each way; first the batch, which is there
     end[0] = 0
-    own = [[lane.way - 1 for lane in mine if lane.way <= stages] for mine in lanes]
-    limit = [len(mine) * problem.slices + problem.ranks - 1 - min(mine) for mine in own]
-    held, free, left, now = [0] * len(lanes), [0] * len(lanes), sum(len(lane.rows) for mine in lanes for lane in mine), 0
+    own = [[lane.way - 1 for lane in some if lane.way <= stages] for some in lanes]
+    limit = [len(ways) * problem.slices + problem.ranks - 1 - min(ways) for ways in own]
+    held, free, left, now = [0] * len(lanes), [0] * len(lanes), sum(len(lane.rows) for some in lanes for lane in some), 0
     while left:
         begun = 0
-        for rank, mine in enumerate(lanes):
-            for lane in mine if free[rank] <= now else ():
+        for rank, of_rank in enumerate(lanes):
+            for lane in of_rank if free[rank] <= now else ():
                 forth = lane.way <= stages
                 room = not forth or held[rank] < limit[rank]
                 if lane.rows and room and end[lane.way - 1, part[lane.rows[0]]] <= now:
@@ -250,7 +250,7 @@ def _starts(problem: Problem, length: int) -> Ints:
                     break
         left -= begun
         if not begun and max(free) <= now:  # every rank waits for room: one more slice each
-            limit = [one + 1 for one in limit]
+            limit = [slots + 1 for slots in limit]
         else:
             now += 1
     return start

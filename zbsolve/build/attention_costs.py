@@ -45,9 +45,9 @@ class AttentionExchange(NamedTuple):
         if not self.bytes_per_us > 0:
             raise BadInput(f"attention exchange: bytes_per_us: {self.bytes_per_us} is not above 0")
         whole: dict[str, Any] = {}
-        for name, said in self._asdict().items():
+        for name, value in self._asdict().items():
             if name not in ("bytes_per_us", "before", "blocks"):
-                whole[name] = whole_numbers(said, f"attention exchange: {name}", stages)
+                whole[name] = whole_numbers(value, f"attention exchange: {name}", stages)
         return self._replace(**whole)
 
     def message(self, stage: Ints, size: Ints) -> Ints:
@@ -78,13 +78,13 @@ def parts_of(problem: Problem, costs: AttentionExchange, rows: Ints) -> Parts:
     unit = np.where(forward, np.asarray(costs.forward)[p.stage[rows]], np.asarray(costs.backward)[p.stage[rows]])
     earlier = p.slice[rows]
     attention = (2 * earlier + 1) * unit // 2
-    rest = p.duration[rows] - problem.sending[rows] - attention
-    if len(rest) and rest.min() < 0:
-        at = int(rest.argmin())
+    plain = p.duration[rows] - problem.sending[rows] - attention
+    if len(plain) and plain.min() < 0:
+        at = int(plain.argmin())
         name, time = problem.names[rows[at]], p.duration[rows[at]]
         raise BadInput(f"attention exchange: pass {name}: its attention takes {attention[at]} µs, and all of it {time} µs")
     share = np.where(forward, costs.before, 1 - costs.before)
-    before = np.floor(rest * share).astype(np.int64)
+    before = np.floor(plain * share).astype(np.int64)
     return Parts(before, attention, p.duration[rows] - before - attention, unit / costs.blocks, earlier * costs.blocks)
 
 

@@ -111,15 +111,15 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
 def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
     """The pass from whose start (up to whose end) each helper holds memory: its rank's own one, or the one that helps right
     before (behind) it at the same place. late: whether a helper comes behind its own pass; helped: the helpers' rows."""
-    found, last = own.copy(), dict[tuple[int, bool], int]()
+    beside, last = own.copy(), dict[tuple[int, bool], int]()
     for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
         at = last.get(place)
         if at is not None and late[i]:
-            found[i] = helped[at]
+            beside[i] = helped[at]
         elif at is not None:
-            found[at] = helped[i]
+            beside[at] = helped[i]
         last[place] = i
-    return found
+    return beside
 
 
 def check_exchangeable(problem: Problem) -> None:
@@ -190,15 +190,15 @@ class HandedOver(NamedTuple):
 def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
     """(stage, part, whether it is a backward) → what its pass hands over. Attention to one earlier slice takes twice what
     that to the own one takes, so durations say the share."""
-    p, found = problem.passes, {}
+    p, handed = problem.passes, {}
     for kind, own in (("FH", "FA"), ("BH", "BA")):
         rows = problem.rows(kind)
         for row, beside in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
             away, stays, earlier = int(p.duration[row]), int(p.duration[beside]), int(p.slice[row])
             share = away * (2 * earlier + 1) / (2 * earlier * (away + stays)) if away + stays else 0.5
             at = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
-            found[at] = HandedOver(int(p.rank[row]), min(1.0, share))
-    return found
+            handed[at] = HandedOver(int(p.rank[row]), min(1.0, share))
+    return handed
 
 
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
@@ -207,10 +207,10 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
     helps, here = p.that(away=True), p.rank[e.before] == p.rank[e.after]
     first: dict[int, list[int]] = {}
     behind: dict[int, list[int]] = {}
-    for helper, own, found in ((e.before, e.after, first), (e.after, e.before, behind)):
+    for helper, own, rows_of in ((e.before, e.after, first), (e.after, e.before, behind)):
         rows = np.flatnonzero(here & helps[helper] & ~helps[own])
         for i in rows[np.argsort(helper[rows], kind="stable")].tolist():
-            found.setdefault(int(own[i]), []).append(int(helper[i]))
+            rows_of.setdefault(int(own[i]), []).append(int(helper[i]))
     return first, behind
 
 

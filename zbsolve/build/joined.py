@@ -38,12 +38,12 @@ def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Number
             raise BadInput(f"joined passes {' '.join(group)}: 0 µs is not a positive time")
         stand_in[rows] = rows[0]
         duration[rows[0]], kind[rows[0]] = time + int(sending[rows].sum()), KINDS.index(JOINED.label)
-    found = merged(problem, stand_in, kind, duration)
+    joined = merged(problem, stand_in, kind, duration)
     try:
-        longest_path(found, Precedence.of(found))
+        longest_path(joined, Precedence.of(joined))
     except Deadlock as error:
         raise BadInput(f"joined passes: they wait for each other: {error}") from None
-    return found
+    return joined
 
 
 def merged(problem: Problem, stand_in: Ints, kind: Ints, duration: Ints) -> Problem:
@@ -51,12 +51,12 @@ def merged(problem: Problem, stand_in: Ints, kind: Ints, duration: Ints) -> Prob
     kind, duration: of these; shape (passes,) each. Edges within are gone."""
     edges = problem.edges
     links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])
-    found = replace(
+    whole = replace(
         problem,
         passes=replace(problem.passes, kind=kind, duration=duration),
         edges=links.only(np.flatnonzero(links.before != links.after)),
     )
-    return found.only(np.flatnonzero(stand_in == np.arange(len(stand_in))))
+    return whole.only(np.flatnonzero(stand_in == np.arange(len(stand_in))))
 
 
 def _rows(problem: Problem, group: Sequence[str], stand_in: Ints) -> Ints:

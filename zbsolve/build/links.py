@@ -47,7 +47,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     name = "link" if shared == PAIR else "site"
     streams = [(f"out:{a}", f"in:{b}") if shared == RANK else (f"{name}:{a}-{b}",) for a, b in ends]
     sets = tuple(dict.fromkeys((*p.stream_sets, *streams)))
-    number = {one: i for i, one in enumerate(sets)}
+    number = {stream: i for i, stream in enumerate(sets)}
     kind = np.where(cargo == CARGO[1], "MF", "MB")
     passes = p.like(maker, kind, "compute", e.lag[rows] - latency, slice=p.slice[maker])
     on = np.concatenate([p.streams, [number[stream] for stream in streams]])
@@ -70,12 +70,12 @@ def with_cards(problem: Problem) -> Problem:
     p = problem.passes
     rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
     sets, streams = list(p.stream_sets), p.streams.copy()
-    for number, one in enumerate(p.stream_sets):
-        mine = rows[p.streams[rows] == number]
-        if len(mine) and len(one) == 1 and one[0].startswith("comm:"):
-            rank = one[0].removeprefix("comm:")
-            sets.append((*one, f"out:{rank}", f"in:{rank}"))
-            streams[mine] = len(sets) - 1
+    for number, those in enumerate(p.stream_sets):
+        own = rows[p.streams[rows] == number]
+        if len(own) and len(those) == 1 and those[0].startswith("comm:"):
+            rank = those[0].removeprefix("comm:")
+            sets.append((*those, f"out:{rank}", f"in:{rank}"))
+            streams[own] = len(sets) - 1
     return replace(problem, passes=replace(p, streams=streams, stream_sets=tuple(sets)))
 
 

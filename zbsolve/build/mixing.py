@@ -27,10 +27,10 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     of all edges around it in the graph, in whatever order passes run. `least_room` is its closed form for a plain step that
     is not built yet.
     """
-    mine = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
-    first = problem.only(mine)
+    own = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
+    first = problem.only(own)
     before, after = first.edges.before, first.edges.after
-    upstream = _upstream(len(mine), before.tolist(), after.tolist())
+    upstream = _upstream(len(own), before.tolist(), after.tolist())
     around = upstream[:, before] & upstream.T[:, after]  # [pass, edge]
     needs = np.zeros(len(problem.room), np.int64)
     for pool in range(len(needs)):
@@ -48,11 +48,11 @@ def checked_room(problem: Problem) -> Problem:
 
 def _largest(problem: Problem) -> list[int]:
     """The microbatch that holds most, of those alike in passes and their ranks."""
-    p, mine = problem.passes, problem.in_microbatch
+    p, inside = problem.passes, problem.in_microbatch
     table = np.zeros((len(KINDS) * problem.stages, problem.microbatches), np.int64)
-    np.add.at(table, (p.kind[mine] * problem.stages + p.stage[mine], p.microbatch[mine]), 1 + p.rank[mine])
+    np.add.at(table, (p.kind[inside] * problem.stages + p.stage[inside], p.microbatch[inside]), 1 + p.rank[inside])
     before = problem.edges.before
-    held = np.bincount(p.microbatch[before], problem.edges.bytes * mine[before], problem.microbatches)
+    held = np.bincount(p.microbatch[before], problem.edges.bytes * inside[before], problem.microbatches)
     order = np.argsort(-held, kind="stable")
     _, first = np.unique(table[:, order], axis=1, return_index=True)
     return sorted(order[first].tolist())
@@ -63,10 +63,10 @@ def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:
     waits: dict[int, list[int]] = {i: [] for i in range(count)}
     for a, b in zip(before, after, strict=True):
         waits[b].append(a)
-    found = np.eye(count, dtype=bool)
+    upstream = np.eye(count, dtype=bool)
     for i in TopologicalSorter(waits).static_order():
-        found[i] |= found[waits[i]].any(axis=0)
-    return found
+        upstream[i] |= upstream[waits[i]].any(axis=0)
+    return upstream
 
 
 def with_microbatches(problem: Problem, count: int) -> Problem:
@@ -111,16 +111,16 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     if len(kinds) != count or not set(kinds) <= set(range(len(problems))):
         text = f"names not one of {len(problems)} problems for each of {count} microbatches"
         raise BadInput(f"kinds: {list(kinds)} {text}")
-    passes, edges, mine = first.passes, first.edges, first.in_microbatch
-    kind = np.where(mine, np.asarray(kinds)[np.where(mine, passes.microbatch, 0)], -1)
-    inside = mine[edges.after] & (passes.microbatch[edges.before] == passes.microbatch[edges.after])
+    passes, edges, repeated = first.passes, first.edges, first.in_microbatch
+    kind = np.where(repeated, np.asarray(kinds)[np.where(repeated, passes.microbatch, 0)], -1)
+    inside = repeated[edges.after] & (passes.microbatch[edges.before] == passes.microbatch[edges.after])
     kept = np.where(inside, kind[edges.before], -1)
-    numbers = {name: _picked([getattr(one.edges, name) for one in problems], kept) for name in ("lag", "bytes", "sent")}
+    numbers = {name: _picked([getattr(step.edges, name) for step in problems], kept) for name in ("lag", "bytes", "sent")}
     limits = [problem.capacity for problem in problems if problem.capacity is not None]
-    rooms = zip(*(one.messages for one in problems if one.messages is not None), strict=True)  # sizes, and what is reserved
+    rooms = zip(*(p.messages for p in problems if p.messages is not None), strict=True)  # sizes, and what is reserved
     messages = [tuple(map(max, zip(*each, strict=True))) for each in rooms]
     least = partial(min, key=lambda pool: inf if pool.capacity is None else pool.capacity)
-    found = replace(
+    mixture = replace(
         first,
         passes=replace(passes, duration=_picked([problem.passes.duration for problem in problems], kind)),
         edges=replace(edges, **numbers),
@@ -129,7 +129,7 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
         messages=MessageRoom(*messages) if messages else None,
         source="; ".join(dict.fromkeys(problem.source for problem in problems)),
     )
-    return checked_room(found)
+    return checked_room(mixture)
 
 
 def _same(problem: Problem, other: Problem) -> dict[str, bool]:

@@ -71,8 +71,8 @@ def check_room(needs: Ints, capacity: Iterable[int] | None, what: str = "one mic
     """Raise Infeasible where a rank has less than it needs for `what`, bytes a rank each; no capacity: unlimited."""
     for rank, (need, room) in enumerate(zip(needs, () if capacity is None else capacity, strict=False)):
         if need > room:
-            said = f"capacity: rank {rank} needs {exact_bytes(need)} for {what}, but has {exact_bytes(room)}{also}"
-            raise Infeasible(f"{said}: no schedule exists")
+            text = f"capacity: rank {rank} needs {exact_bytes(need)} for {what}, but has {exact_bytes(room)}{also}"
+            raise Infeasible(f"{text}: no schedule exists")
 
 
 def check_before(problem: Problem, feature: str, *later: str) -> None:

@@ -82,7 +82,7 @@ def with_offload(
     _check_all_move(problem, np.flatnonzero(chosen), fs, kept, shares)
     if not len(fs):
         return problem
-    times = [whole_numbers(one, name, problem.stages) for one, name in ((O, "O"), (R, "R"))]
+    times = [whole_numbers(us, name, problem.stages) for us, name in ((O, "O"), (R, "R"))]
     return _with_copies(problem, own, moved[own], [np.rint(time * shares).astype(np.int64) for time in times], host)
 
 
@@ -119,10 +119,10 @@ def _on_one_bus(passes: Passes, ranks: int) -> Passes:
 
 def kept_bytes(problem: Problem) -> Ints:
     """Bytes that a stage's F keeps of each microbatch and that offload may move, shape (stages, microbatches)."""
-    found, rows = np.zeros((problem.stages, problem.microbatches), np.int64), np.flatnonzero(_kept(problem))
+    kept, rows = np.zeros((problem.stages, problem.microbatches), np.int64), np.flatnonzero(_kept(problem))
     before = problem.edges.before[rows]
-    np.add.at(found, (problem.passes.stage[before], problem.passes.microbatch[before]), problem.edges.bytes[rows])
-    return found
+    np.add.at(kept, (problem.passes.stage[before], problem.passes.microbatch[before]), problem.edges.bytes[rows])
+    return kept
 
 
 def _kept(problem: Problem) -> Bools:
@@ -137,15 +137,15 @@ def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
     p, shape = problem.passes, (problem.stages, problem.microbatches)
     table = np.repeat((shares > 0)[:, None], shape[1], axis=1)
     if which is not None:
-        said = np.asarray(which)
-        if said.dtype != bool or said.shape not in (shape, shape[:1]):
+        chosen = np.asarray(which)
+        if chosen.dtype != bool or chosen.shape not in (shape, shape[:1]):
             needed = f"booleans of shape {shape[:1]} or {shape} are needed"
-            raise BadInput(f"offload: which: {needed}, got {said.dtype} {said.shape}")
-        table &= said if said.ndim == 2 else said[:, None]
-    found: Bools = p.are("F")
-    rows = np.flatnonzero(found)
-    found[rows] = table[p.stage[rows], p.microbatch[rows]]
-    return found
+            raise BadInput(f"offload: which: {needed}, got {chosen.dtype} {chosen.shape}")
+        table &= chosen if chosen.ndim == 2 else chosen[:, None]
+    copied: Bools = p.are("F")
+    rows = np.flatnonzero(copied)
+    copied[rows] = table[p.stage[rows], p.microbatch[rows]]
+    return copied
 
 
 def checked_fractions(fraction: Numbers, stages: int) -> Any:
@@ -179,9 +179,9 @@ def time_away(schedule: Schedule) -> Floats:
     """µs from the start of a copy out to the end of the one back, shape (stages, microbatches); infinite where nothing is
     copied."""
     problem, timeline = schedule.problem, schedule.timeline()
-    p, found = problem.passes, np.full((problem.stages, problem.microbatches), np.inf)
+    p, away = problem.passes, np.full((problem.stages, problem.microbatches), np.inf)
     for kind, times, sign in (("R", timeline.end, 1), ("O", timeline.start, -1)):
         rows = problem.rows(kind)
         at = p.stage[rows], p.microbatch[rows]
-        found[at] = np.where(np.isinf(found[at]), 0, found[at]) + sign * times[rows]
-    return found
+        away[at] = np.where(np.isinf(away[at]), 0, away[at]) + sign * times[rows]
+    return away

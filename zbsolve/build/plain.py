@@ -139,7 +139,7 @@ def pipeline(
     routes = _routes(F, placement)
     stages, ranks = len(routes[0]), max(routes[0]) + 1
     F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input = (
-        of_slices(one, slices, microbatches) for one in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
+        of_slices(row, slices, microbatches) for row in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
     )
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
@@ -185,8 +185,8 @@ def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: 
         raise BadInput("pipeline: give either B (and W), or BW")
     if BW is not None and W is not None:
         raise BadInput("pipeline: W makes no sense beside a fused BW")
-    given = {"F": F, "B": B, "W": W, "BW": BW}
-    return {kind: whole_table(time, kind, *shape) for kind, time in given.items() if time is not None}
+    tables = {"F": F, "B": B, "W": W, "BW": BW}
+    return {kind: whole_table(time, kind, *shape) for kind, time in tables.items() if time is not None}
 
 
 def _routes(F: Table, placement: Placement) -> Routes:

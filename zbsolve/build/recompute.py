@@ -12,7 +12,7 @@ from math import inf, nan
 
 import numpy as np
 
-from ..kinds import RECOMPUTE, SHARDING, UPDATES
+from ..kinds import ATTENTION, RECOMPUTE, SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -30,11 +30,11 @@ def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
     if isinstance(recompute, Mapping):
         parts = [(int(stage), str(count)) for stage, count in recompute.items()]
     elif isinstance(recompute, str):
-        said = [part.strip().partition(":") for part in recompute.split(",")] if recompute.strip() else []
-        parts = [(one, count) for name, _, count in said for one in _numbers(name, stages)]
+        words = [part.strip().partition(":") for part in recompute.split(",")] if recompute.strip() else []
+        parts = [(n, count) for name, _, count in words for n in _numbers(name, stages)]
     else:
-        parts = [(one, "") for part in recompute for one in _numbers(part, stages)]
-    found: dict[int, float] = {}
+        parts = [(n, "") for part in recompute for n in _numbers(part, stages)]
+    counts: dict[int, float] = {}
     for stage, count in parts:
         if not 0 <= stage < stages:
             raise BadInput(f"recompute: there is no stage {stage} (they are 0 to {stages - 1})")
@@ -44,9 +44,9 @@ def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
             number = nan
         if not number >= 1 or not (number.is_integer() or number == inf):
             raise BadInput(f"recompute: stage {stage}: '{count}' is no number of layers, at least 1 and whole")
-        if found.setdefault(stage, number) != number:
+        if counts.setdefault(stage, number) != number:
             raise BadInput(f"recompute: stage {stage} is named twice, with other numbers of layers")
-    return dict(sorted(found.items()))
+    return dict(sorted(counts.items()))
 
 
 def _numbers(part: int | str, stages: int) -> Sequence[int]:
@@ -60,8 +60,8 @@ def _numbers(part: int | str, stages: int) -> Sequence[int]:
 
 def recomputed_layers(recompute: Recompute, layers: Sequence[int]) -> tuple[int, ...]:
     """How many of each stage's layers, its first ones, are made again. layers: of each stage. Raises BadInput."""
-    said = recomputed_stages(recompute, len(layers))
-    return tuple(int(min(said.get(stage, 0), count)) for stage, count in enumerate(layers))
+    counts = recomputed_stages(recompute, len(layers))
+    return tuple(int(min(counts.get(stage, 0), count)) for stage, count in enumerate(layers))
 
 
 def recompute_in_words(again: Sequence[int], layers: Sequence[int]) -> str:
@@ -94,12 +94,12 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     """
     passes, edges = problem.passes, problem.edges
     check_before(problem, RECOMPUTE, UPDATES, SHARDING)
-    said = recomputed_stages(stages, problem.stages)
-    again = recomputed_layers(said, problem.layers) if problem.layers else ()
-    part = [stage for stage, count in said.items() if count < (problem.layers[stage] if problem.layers else inf)]
+    counts = recomputed_stages(stages, problem.stages)
+    again = recomputed_layers(counts, problem.layers) if problem.layers else ()
+    part = [stage for stage, count in counts.items() if count < (problem.layers[stage] if problem.layers else inf)]
     if part and (X is None or not again):
         raise BadInput(f"recompute: part of stage {part[0]} needs its time X, and layers: how many each stage has")
-    chosen = np.array(list(said), np.int64)
+    chosen = np.array(list(counts), np.int64)
     inputs = whole_table(held_input, "held_input", problem.stages, problem.microbatches)
     for stage in chosen[np.isin(chosen, passes.stage[problem.rows("AF")])].tolist():
         raise BadInput(f"recompute: stage {stage} has an all-to-all AF, which its X would have to repeat: not modelled")
@@ -121,18 +121,18 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     for rows in (np.flatnonzero(~late), np.flatnonzero(late)):  # of B's bytes first, what is more of W's
         kept[rows] = np.minimum(left[before[rows]], held[rows])
         left[before[rows]] -= kept[rows]
-    rest = edges.bytes.copy()
-    rest[own] = kept
+    stays = edges.bytes.copy()
+    stays[own] = kept
     waits = Edges.of(fs, place[fs], bytes=left[fs]) + Edges.of(place[before], after, bytes=held - kept)
-    return replace(problem, passes=table, edges=replace(edges, bytes=rest) + waits, recomputed=again if part else ())
+    return replace(problem, passes=table, edges=replace(edges, bytes=stays) + waits, recomputed=again if part else ())
 
 
 def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
     """The step without its passes X, whose B and BW take their time too; and pass → the X that it waits for, by name. The
-    problem itself where nothing is recomputed, or an exchange of attention has parts of backwards wait for X."""
+    problem itself where nothing is recomputed, or attention is exchanged: backwards and helpers' parts may wait for X."""
     edges, passes, names = problem.edges, problem.passes, problem.names
     own = np.flatnonzero(passes.are("X")[edges.before])
-    if not len(own) or "BQ" in passes.kinds:
+    if not len(own) or passes.that(feature=ATTENTION).any():
         return problem, {}
     again, after = edges.before[own], edges.after[own]
     backward = passes.are("B", "BW")[after]

@@ -86,10 +86,10 @@ def durations_of(problem: Problem, kind: str) -> Ints:
 def _held(problem: Problem, before: str, after: str) -> Ints:
     """Bytes of each microbatch on the edges between two kinds of passes, shape (stages, microbatches)."""
     p, e = problem.passes, problem.edges
-    found = np.zeros((problem.stages, problem.microbatches), np.int64)
+    held = np.zeros((problem.stages, problem.microbatches), np.int64)
     here = np.flatnonzero(p.are(before)[e.before] & p.are(after)[e.after] & (e.bytes > 0))
-    np.add.at(found, (p.stage[e.before[here]], p.microbatch[e.before[here]]), e.bytes[here])
-    return found
+    np.add.at(held, (p.stage[e.before[here]], p.microbatch[e.before[here]]), e.bytes[here])
+    return held
 
 
 def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int], float]:
@@ -101,7 +101,7 @@ def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int]
         if a != b:
             slowest[a, b] = max(lag, slowest.get((a, b), 0))
     most = max(slowest.values(), default=0)
-    hops = [(a, b) for one, other in zip(placement, placement[1:], strict=False) for a, b in ((one, other), (other, one))]
+    hops = [(a, b) for rank, other in zip(placement, placement[1:], strict=False) for a, b in ((rank, other), (other, rank))]
     return {hop: slowest.get(hop, most) for hop in hops if hop[0] != hop[1]}
 
 

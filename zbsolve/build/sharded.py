@@ -104,8 +104,8 @@ def with_sharding(
             f"sharding: the problem has an update after each {problem.round} of {problem.microbatches} microbatches: what "
             "was gathered before an update is old; only one update a step is modelled"
         )
-    said = zip(_Costs._fields, (gather, reduce, parameter_bytes, gradient_bytes, gathers), strict=True)
-    costs = _Costs(*(whole_numbers(one, f"sharding: {name}", problem.stages) for name, one in said))
+    costs_of = zip(_Costs._fields, (gather, reduce, parameter_bytes, gradient_bytes, gathers), strict=True)
+    costs = _Costs(*(whole_numbers(numbers, f"sharding: {name}", problem.stages) for name, numbers in costs_of))
     if costs.gathers.min() < 1:
         raise BadInput(f"sharding: gathers: {costs.gathers.min()}: parameters are gathered once at least")
     homes = [
@@ -116,8 +116,8 @@ def with_sharding(
     _check_fits(problem, costs, homes)
     trained = [home for home in homes if home.trained]
     rows = [row for home in homes for row in _gathers(home, costs)] + [_reduction(problem, home, costs) for home in trained]
-    found = _with_rows(problem, rows)
-    return replace(found, edges=found.edges + _ends_of_step(found))
+    sharded = _with_rows(problem, rows)
+    return replace(sharded, edges=sharded.edges + _ends_of_step(sharded))
 
 
 def _with_rows(problem: Problem, rows: Sequence[_Row]) -> Problem:
@@ -188,13 +188,13 @@ def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
     if problem.capacity is None:
         return
     for rank, room in enumerate(problem.capacity):
-        mine = [home for home in homes if home.rank == rank]
-        if not mine:
+        own = [home for home in homes if home.rank == rank]
+        if not own:
             continue
-        last, first = mine[-1].stage, mine[-1].forwards[0][0]
-        before = [home.stage for home in mine[:-1] if len(home.forwards) == 1 and len(problem.routes) == 1 and home.trained]
+        last, first = own[-1].stage, own[-1].forwards[0][0]
+        before = [home.stage for home in own[:-1] if len(home.forwards) == 1 and len(problem.routes) == 1 and home.trained]
         held = problem.edges.bytes[(problem.edges.before == first) & ~problem.passes.are("X")[problem.edges.after]]
-        gradients = costs.gradient_bytes[last] * mine[-1].trained
+        gradients = costs.gradient_bytes[last] * own[-1].trained
         need = int(costs.parameter_bytes[[*before, last]].sum() + gradients + held.sum())
         if need > room:
             raise Infeasible(

@@ -63,12 +63,12 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     check_apart(problem, "side inputs", OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES)
     if problem.slices > 1:
         raise BadInput("side inputs: sequences are cut into slices, and run knows no side inputs of slices")
-    found = _Found(_without_rows(problem, begins), begins)
+    messages = _Found(_without_rows(problem, begins), begins)
     for number, side in enumerate(sides):
         _check(side, problem.stages, f"side inputs: number {number}")
         for turn, route in enumerate(problem.routes):
-            found.add(side, np.arange(turn, problem.microbatches, len(problem.routes)), route)
-    return replace(problem, edges=found.edges())
+            messages.add(side, np.arange(turn, problem.microbatches, len(problem.routes)), route)
+    return replace(problem, edges=messages.edges())
 
 
 def rows_begun(problem: Problem) -> tuple[int, ...]:
@@ -103,10 +103,10 @@ class _Found:
 
     def _rows(self, kinds: Sequence[str]) -> Ints:
         """The row of each stage's pass of these kinds for each microbatch, shape (stages, microbatches); −1: none."""
-        found = np.full((self.problem.stages, self.problem.microbatches), -1, np.int64)
+        table = np.full((self.problem.stages, self.problem.microbatches), -1, np.int64)
         rows, p = self.problem.rows(*kinds), self.problem.passes
-        found[p.stage[rows], p.microbatch[rows]] = rows
-        return found
+        table[p.stage[rows], p.microbatch[rows]] = rows
+        return table
 
     def add(self, side: SideInput, microbatches: Ints, route: Sequence[int]) -> None:
         """A side input of these microbatches, which take one route."""
@@ -142,9 +142,9 @@ class _Found:
 
     def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
         """One behind the other, where the row does not put them so."""
-        for (one, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
+        for (first, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
             if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
-                self.ordered |= dict.fromkeys(zip(one.tolist(), other.tolist(), strict=True))
+                self.ordered |= dict.fromkeys(zip(first.tolist(), other.tolist(), strict=True))
 
     def edges(self) -> Edges:
         """Those of the problem, with what is held on the ones that are there, and further ones."""

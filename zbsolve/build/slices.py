@@ -59,12 +59,12 @@ def with_slices(
     here = p.stage[forward[:, 0, 0]]
     first = np.broadcast_to(backward[..., -1:], backward.shape)
     edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
-    found = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
+    sliced = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
     rows = np.flatnonzero(inside)
     if problem.capacity is not None and len(rows) <= MAX_CHECKED * count:  # of a very large microbatch a search finds that
-        most = int(np.bincount(number[rows], found.taken[rows]).argmax())
-        check_room(one_microbatch_needs(found, most), problem.capacity, "the slices of one microbatch")
-    return found
+        most = int(np.bincount(number[rows], sliced.taken[rows]).argmax())
+        check_room(one_microbatch_needs(sliced, most), problem.capacity, "the slices of one microbatch")
+    return sliced
 
 
 def of_slices(table: Any, slices: int, microbatches: int) -> Any:
@@ -87,11 +87,11 @@ def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
 def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int], begin: int, end: int) -> Ints:
     """Rows of the passes of these kinds of stages from `begin` up to `end`, shape (stages that have some, microbatches,
     slices). Raises BadInput where one is missing."""
-    found, forwards = (problem.grid(*those)[begin:end] for those in (kinds, ("F",)))
-    found = found[(forwards >= 0).any(axis=1)]
-    if (found < 0).any():
+    own, forwards = (problem.grid(*those)[begin:end] for those in (kinds, ("F",)))
+    own = own[(forwards >= 0).any(axis=1)]
+    if (own < 0).any():
         raise BadInput(f"slices: a stage has no {' or '.join(kinds)} of each microbatch")
-    return found.reshape(len(found), *shape)
+    return own.reshape(len(own), *shape)
 
 
 def _check_count(slices: Any) -> None:

@@ -48,12 +48,12 @@ def with_backward(problem: Problem) -> Problem:
     passes, fs = problem.passes, np.flatnonzero(problem.passes.are("F") & (problem.passes.stage < front))
     for kind in ("B", "W") if "B" in kinds else ("BW",):
         passes = passes.like(fs, kind, "compute", np.zeros(len(fs), np.int64))
-    found, edges = replace(problem, passes=passes), problem.edges
-    F, B, W = found.grid("F"), found.grid("B", "BW"), found.grid("W")
+    whole, edges = replace(problem, passes=passes), problem.edges
+    F, B, W = whole.grid("F"), whole.grid("B", "BW"), whole.grid("W")
     for stage in range(front):
         edges += Edges.of(F[stage], B[stage])
         if stage + 1 < problem.stages:
             edges += Edges.of(B[stage + 1], B[stage], carries="gradient")
         if "B" in kinds:
             edges += Edges.of(B[stage], W[stage])
-    return replace(found, edges=edges)
+    return replace(whole, edges=edges)

@@ -97,7 +97,7 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
     rows = problem.grid("F"), problem.grid("W", "BW"), len(problem.passes) + np.arange(len(stage)).reshape(stages, groups)
     if len(idle := np.argwhere(rows[1] < 0)):
         raise BadInput(f"updates: stage {idle[0, 0]} makes no gradients, so it has nothing to update")
-    lanes = [_Stage(*one, every) for one in zip(*rows, behind.tolist(), size.tolist(), strict=True)]
+    lanes = [_Stage(*row, every) for row in zip(*rows, behind.tolist(), size.tolist(), strict=True)]
     edges = sum((part(lane) for part in (_waits, _held) for lane in lanes), problem.edges)
     return replace(problem, passes=table, edges=edges)
 

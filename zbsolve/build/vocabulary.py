@@ -60,8 +60,8 @@ class Vocabulary(NamedTuple):
         """The same with whole numbers, one a rank. Raises BadInput."""
         if self.barriers not in BARRIERS:
             raise BadInput(f"vocabulary: barriers: {self.barriers}: 1 (the paper's algorithm 2) or 2 (algorithm 1)")
-        said = {name: one for name, one in self._asdict().items() if name != "barriers" and one is not None}
-        whole: dict[str, Any] = {name: whole_numbers(one, f"vocabulary: {name}", ranks) for name, one in said.items()}
+        known = {name: value for name, value in self._asdict().items() if name != "barriers" and value is not None}
+        whole: dict[str, Any] = {name: whole_numbers(value, f"vocabulary: {name}", ranks) for name, value in known.items()}
         return self._replace(**whole)
 
 
@@ -131,7 +131,7 @@ def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, co
     """What the passes of the output layer and the loss wait for, and what they hold. rank: of each pass; forward, backward:
     those of the last stage, one a microbatch."""
     ranks, count = rows["S"].shape
-    shard, hidden = (np.repeat(np.asarray(one, np.int64), count) for one in (costs.held_shard, costs.held_hidden))
+    shard, hidden = (np.repeat(np.asarray(held, np.int64), count) for held in (costs.held_shard, costs.held_hidden))
     flat = {kind: array.ravel() for kind, array in rows.items()}
     home = rank[forward], np.arange(count)
     edges = Edges.of(np.tile(forward, ranks), flat["VB"])

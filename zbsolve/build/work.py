@@ -94,28 +94,28 @@ def with_work(problem: Problem, *works: Work) -> Problem:
             giver = made[work.takes]
             lag = np.where(passes.rank[giver] == homes, 0, work.comm)
             edges += Edges.of(giver, rows, lag=lag, carries="activation")
-    found = replace(problem, passes=passes, edges=edges)
+    whole = replace(problem, passes=passes, edges=edges)
     if any(work.takes is not None for work in works):
         try:
-            longest_path(found, Precedence.of(found))
+            longest_path(whole, Precedence.of(whole))
         except Deadlock as error:
             circle = " → ".join((*error.cycle, error.cycle[0]))
             raise BadInput(f"work: its latest moment lies before its earliest: {circle}") from None
-    return found
+    return whole
 
 
 def homes_of(problem: Problem, works: Sequence[Work]) -> list[Ints]:
     """Of each work the rank of each piece. A piece whose rank is to be chosen goes to the one that has least to do by then,
     the longest first; of equal pieces the first ones to the first ranks."""
-    busy, found = problem.busy.copy(), dict[int, Ints]()
-    for number, work in sorted(enumerate(works), key=lambda one: one[1].chosen and not one[1].homes):
+    busy, chosen = problem.busy.copy(), dict[int, Ints]()
+    for number, work in sorted(enumerate(works), key=lambda item: item[1].chosen and not item[1].homes):
         ranks, times = np.array(work.ranks(problem)), np.array(work.times)
         homes = np.array(work.homes or (ranks[0],) * len(times))
         if work.chosen and not work.homes:
             homes = _of_least(busy.copy(), ranks, times)
         np.add.at(busy, homes, times if work.stream == "compute" else 0)
-        found[number] = homes
-    return [found[number] for number in range(len(works))]
+        chosen[number] = homes
+    return [chosen[number] for number in range(len(works))]
 
 
 def _of_least(busy: Ints, ranks: Ints, times: Ints) -> Ints:
@@ -146,8 +146,8 @@ def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tu
     """Passes of the step, and the piece that each of them has to do with: that for its microbatch, or the one at an end."""
     if not work.microbatches:
         return others, np.repeat(end, len(others))
-    mine = [np.flatnonzero(numbers == microbatch) for microbatch in work.microbatches]
-    return others[np.concatenate(mine)], np.repeat(rows, [len(own) for own in mine])
+    by_piece = [np.flatnonzero(numbers == microbatch) for microbatch in work.microbatches]
+    return others[np.concatenate(by_piece)], np.repeat(rows, [len(own) for own in by_piece])
 
 
 def _check(problem: Problem, works: Sequence[Work], number: int) -> None:
@@ -180,8 +180,8 @@ def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tu
     wrong = not 1 <= pieces <= MOST_PIECES or (timed and pieces not in (1, len(work.times)))
     yield wrong, f"{pieces} pieces: 1 to {MOST_PIECES} are possible, and as many as there are times"
     each, others = work.times, set(work.homes) - ranks
-    for what, said in (("homes", work.homes), ("microbatches", work.microbatches)):
-        yield len(said) not in (0, len(each)), f"{what}: {len(said)}, not one for each of {len(each)} pieces"
+    for what, column in (("homes", work.homes), ("microbatches", work.microbatches)):
+        yield len(column) not in (0, len(each)), f"{what}: {len(column)}, not one for each of {len(each)} pieces"
     wrong = min(each) < int(timed) or sum(each) < 1 or min(work.held, work.comm) < 0
     yield wrong, "time and bytes are whole numbers, the time at least 1 µs"
     yield work.stream not in STREAMS, f"stream '{work.stream}': one of {', '.join(STREAMS)}"
@@ -198,9 +198,9 @@ def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tu
     trained = problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)
     yield work.after is not None and not trained.any(), f"stage {work.after} makes no gradients that it could wait for"
     yield work.microbatches != () and moments == (None, None), "microbatches are of a moment: say 'before' or 'after'"
-    for one in work.microbatches:
-        yield not 0 <= one < problem.microbatches, f"there is no microbatch {one} (they are 0 to {problem.microbatches - 1})"
-        here = problem.in_microbatch & (problem.passes.rank == work.rank) & (problem.passes.microbatch == one)
-        yield {*moments}.isdisjoint(problem.passes.stage[here].tolist()), f"microbatch {one} runs that stage on another rank"
+    for m in work.microbatches:
+        yield not 0 <= m < problem.microbatches, f"there is no microbatch {m} (they are 0 to {problem.microbatches - 1})"
+        here = problem.in_microbatch & (problem.passes.rank == work.rank) & (problem.passes.microbatch == m)
+        yield {*moments}.isdisjoint(problem.passes.stage[here].tolist()), f"microbatch {m} runs that stage on another rank"
     why = "bytes are held from a first piece to a last one, and it has one: say 'before', or cut it"
     yield work.held > 0 and len(each) == 1 and work.before is None, why

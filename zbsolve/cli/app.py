@@ -63,16 +63,16 @@ OPTIONS = (
 )
 
 
-def what_instead(command: str, given: Sequence[str]) -> str:
+def what_instead(command: str, words: Sequence[str]) -> str:
     """What to write in place of a command, or of the first of its options, that went; "" where none did."""
     if command in REMOVED:
         return f"went: {REMOVED[command]}"
-    said = [word.partition("=")[0] for word in given]
+    names = [word.partition("=")[0] for word in words]
     return next(
         (
             f"{word} went: {instead}"
             for commands, options, instead in OPTIONS
-            for word in said
+            for word in names
             if command in commands.split() and word in options.split()
         ),
         "",
@@ -97,16 +97,16 @@ def entry_point() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input, 128 + n
     ended by signal n."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    debug, given = DEBUG in given, [word for word in given if word != DEBUG]
-    wanted = next((word for word in given if not word.startswith("-")), "")
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    debug, words = DEBUG in words, [word for word in words if word != DEBUG]
+    wanted = next((word for word in words if not word.startswith("-")), "")
     if wanted not in MODELS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     root = parser(wanted)
-    if instead := what_instead(wanted, given):
+    if instead := what_instead(wanted, words):
         print(f"zbsolve {wanted}: {instead}", file=sys.stderr)
         return 2
-    options = _parsed(root, given)
+    options = _parsed(root, words)
     command: Command = options.command
     try:
         with ends_on_sigterm():
@@ -125,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exception(error)
             print(end=f"\nthe traceback of that rank:\n{error.details}\n" if error.details else "", file=sys.stderr)
-        for one in (error, *error.others):
-            print(f"zbsolve {options.name}: {one}{_kept_elsewhere(one)}", file=sys.stderr)
+        for failure in (error, *error.others):
+            print(f"zbsolve {options.name}: {failure}{_kept_elsewhere(failure)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
@@ -137,9 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
 
 
-def _parsed(root: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:
+def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     """What was given; words of a command that takes any number of them may stand between its options."""
-    options, more = root.parse_known_args(given)
+    options, more = root.parse_known_args(words)
     if more and ("words" not in options or any(word.startswith("-") for word in more)):
         root.error(f"unrecognized arguments: {' '.join(more)}")
     if more:

@@ -56,19 +56,19 @@ def command(options: argparse.Namespace) -> int:
 
 def _with_step(what: str) -> tuple[str, dict[str, Any]]:
     """A file or folder, and the step that is said behind its `@`. Raises BadInput."""
-    path, _, said = what.partition("@")
-    if not said or Path(what).exists():
+    path, _, step = what.partition("@")
+    if not step or Path(what).exists():
         return what, {}
     words = argparse.ArgumentParser(prog=f"zbsolve bench {what}", add_help=False, allow_abbrev=False, exit_on_error=False)
     add_some_step_options(words, *OPTIONS)
-    pairs = [pair.partition("=") for pair in re.split(r",(?=[a-z_-]+=)", said)]
+    pairs = [pair.partition("=") for pair in re.split(r",(?=[a-z_-]+=)", step)]
     try:
-        found, more = words.parse_known_args([f"--{name}={value}" for name, _, value in pairs])
+        parsed, more = words.parse_known_args([f"--{name}={value}" for name, _, value in pairs])
     except argparse.ArgumentError as error:
         raise BadInput(f"{what}: {error}") from None
     if more:
         raise BadInput(f"{what}: '{more[0].lstrip('-')}' is no word of a step such as ranks=4")
-    return path, step_words(found, *OPTIONS)
+    return path, step_words(parsed, *OPTIONS)
 
 
 def _run(options: argparse.Namespace) -> Report:
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> Report:
     options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
     problems = problems_of(dict(map(_with_step, options.what)))
-    name = " ".join(Path(one).name for one in options.what)
+    name = " ".join(Path(path).name for path in options.what)
     with workers_of(options, "bench") as workers, searching("bench") as (search, _):
 
         def done(result: Result) -> None:

@@ -90,8 +90,8 @@ def command(options: argparse.Namespace) -> int:
         proofs.append(f"proven now: {schedule.certificate.proof}")
         if options.output:
             schedule.save(options.output)
-    found = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
-    body = {"violations": found, **_proven(None if violations else schedule.certificate)} if options.bound else found
+    rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
+    body = {"violations": rows, **_proven(None if violations else schedule.certificate)} if options.bound else rows
     wrong = [f"{options.schedule}: {violation}" for violation in violations]
     tell(options, lambda: body, lambda: wrong or _lines(options.schedule, schedule, proofs))
     return 1 if violations else 0
@@ -104,11 +104,11 @@ def _check_plan(options: argparse.Namespace) -> int:
 
     if options.output:
         raise BadInput("-o: nothing of a plan is written")
-    found = check_plan(options.schedule, options.seconds, search=options.bound)
-    body = {"wrong": list(found.wrong), "step": found.step, "bound": found.bound, "gap": 1 - found.bound / found.step}
-    body["schedule"] = None if found.proof is None else _proven(found.schedule.certificate)
-    tell(options, lambda: body, lambda: _plan_lines(options.schedule, found))
-    return 1 if found.wrong else 0
+    plan = check_plan(options.schedule, options.seconds, search=options.bound)
+    body = {"wrong": list(plan.wrong), "step": plan.step, "bound": plan.bound, "gap": 1 - plan.bound / plan.step}
+    body["schedule"] = None if plan.proof is None else _proven(plan.schedule.certificate)
+    tell(options, lambda: body, lambda: _plan_lines(options.schedule, plan))
+    return 1 if plan.wrong else 0
 
 
 def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
@@ -141,9 +141,9 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
     stated = schedule.certificate
     with searching("check") as (search, _):
-        found = certified(schedule, stated.solver if stated else GIVEN, seconds, lambda state: search.show("", state))
-    assert found.certificate is not None
-    return schedule if stated is not None and stated.bound >= found.certificate.bound else found
+        proven = certified(schedule, stated.solver if stated else GIVEN, seconds, lambda state: search.show("", state))
+    assert proven.certificate is not None
+    return schedule if stated is not None and stated.bound >= proven.certificate.bound else proven
 
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
@@ -151,8 +151,8 @@ def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
         return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
-    said = verdict(schedule.certificate)
-    return [*lines, said, *proofs] if proofs else [*lines, f"as the file says: {said} (--bound proves it again)"]
+    line = verdict(schedule.certificate)
+    return [*lines, line, *proofs] if proofs else [*lines, f"as the file says: {line} (--bound proves it again)"]
 
 
 def check_period(options: argparse.Namespace) -> int:
@@ -212,9 +212,9 @@ class StillGood:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers; null where the order does not hold."""
-        said = {"good": self.good, "holds": not self.wrong, "why": self.wrong, "within": self.within, "before": self.before}
-        found = {name: None if self.wrong else getattr(self, name) for name in ("value", "best", "bound", "excess")}
-        return said | found
+        head = {"good": self.good, "holds": not self.wrong, "why": self.wrong, "within": self.within, "before": self.before}
+        numbers = {name: None if self.wrong else getattr(self, name) for name in ("value", "best", "bound", "excess")}
+        return head | numbers
 
 
 def check_again(options: argparse.Namespace) -> int:
@@ -223,9 +223,9 @@ def check_again(options: argparse.Namespace) -> int:
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")
-    found = _still_good(schedule, profile, within, options)
-    tell(options, found.to_json, lambda: _profile_lines(options, found))
-    return 0 if found.good else 1
+    result = _still_good(schedule, profile, within, options)
+    tell(options, result.to_json, lambda: _profile_lines(options, result))
+    return 0 if result.good else 1
 
 
 def _still_good(schedule: Schedule, profile: Any, within: float, options: argparse.Namespace) -> StillGood:
@@ -233,32 +233,32 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
     from ..search.solver import solve
     from ..search.today import order_on, why_not
 
-    found, before = order_on(schedule, profile, replicas=options.replicas), int(schedule.timeline().value)
-    wrong = why_not(found)
+    timed, before = order_on(schedule, profile, replicas=options.replicas), int(schedule.timeline().value)
+    wrong = why_not(timed)
     if wrong:
         return StillGood(wrong, 0, before, 0, 0, within)
-    value, quick = int(found.timeline().value), certified(found, GIVEN).certificate
+    value, quick = int(timed.timeline().value), certified(timed, GIVEN).certificate
     assert quick is not None
     if value <= (1 + within) * quick.bound:
         return StillGood("", value, before, value, quick.bound, within)  # no search finds one that is so much shorter
     with searching("check") as (search, _):
-        best = solve(found.problem, seconds=options.seconds, hint=found, prefer=None, progress=lambda s: search.show("", s))
+        best = solve(timed.problem, seconds=options.seconds, hint=timed, prefer=None, progress=lambda s: search.show("", s))
     assert best.certificate is not None
     return StillGood("", value, before, best.certificate.value, max(best.certificate.bound, quick.bound), within)
 
 
-def _profile_lines(options: argparse.Namespace, found: StillGood) -> list[str]:
+def _profile_lines(options: argparse.Namespace, still: StillGood) -> list[str]:
     name, by = options.schedule, f"by the times of {options.profile}"
-    if found.wrong:
-        return [f"{name}: does not hold {by}: {found.wrong}"]
-    lines = [f"{name}: holds {by}", f"it takes {format_time(found.value)}, and {format_time(found.before)} by its own times"]
-    at_most = format_gap(1 - found.bound / found.value if found.value else 0.0)
+    if still.wrong:
+        return [f"{name}: does not hold {by}: {still.wrong}"]
+    lines = [f"{name}: holds {by}", f"it takes {format_time(still.value)}, and {format_time(still.before)} by its own times"]
+    at_most = format_gap(1 - still.bound / still.value if still.value else 0.0)
     proven = f"proven: at most {at_most} less is possible"
-    if found.bound >= found.value:
+    if still.bound >= still.value:
         proven = "proven: no order of its passes is shorter"
-    if not found.good:
-        less = 1 - found.best / found.value
-        return [*lines, f"another order takes {less:.2%} less, {format_time(found.best)}: solve it again with this profile"]
-    if found.best < found.value:
-        proven = f"the best that was found takes {1 - found.best / found.value:.2%} less; {proven}"
-    return [*lines, f"still within {found.within:.2%} of the best; {proven}"]
+    if not still.good:
+        less = 1 - still.best / still.value
+        return [*lines, f"another order takes {less:.2%} less, {format_time(still.best)}: solve it again with this profile"]
+    if still.best < still.value:
+        proven = f"the best that was found takes {1 - still.best / still.value:.2%} less; {proven}"
+    return [*lines, f"still within {still.within:.2%} of the best; {proven}"]

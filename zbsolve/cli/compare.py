@@ -70,9 +70,9 @@ def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
     if options.noise is not None:
         raise BadInput("--noise is for schedules")
     share = None if options.within is None else parse_share(options.within, "--within")
-    found = drift(*(Profile.load(path) for path in options.what))
-    tell(options, found.to_json, lambda: drift_as_text(found))
-    return int(share is not None and not found.within(share))
+    changes = drift(*(Profile.load(path) for path in options.what))
+    tell(options, changes.to_json, lambda: drift_as_text(changes))
+    return int(share is not None and not changes.within(share))
 
 
 def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
@@ -88,8 +88,8 @@ def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
         return None if foreign is None else (foreign.planned(), foreign)
     if foreign is None and ran != "-" and document_kind(ran) != "trace":
         return None
-    mine = others_trace(planned[0])
-    schedule = load_unrolled(planned[0]) if mine is None else mine.planned()
+    run = others_trace(planned[0])
+    schedule = load_unrolled(planned[0]) if run is None else run.planned()
     return schedule, Trace.load(ran) if foreign is None else foreign.of_problem(schedule.problem, ran)
 
 
@@ -137,10 +137,10 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
         order = read_order(path)
         if profile is None:
             raise BadInput("it says no times: add --profile profile.json")
-        found = import_schedule(order, profile, partition="balanced")
-        if found.violations:
-            raise BadInput(found.told()[0])
-        return certified(found.schedule, found.solver)
+        imported = import_schedule(order, profile, partition="balanced")
+        if imported.violations:
+            raise BadInput(imported.told()[0])
+        return certified(imported.schedule, imported.solver)
     if foreign is not None:
         schedule = foreign.planned()
     else:

@@ -53,11 +53,11 @@ def command(options: argparse.Namespace) -> int:
 
     if options.schedule is None:
         raise BadInput("export: name the schedule's file, or - for standard input")
-    for option, given, names in (
+    for option, value, names in (
         ("--layers", options.layers, ("megatron", "torchtitan")),
         ("--defer-recv", options.defer_recv, ("torch-csv", "torchtitan")),
     ):
-        if given and options.to not in names:
+        if value and options.to not in names:
             raise BadInput(f"{option}: for --to {' or '.join(names)} only")
     path = options.output or "-"
     target(options.to).check_ending(path)

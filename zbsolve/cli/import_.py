@@ -36,12 +36,12 @@ def command(options: argparse.Namespace) -> int:
     from .step_options import step_words
 
     order, profile = read_order(options.file, options.placement), profile_from(options.profile, "import")
-    found = import_schedule(order, profile, **{"partition": "balanced", **step_words(options, *STEP)})
+    imported = import_schedule(order, profile, **{"partition": "balanced", **step_words(options, *STEP)})
     for note in order.notes:
         print(f"zbsolve import: {note}", file=sys.stderr)
-    if found.violations:
-        return _refused(options, found)
-    schedule = certified(found.schedule, found.solver)
+    if imported.violations:
+        return _refused(options, imported)
+    schedule = certified(imported.schedule, imported.solver)
     if options.output:
         schedule.save(options.output)
     if options.json:
@@ -56,16 +56,16 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refused(options: argparse.Namespace, found: Imported) -> int:
+def _refused(options: argparse.Namespace, imported: Imported) -> int:
     """Say what does not hold, and how much memory would do. Nothing is written."""
     if options.json:
-        rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in found.violations]
-        print_json([{**row, "places": {n: found.order.places.get(n, []) for n in row["passes"]}} for row in rows])
+        rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in imported.violations]
+        print_json([{**row, "places": {n: imported.order.places.get(n, []) for n in row["passes"]}} for row in rows])
         return 1
-    for line in found.told():
+    for line in imported.told():
         print(line)
-    if found.needs is not None:
-        print(f"{options.file}: with --memory {found.needs} it holds")
+    if imported.needs is not None:
+        print(f"{options.file}: with --memory {imported.needs} it holds")
     if options.output:
         print(f"zbsolve import: {options.output} was not written: the schedule does not hold", file=sys.stderr)
     return 1

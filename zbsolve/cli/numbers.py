@@ -40,8 +40,8 @@ def command(options: argparse.Namespace) -> int:
     from ..show.profile_meaning import rank_work_lines
     from ..show.profile_report import profile_as_text
 
-    given = {name: value for name in (*SHOWN_OF_RANK, *SHOWN) if (value := getattr(options, name)) is not None}
-    profile = given_profile(words_of(options.words, given))
+    values = {name: value for name in (*SHOWN_OF_RANK, *SHOWN) if (value := getattr(options, name)) is not None}
+    profile = given_profile(words_of(options.words, values))
     profile.save(options.output)
     if options.output != "-":
         print(profile_as_text(profile), end="")

@@ -101,17 +101,17 @@ def command(options: argparse.Namespace) -> int:
     over = parse_front(options.front) if options.front else None
     with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
         limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
-        found = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
-        found, texts, fields = _further(found, options.what_if, over, limits)
+        best = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
+        best, texts, fields = _further(best, options.what_if, over, limits)
 
     def save(path: str) -> None:
         if path.endswith(".html"):
-            write_text(path, plan_as_page(found.space))
+            write_text(path, plan_as_page(best.space))
         else:
-            found.save(path)
+            best.save(path)
 
     saves = [partial(save, path) for path in options.output]
-    tools.tell(options, lambda: _as_json(found) | fields, lambda: "\n".join([plan_as_text(found), *texts]), *saves)
+    tools.tell(options, lambda: _as_json(best) | fields, lambda: "\n".join([plan_as_text(best), *texts]), *saves)
     return 0
 
 
@@ -154,13 +154,13 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     return ProfiledModel.of(profiles, [f"model '{spec[:60]}'"] * len(profiles))
 
 
-def _cluster(said: str) -> Cluster:
+def _cluster(text: str) -> Cluster:
     """The cluster that is named or in a file, with constants fitted to a file of rows and links of a profile where these are
     named too. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
 
-    name, *further = said.split(",")
+    name, *further = text.split(",")
     cluster = cluster_of(name)
     for path in further:
         if document_kind(path) == "profile":

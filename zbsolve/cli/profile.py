@@ -127,10 +127,10 @@ def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
             raise BadInput(f"{path}: one MODEL is measured at a time; several are profile.json … of one model")
     if options.from_trace is not None or options.output is None:
         raise BadInput("several profiles make one: leave out --from-trace, and say where to write it: -o profile.json")
-    found = of_sizes([Profile.load(path) for path in paths], paths)
-    sizes = ", ".join(map(str, found.facts["sizes"]))
-    line = f"sizes: {sizes} sequences a microbatch; passes lie within {found.facts['off_line']:.1%} of their lines\n"
-    tell(options, lambda: found.facts, lambda: profile_as_text(found) + line, lambda: found.save(options.output))
+    merged = of_sizes([Profile.load(path) for path in paths], paths)
+    sizes = ", ".join(map(str, merged.facts["sizes"]))
+    line = f"sizes: {sizes} sequences a microbatch; passes lie within {merged.facts['off_line']:.1%} of their lines\n"
+    tell(options, lambda: merged.facts, lambda: profile_as_text(merged) + line, lambda: merged.save(options.output))
     return 0
 
 
@@ -255,9 +255,9 @@ def from_trace(options: argparse.Namespace) -> int:
     body |= {"stages": stage_times(trace), "stalls": [stall.to_json() for stall in stalls]}
     body |= {"slow": [slow_part.to_json() for slow_part in slow]}
     body |= {"today": today.to_json() | {"line": today_line(today)}}
-    told = "".join(f"{slow_part}\n" for slow_part in slow[:MOST_SLOW])
+    slowest = "".join(f"{slow_part}\n" for slow_part in slow[:MOST_SLOW])
     ranks = _ranks_in_words(profile, told=base is not None or trace.facts.get(LINKS) != FROM_STEPS)
-    text = f"{run_in_words(trace, stalls)}{told}{ranks}\n{today_as_text(today)}"
+    text = f"{run_in_words(trace, stalls)}{slowest}{ranks}\n{today_as_text(today)}"
     tell(options, lambda: body, lambda: text, *[partial(profile.save, options.output)] * bool(options.output))
     return 0
 
@@ -270,5 +270,5 @@ def _ranks_in_words(profile: Profile, told: bool) -> str:
             f"{steps}; only a base profile tells whether a rank is slow or its stages are long (profile BASE --from-trace)"
         )
     ratios = " ".join(f"{fact:.3f}" for fact in profile.facts["rank_ratios"])
-    slow = [f"rank {rank} takes {one:.2f} times as long" for rank, one in enumerate(profile.rank_factors) if one != 1]
+    slow = [f"rank {rank} takes {f:.2f} times as long" for rank, f in enumerate(profile.rank_factors) if f != 1]
     return f"{steps}; ranks {ratios}\n{'; '.join(slow) if slow else 'all ranks are alike'}"

@@ -160,7 +160,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     beside = f" (predicted {', '.join(map(format_bytes, trace.facts['predicted_peaks']))})" if same else ""
     yield f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks))}{beside}"
     if "host_peaks" in trace.facts:
-        peaks, other = (", ".join(map(format_bytes, trace.facts[f"{one}host_peaks"])) for one in ("", "predicted_"))
+        peaks, other = (", ".join(map(format_bytes, trace.facts[f"{what}host_peaks"])) for what in ("", "predicted_"))
         yield f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else "")
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peaks, strict=True)]
     for rank, room in enumerate(problem.capacity or ()):
@@ -224,9 +224,9 @@ def _of_gpu(facts: dict[str, Any]) -> list[str]:
 
 def _other_split(source: str, split: str) -> str:
     """A warning where the times of the schedule were measured with another split than this run's."""
-    found = re.match(r"measured(?: with split ([\w:]+))?: ", source)
+    match = re.match(r"measured(?: with split ([\w:]+))?: ", source)
     split = split.removesuffix(SLACK)
-    measured = (found[1] or "layers") if found else split
+    measured = (match[1] or "layers") if match else split
     return "" if measured == split else f"WARNING: the profile was measured with split {measured}, this run has {split}"
 
 

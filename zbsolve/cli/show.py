@@ -69,14 +69,14 @@ def _refuse(options: argparse.Namespace, *names: str) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    given, note = _opened(options.what)
+    opened, note = _opened(options.what)
     trace: Trace | None
-    if isinstance(given, Trace):
+    if isinstance(opened, Trace):
         if options.trace:
             raise BadInput(f"{options.what}: holds a trace, and --trace names another: give the schedule in its place")
-        schedule, trace = given.planned(), given
+        schedule, trace = opened.planned(), opened
     else:
-        schedule, trace = given, (run_of(given, options.trace) if options.trace else None)
+        schedule, trace = opened, (run_of(opened, options.trace) if options.trace else None)
     if options.output:
         from ..show.pictures.files import save_schedule_picture
 
@@ -122,14 +122,14 @@ def _profile(options: argparse.Namespace) -> int:
     costs = Step(ranks, microbatches).costs(profile)
     if not options.json:
         print(profile_as_text(profile, ranks, microbatches))
-    found = named_partitions(costs)
+    splits = named_partitions(costs)
     if options.json:
         limit = costs.limit[0] if costs.limit and len(set(costs.limit)) == 1 else costs.limit
-        rows = [asdict(partitioned) for partitioned in found]
+        rows = [asdict(partitioned) for partitioned in splits]
         print_json({"source": profile.source, "microbatches": microbatches, "limit": limit, "partitions": rows})
         return 0
-    alpa, units = next(one for one in found if one.name == "alpa"), units_of(profile, stages(profile, ranks))
-    print(partitions_as_text(costs, found, units, profile.source), stages_as_text(costs, alpa, units), sep="\n", end="")
+    alpa, units = next(split for split in splits if split.name == "alpa"), units_of(profile, stages(profile, ranks))
+    print(partitions_as_text(costs, splits, units, profile.source), stages_as_text(costs, alpa, units), sep="\n", end="")
     return 0
 
 

@@ -89,28 +89,28 @@ def command(options: argparse.Namespace) -> int:
         return solve_frontier(options)
     if len(methods) > 1:
         return race(options, methods)
-    given = _given(options)
-    if joined := _joined(options, given):
+    asked = _given(options)
+    if joined := _joined(options, asked):
         print(f"zbsolve solve: {joined}", file=sys.stderr)
-    if not isinstance(given, Problem) and (each_problem := repeated_step(options, *given)) is not None:
-        return solve_repeated(options, each_problem, given[1].microbatches)
+    if not isinstance(asked, Problem) and (each_problem := repeated_step(options, *asked)) is not None:
+        return solve_repeated(options, each_problem, asked[1].microbatches)
     works: tuple[Work, ...] = ()
-    if isinstance(given, tuple) and is_open(given[1].work) and not is_named(options.method):
-        given, works = (given[0], replace(given[1], work=())), given[1].work
+    if isinstance(asked, tuple) and is_open(asked[1].work) and not is_named(options.method):
+        asked, works = (asked[0], replace(asked[1], work=())), asked[1].work
     tried: tuple[Tried, ...] = ()
     peaks: list[LeastPeak | LeastUnderNoise] = []
     with tools.searching("solve", options.method) as (search, pressed):
         arguments = _search_arguments(options) | {"peaks": peaks.append}
         half: dict[str, Any] = {name: arguments[name] / 2 for name in ("seconds", "effort") if works and name in arguments}
         arguments |= half
-        if not isinstance(given, Problem) and (given[1].auto or splits_differ(*given)):
+        if not isinstance(asked, Problem) and (asked[1].auto or splits_differ(*asked)):
             with tools.workers_of(options, "solve", threads=2) as workers:
                 arguments |= {"progress": search.show, "stop": pressed, "workers": workers}
-                schedule, tried = solve_auto(*given, **arguments)
+                schedule, tried = solve_auto(*asked, **arguments)
         else:
             from ..search.solver import solve as solve_problem
 
-            problem = given if isinstance(given, Problem) else given[1].problem(given[0])
+            problem = asked if isinstance(asked, Problem) else asked[1].problem(asked[0])
             schedule = solve_problem(problem, progress=lambda state: search.show("", state), **search.rest(arguments))
         alone, work = schedule, None
         if works:
@@ -118,10 +118,10 @@ def command(options: argparse.Namespace) -> int:
             work = with_open_work(alone, works, stop=pressed, **half, **how)
             schedule = work.schedule
     beside = None if work is None else WorkBeside(alone, work)
-    found = solved(given, schedule, tried, peaks[-1] if peaks and not works else None, options.effort is None, beside)
+    result = solved(asked, schedule, tried, peaks[-1] if peaks and not works else None, options.effort is None, beside)
     saves = [partial(tools.save_found, schedule, path) for path in options.output]
-    tools.tell(options, found.to_json, lambda: solved_as_text(found), *saves)
-    for note in found.notes:
+    tools.tell(options, result.to_json, lambda: solved_as_text(result), *saves)
+    for note in result.notes:
         print(f"zbsolve solve: {note}", file=sys.stderr)
     return 0
 
@@ -135,32 +135,32 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     if not is_named(options.method):
         return step_or_problem(options, partition="balanced")
     named = system(options.method)
-    given = step_or_problem(options, partition="balanced", placement=named.placement)
+    asked = step_or_problem(options, partition="balanced", placement=named.placement)
     if options.fused not in (None, named.fused):
-        return given
-    if isinstance(given, Problem):
-        check_backward(named.name, given, options.profile)
-        return given
-    step = step_for(named.name, *given)
-    return given[0], replace(step, partition=given[1].partition) if splits_differ(*given) else step
+        return asked
+    if isinstance(asked, Problem):
+        check_backward(named.name, asked, options.profile)
+        return asked
+    step = step_for(named.name, *asked)
+    return asked[0], replace(step, partition=asked[1].partition) if splits_differ(*asked) else step
 
 
-def _joined(options: argparse.Namespace, given: tuple[Profile, Step] | Problem) -> str:
+def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) -> str:
     """A line where stages that somebody gave one by one are joined, and nothing on the command line says so; else ""."""
-    if not isinstance(given, tuple) or {options.placement, options.partition} != {None}:
+    if not isinstance(asked, tuple) or {options.placement, options.partition} != {None}:
         return ""
     from ..systems.table import is_named
 
-    profile, step = given
+    profile, step = asked
     layers, stages = len(profile.layers), len(step.routes[0])
-    chunks, rest = divmod(layers, step.ranks)
+    chunks, left = divmod(layers, step.ranks)
     if not profile.source.startswith("given") or layers == stages:
         return ""
     counts = step.counts(profile) or ()
     each = counts[0] if len(set(counts)) == 1 else counted(counts)
     shapes = ("vee", "loop") if not is_named(options.method) else ("loop",) if step.placement == "loop" else ()
     own = " or ".join(f"{shape}{'' if chunks == 2 else chunks}" for shape in shapes)
-    advice = f"; --placement {own} gives each layer its own stage" if own and not rest else ""
+    advice = f"; --placement {own} gives each layer its own stage" if own and not left else ""
     return f"{layers} layers on {stages} stages: neighbours are joined, {each} a stage{advice}"
 
 
@@ -183,17 +183,17 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
     for method in methods:
         check_options(*tools.method_of(method), None)
-    given = step_or_problem(options, partition="balanced")
+    asked = step_or_problem(options, partition="balanced")
     named, absent = _held(options.profile), list[tuple[str, str]]()
     with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits = {**tools.search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
         for method in methods:
             try:
-                named.append((method, _solved(given, method, limits, options.profile)))
+                named.append((method, _solved(asked, method, limits, options.profile)))
             except ZbsolveError as error:
                 absent.append((method, str(error).removeprefix(f"{method}: ")))
     result = compare_schedules(named, absent)
-    doubted = doubts(given[0]) if isinstance(given, tuple) else []
+    doubted = doubts(asked[0]) if isinstance(asked, tuple) else []
     drawn, best = partial(save_comparison, result, doubts=doubted), result.best.schedule.save
     saves = [partial(drawn if path.endswith(tools.PICTURES) else best, path) for path in options.output]
     tools.tell(options, result.to_json, lambda: schedules_as_text(result), *saves)
@@ -207,7 +207,7 @@ def _held(path: str) -> list[tuple[str, Schedule]]:
     return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 
 
-def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
+def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
     """The schedule of a method: a named one on its own placement, with its own backward and layers balanced. Raises
     BadInput, Infeasible, NotFound."""
     from ..search.auto import solve_auto, splits_differ
@@ -217,18 +217,18 @@ def _solved(given: Given, method: str, limits: dict[str, Any], path: str) -> Sch
 
     name, solver = tools.method_of(method)
     how: dict[str, Any] = {"method": name, "solver": solver}
-    if isinstance(given, tuple):
-        profile, step = given
+    if isinstance(asked, tuple):
+        profile, step = asked
         if is_named(method):
             partition = "balanced" if step.partition == "auto" else step.partition
             step = step_for(method, profile, replace(step.closed, placement=system(method).placement, partition=partition))
         elif step.auto or splits_differ(profile, step):
             return solve_auto(profile, step, **how, **limits)[0]
-        given = step.problem(profile)
+        asked = step.problem(profile)
     elif is_named(method):
-        check_backward(method, given, path)
-    rest = {name: limit for name, limit in limits.items() if name not in ("progress", "stop", "workers")}
-    return solve(given, **how, **rest, progress=lambda state: limits["progress"](method, state))
+        check_backward(method, asked, path)
+    others = {name: limit for name, limit in limits.items() if name not in ("progress", "stop", "workers")}
+    return solve(asked, **how, **others, progress=lambda state: limits["progress"](method, state))
 
 
 def solve_frontier(options: argparse.Namespace) -> int:
@@ -256,11 +256,11 @@ def solve_frontier(options: argparse.Namespace) -> int:
             raise BadInput(f"{folder}: cannot make this folder: {error.strerror}") from None
     with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
-        found = _searched(profile, step, limits)
-    saves = [partial(found.save, path) for path in files]
+        result = _searched(profile, step, limits)
+    saves = [partial(result.save, path) for path in files]
     for folder in folders:
-        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in found.points]
-    tools.tell(options, lambda: found.body, lambda: found.text, *saves)
+        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in result.points]
+    tools.tell(options, lambda: result.body, lambda: result.text, *saves)
     return 0
 
 
@@ -280,9 +280,9 @@ def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
     from ..show.frontier_report import frontier_as_text, save_frontier
 
     if not step.auto:
-        one = frontier(profile, step, **limits)
-        points = [(f"{point.memory}", point) for point in one.points]
-        return _Found(frontier_as_text(one), one.to_json(), partial(save_frontier, one), points)
+        single = frontier(profile, step, **limits)
+        points = [(f"{point.memory}", point) for point in single.points]
+        return _Found(frontier_as_text(single), single.to_json(), partial(save_frontier, single), points)
     several = curves(profile, step, **limits)
     named = ((name.replace(" ", "-"), frontier) for name, frontier in several.frontiers.items())
     points = [(f"{name}-{point.memory}", point) for name, frontier in named for point in frontier.points]

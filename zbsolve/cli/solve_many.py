@@ -47,7 +47,7 @@ def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
         return None  # what is wrong is told where the whole step is made
 
 
-def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int) -> int:
+def solve_repeated(options: argparse.Namespace, step: Problem, microbatches: int) -> int:
     """Find a schedule of so many microbatches, write it, say how good it is."""
     from ..long_steps.files import as_json
     from ..search.many import solve_many
@@ -55,12 +55,12 @@ def solve_repeated(options: argparse.Namespace, one: Problem, microbatches: int)
 
     show, began = progress_line(), time.monotonic()
     limits = search_limits(options)
-    found = solve_many(one, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
+    long = solve_many(step, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
     show("")
-    note = f"{times_note(one.source)}\n".lstrip("\n")
-    saves = [partial(save_found, found, path) for path in options.output]
-    body = as_json(found) | {"source": one.source} | placed(one)
-    tell(options, lambda: body, lambda: note + repeated_as_text(found), *saves)
+    note = f"{times_note(step.source)}\n".lstrip("\n")
+    saves = [partial(save_found, long, path) for path in options.output]
+    body = as_json(long) | {"source": step.source} | placed(step)
+    tell(options, lambda: body, lambda: note + repeated_as_text(long), *saves)
     return 0
 
 
@@ -73,14 +73,14 @@ def check_repeated(options: argparse.Namespace) -> int:
     if options.output:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
     long = load(options.schedule)
-    found = [*violations(long), *_bound_again(long)]
-    rows = [{"rule": violation.rule, "passes": list(violation.passes), "text": violation.text} for violation in found]
+    faults = [*violations(long), *_bound_again(long)]
+    rows = [{"rule": violation.rule, "passes": list(violation.passes), "text": violation.text} for violation in faults]
     body = {"violations": rows, **as_json(long)} if options.bound else rows
-    wrong = [f"{options.schedule}: {violation}" for violation in found]
+    wrong = [f"{options.schedule}: {violation}" for violation in faults]
     bound = "it states no bound" if long.certificate is None else "its bound is proven again"
     holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
     tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))
-    return 1 if found else 0
+    return 1 if faults else 0
 
 
 def _bound_again(long: RepeatedSchedule) -> list[Violation]:

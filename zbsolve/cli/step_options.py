@@ -23,11 +23,11 @@ AUTO = {
 
 def _declared(field: Field) -> dict[str, Any]:
     """A step's field as `argparse` takes it. No default here: whoever reads them tells what was said from what was not."""
-    said = {"help": field.words.replace("%", "%%")}
+    known = {"help": field.words.replace("%", "%%")}
     if field.kind is bool:
-        return {**said, "action": argparse.BooleanOptionalAction}
+        return {**known, "action": argparse.BooleanOptionalAction}
     more = {"metavar": field.metavar, "choices": field.choices, "type": field.kind if field.kind is not str else None}
-    return {**said, **{name: one for name, one in more.items() if one is not None}}
+    return {**known, **{name: value for name, value in more.items() if value is not None}}
 
 
 FIELDS = {field.name: field for field in STEP_FIELDS}
@@ -69,7 +69,7 @@ def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
 def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """What was said of a step's fields with these names, as `Step` takes them. Raises BadInput."""
     words = _said(options, *names)
-    return {name: FIELDS[name].read(said) if isinstance(said, str) else said for name, said in words.items()}
+    return {name: FIELDS[name].read(value) if isinstance(value, str) else value for name, value in words.items()}
 
 
 def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profile, Step] | Problem:
@@ -92,10 +92,10 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
     return problem
 
 
-def _option(name: str, said: Any) -> str:
+def _option(name: str, value: Any) -> str:
     """An option as one writes it."""
     option = FIELDS[name].option
-    return option if said is True else option.replace("--", "--no-", 1) if said is False else f"{option} {said}"
+    return option if value is True else option.replace("--", "--no-", 1) if value is False else f"{option} {value}"
 
 
 def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -104,27 +104,27 @@ def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> None:
     """Raise BadInput where an option says something else than the problem of a file, which is `where`."""
-    for name, said in _said(options, *OPTIONS).items():
+    for name, value in _said(options, *OPTIONS).items():
         if what := FIELDS[name].fixed:
-            raise BadInput(f"{_option(name, said)}: {where}, and its problem says what {what}: leave it out")
-        has, wanted = _both(name, said, problem)
+            raise BadInput(f"{_option(name, value)}: {where}, and its problem says what {what}: leave it out")
+        has, wanted = _both(name, value, problem)
         if has != wanted:
-            raise BadInput(f"{_option(name, said)}: {where} with {name} {has}: leave the option out, or name a profile")
+            raise BadInput(f"{_option(name, value)}: {where} with {name} {has}: leave the option out, or name a profile")
 
 
-def _both(name: str, said: Any, problem: Problem) -> tuple[Any, Any]:
+def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
     from ..build.recompute import recompute_in_words, recomputed_layers
     from ..build.vocabulary import model_stages
     from ..placement import describe, routes_of
 
-    has, wanted = FIELDS[name].told(problem), FIELDS[name].read(said) if isinstance(said, str) else said
+    has, wanted = FIELDS[name].told(problem), FIELDS[name].read(value) if isinstance(value, str) else value
     if name == "placement":
-        return "/".join(map(describe, has)), said if said == "auto" else "/".join(
-            map(describe, routes_of(said, problem.ranks))
+        return "/".join(map(describe, has)), value if value == "auto" else "/".join(
+            map(describe, routes_of(value, problem.ranks))
         )
     if name == "recompute":
         layers = problem.layers or (1,) * model_stages(problem)
-        held, asked = (recompute_in_words(recomputed_layers(one, layers), layers) or "none" for one in (has, said))
+        held, asked = (recompute_in_words(recomputed_layers(stages, layers), layers) or "none" for stages in (has, value))
         return held, asked
     return (bool(has) if FIELDS[name].kind is bool else has), getattr(wanted, "layers", wanted)

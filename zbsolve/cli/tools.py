@@ -120,8 +120,8 @@ def tell(
         if options.json:
             print_json(body())
         elif "-" not in outputs_of(options):
-            said = text()
-            print(said if isinstance(said, str) else "".join(f"{line}\n" for line in said), end="")
+            shown = text()
+            print(shown if isinstance(shown, str) else "".join(f"{line}\n" for line in shown), end="")
 
 
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
@@ -136,10 +136,10 @@ def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
         schedule.save(path) if isinstance(schedule, Schedule) else save(schedule, path)
 
 
-def method_of(said: str) -> tuple[str, str]:
+def method_of(text: str) -> tuple[str, str]:
     """A method, and the solver of milp, from `milp:highs`."""
-    method, _, solver = said.partition(":")
-    return (method, solver or "cbc") if method == "milp" else (said, "cbc")
+    method, _, solver = text.partition(":")
+    return (method, solver or "cbc") if method == "milp" else (text, "cbc")
 
 
 def run_of(schedule: Schedule, path: str) -> Trace:
@@ -172,15 +172,15 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
         print(f"zbsolve {command}: {line}", file=sys.stderr)
 
 
-def noise_of(said: str) -> Noise:
+def noise_of(text: str) -> Noise:
     """How times vary, in words, or as in the run of a trace's file."""
     from ..interchange.traces.reading import others_trace
     from ..noise import Noise
     from ..trace import Trace
 
-    if not Path(said).exists():
-        return Noise.read(said)
-    return Noise.of(others_trace(said) or Trace.load(said), said)
+    if not Path(text).exists():
+        return Noise.read(text)
+    return Noise.of(others_trace(text) or Trace.load(text), text)
 
 
 def need_torch() -> None:
@@ -309,19 +309,19 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
     before: dict[signal.Signals, Any] = {}
     with suppress(ValueError):  # not the main thread: whoever runs it handles signals
-        before = {one: signal.signal(one, note) for one in signals}
+        before = {which: signal.signal(which, note) for which in signals}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
-def word_and_number(said: str, word: str, option: str) -> tuple[bool, int]:
+def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
     """Of an option that takes a word, a number, or both with a comma between: whether the word is there, and the number (0
     where there is none). Raises BadInput."""
-    words = said.split(",") if said else []
+    words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):
-        raise BadInput(f"{option} '{said[:40]}': {word}, a whole number, or both: {word},3")
+        raise BadInput(f"{option} '{text[:40]}': {word}, a whole number, or both: {word},3")
     return word in words, int(numbers[0]) if numbers else 0

@@ -29,7 +29,7 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
         wrong=printable(wrong),
         examples=() if profile else EXAMPLES,
         model=model,
-        groups=[(name, [_control(one, state, profile) for one in CONTROLS if one.group == name]) for name in groups],
+        groups=[(name, [_control(row, state, profile) for row in CONTROLS if row.group == name]) for name in groups],
         facts={
             "usual": {control.name: control.print(control.usual) for control in CONTROLS},
             "placements": {name: system(name).placement for name in SYSTEM_NAMES},
@@ -40,16 +40,16 @@ def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str
 def _control(slider: Slider | Choice, state: State, profile: Profile | None) -> dict[str, Any]:
     """One control for the template."""
     value = getattr(state, slider.name)
-    said = {"name": slider.name, "label": slider.label, "value": slider.print(value)}
+    fields = {"name": slider.name, "label": slider.label, "value": slider.print(value)}
     if isinstance(slider, Slider):
         zero = slider.zero
         if slider.name == "memory" and profile is not None and profile.capacity is not None:
             zero = f"the profile's {format_bytes(int(profile.capacity))}"
         if zero:
-            said["label"] += f" (0: {zero})"
+            fields["label"] += f" (0: {zero})"
         limits = {name: slider.print(getattr(slider, name)) for name in ("least", "most", "upto", "step")}
-        return {**said, "unit": slider.unit, "typed": "1" if slider.whole else "any", **limits}
-    return {**said, "options": slider.options if value in dict(slider.options) else (*slider.options, (value, value))}
+        return {**fields, "unit": slider.unit, "typed": "1" if slider.whole else "any", **limits}
+    return {**fields, "options": slider.options if value in dict(slider.options) else (*slider.options, (value, value))}
 
 
 def answer_part(answer: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
@@ -118,8 +118,8 @@ def table_part(rows: Sequence[Row]) -> str:
 def _shorter(rows: Sequence[Row]) -> dict[str, str] | None:
     """The shortest that was found in another placement than the page's, where it fits and is shorter."""
     own, here = rows[0].answer, own_placement(rows[0].state)
-    found = [row for row in rows if row.state.system == BEST and row.answer is not None and not row.answer.over]
-    best = min(found, key=lambda row: row.answer.certificate.value, default=None)  # type: ignore[union-attr]
+    fitting = [row for row in rows if row.state.system == BEST and row.answer is not None and not row.answer.over]
+    best = min(fitting, key=lambda row: row.answer.certificate.value, default=None)  # type: ignore[union-attr]
     if own is None or best is None or best.answer is None or own_placement(best.state) == here:
         return None
     value = best.answer.certificate.value
@@ -142,7 +142,7 @@ def _name(state: State) -> dict[str, str]:
 
 
 def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
-    said = {
+    cells = {
         "names": [_name(row.state)],
         "placement": own_placement(row.state),
         "why": printable(row.why or (_lacking(row.answer) if row.answer else "")),
@@ -150,11 +150,11 @@ def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
         "answered": row.answer is not None,
     }
     if row.answer is None:
-        return said
+        return cells
     certificate, timeline = row.answer.certificate, row.answer.schedule.timeline()
     against = certificate.value / own.certificate.value - 1 if own and own.certificate.value else 0.0
     return {
-        **said,
+        **cells,
         "value": format_time(certificate.value),
         "against": f"{against:+.1%}" if own and row.answer is not own else "",
         "bubble": f"{timeline.bubble_rate:.1%}",

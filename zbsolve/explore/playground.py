@@ -101,12 +101,12 @@ def _searched_by(problem: Problem) -> str:
     return "auto" if len(problem.passes) <= SEARCHED_PASSES and looks <= SEARCHED_WINDOWS else "greedy"
 
 
-def searched_on(found: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
+def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
     """The answer after a search of so many seconds more, from what is there; `progress` is called with the search's state
     whenever value or bound got better. Never worse."""
-    problem = found.schedule.problem
-    more = solve(problem, seconds=seconds, hint=found.schedule, progress=progress)
-    return replace(found, schedule=better(found.schedule, more), options=f"--seconds {seconds:g}")
+    problem = start.schedule.problem
+    more = solve(problem, seconds=seconds, hint=start.schedule, progress=progress)
+    return replace(start, schedule=better(start.schedule, more), options=f"--seconds {seconds:g}")
 
 
 def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
@@ -166,8 +166,8 @@ class Playground:
                     self._kept.move_to_end(state)
                     return self._kept[state]
             began = time.monotonic()
-            found = answer(state, self.profile)
-            return self._keep(state, found, time.monotonic() - began)
+            made = answer(state, self.profile)
+            return self._keep(state, made, time.monotonic() - began)
 
     def compared(self, state: State) -> Iterator[tuple[Row, ...]]:
         """See the function of this name."""
@@ -176,33 +176,33 @@ class Playground:
     def search(self, state: State) -> Iterator[Search | Answer]:
         """A longer search from a state's answer: its state at every progress, and the answer at the end, which is the
         state's from then on. Raises BadInput while another one runs."""
-        found, _ = self.answer(state)
-        if found.over:
+        start, _ = self.answer(state)
+        if start.over:
             raise BadInput("system: this schedule does not fit the memory; a search starts from one that does")
         if not self._longer.acquire(blocking=False):
             raise BadInput("search: another one is running; it ends within seconds")
-        said: SimpleQueue[Search | Answer | Exception] = SimpleQueue()
-        threading.Thread(target=self._search, args=(found, said)).start()
-        while isinstance(one := said.get(), Search):
-            yield one
-        if isinstance(one, Exception):
-            raise one
-        yield one
+        states: SimpleQueue[Search | Answer | Exception] = SimpleQueue()
+        threading.Thread(target=self._search, args=(start, states)).start()
+        while isinstance(now := states.get(), Search):
+            yield now
+        if isinstance(now, Exception):
+            raise now
+        yield now
 
-    def _search(self, found: Answer, said: SimpleQueue[Search | Answer | Exception]) -> None:
+    def _search(self, start: Answer, states: SimpleQueue[Search | Answer | Exception]) -> None:
         def progress(now: Search) -> None:
             self._running = now
             if self._over.is_set():
                 now.clock.stop()
-            said.put(now)
+            states.put(now)
 
         began = time.monotonic()
         try:
-            better = searched_on(found, MORE_SECONDS, progress)
-            self._keep(found.state, better, time.monotonic() - began)
-            said.put(better)
+            better = searched_on(start, MORE_SECONDS, progress)
+            self._keep(start.state, better, time.monotonic() - began)
+            states.put(better)
         except Exception as error:
-            said.put(error)
+            states.put(error)
         finally:
             self._running = None
             self._longer.release()
@@ -226,9 +226,9 @@ class Playground:
         if running is not None:
             running.clock.stop()
 
-    def _keep(self, state: State, found: Answer, seconds: float) -> tuple[Answer, float]:
+    def _keep(self, state: State, made: Answer, seconds: float) -> tuple[Answer, float]:
         with self._keeping:
-            self._kept[state] = found, seconds
+            self._kept[state] = made, seconds
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-        return found, seconds
+        return made, seconds

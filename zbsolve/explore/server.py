@@ -112,8 +112,8 @@ def application(playground: Playground, token: str) -> Starlette:
     }
 
     def reply(request: Request) -> Response:
-        given, part = request.path_params["token"], request.path_params.get("part", "")
-        if not secrets.compare_digest(given.encode(), token.encode()) or part not in parts:
+        sent, part = request.path_params["token"], request.path_params.get("part", "")
+        if not secrets.compare_digest(sent.encode(), token.encode()) or part not in parts:
             return PlainTextResponse(STALE, 404)
         try:
             return parts[part](request)
@@ -166,9 +166,9 @@ def _search(playground: Playground, state: State, width: int) -> Iterator[dict[s
     """What a longer search has found, at every progress, and the answer at its end."""
     began = time.monotonic()
     try:
-        for one in playground.search(state):
-            if isinstance(one, Search):
-                yield {"said": state_as_text(one, time.monotonic() - began)}
+        for now in playground.search(state):
+            if isinstance(now, Search):
+                yield {"said": state_as_text(now, time.monotonic() - began)}
         yield {"part": _answer(playground, state, width)}
     except ZbsolveError as error:
         yield {"part": wrong_part(str(error))}

@@ -57,13 +57,13 @@ def step_of(state: State) -> Step:
         f"{_plain(state.memory)}GiB" if state.memory else None,
         state.objective,
         state.backward == "fused",
-        **{name: FEATURES[name].parse(said) for name, said in _features(state).items()},
+        **{name: FEATURES[name].parse(text) for name, text in _features(state).items()},
     )
 
 
 def _features(state: State) -> dict[str, str]:
     """What the state says of features' fields."""
-    return {name: said for name in FEATURES if (said := getattr(state, name)) != NONE}
+    return {name: text for name in FEATURES if (text := getattr(state, name)) != NONE}
 
 
 def profile_of(state: State) -> Profile:
@@ -85,10 +85,10 @@ def _numbers(state: State) -> dict[str, str]:
     slow = [stage * state.ranks // stages + 1 == state.slow_part for stage in range(stages)]
     times = [share * (state.slow_factor if here else 1.0) for here in slow]
     times[-1] += state.output
-    said = {kind: [f"{_plain(getattr(state, kind) * time)}ms" for time in times] for kind in ("F", "B", "W")}
-    said["comm"] = [f"{_plain(state.comm)}ms"]
-    said["activation"] = ["/".join(f"{_plain(share * size)}GiB" for size in (state.until_B, state.until_W))]
-    return {option: ",".join(values if len(set(values)) > 1 else values[:1]) for option, values in said.items()}
+    words = {kind: [f"{_plain(getattr(state, kind) * time)}ms" for time in times] for kind in ("F", "B", "W")}
+    words["comm"] = [f"{_plain(state.comm)}ms"]
+    words["activation"] = ["/".join(f"{_plain(share * size)}GiB" for size in (state.until_B, state.until_W))]
+    return {option: ",".join(values if len(set(values)) > 1 else values[:1]) for option, values in words.items()}
 
 
 def commands(state: State, path: str, options: str) -> tuple[str, ...]:
@@ -107,14 +107,14 @@ def commands(state: State, path: str, options: str) -> tuple[str, ...]:
     solve = f"zbsolve solve {shlex.quote(path or NUMBERS_FILE)}{_options(step)}{fused} {options} -o schedule.json"
     if path:
         return (solve,)
-    chunks, rest = divmod(_stages(state), state.ranks)
-    even = chunks > 1 and not rest
+    chunks, left = divmod(_stages(state), state.ranks)
+    even = chunks > 1 and not left
     whose = {"ranks": str(state.ranks), "chunks": str(chunks)} if even else {"ranks": str(_stages(state))}
     return f"zbsolve numbers{_options({**whose, **_numbers(state)})} -o {NUMBERS_FILE}", solve
 
 
-def _options(said: Mapping[str, str]) -> str:
-    words = {f"--{option.replace('_', '-')}": value for option, value in said.items() if value}
+def _options(texts: Mapping[str, str]) -> str:
+    words = {f"--{option.replace('_', '-')}": value for option, value in texts.items() if value}
     return "".join(f" {option}" if value == YES else f" {option} {shlex.quote(value)}" for option, value in words.items())
 
 
@@ -274,14 +274,14 @@ class _State:
         if len(query) > MAX_QUERY:
             raise BadInput(f"address: longer than {MAX_QUERY} characters")
         known = {control.name: control for control in CONTROLS}
-        said: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, text in parse_qsl(query.rpartition("?")[2], keep_blank_values=True):
             if name not in known:
                 raise BadInput(f"address: '{name[:40]}' is no control (one of {', '.join(known)})")
-            if name in said:
+            if name in values:
                 raise BadInput(f"{name}: the address says it twice")
-            said[name] = known[name].parse(text)
-        return cls(**said)
+            values[name] = known[name].parse(text)
+        return cls(**values)
 
 
 if TYPE_CHECKING:

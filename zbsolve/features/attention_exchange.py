@@ -47,8 +47,8 @@ def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchan
     """`costs` where the attention of no pass takes longer than the whole pass: where it would, it takes as long. Attention
     was measured by itself, and a slice as a whole; each has its noise. problem: in even slices, without an exchange."""
     p, times = problem.passes, list[Ints]()
-    for said, kinds in ((costs.forward, ("F",)), (costs.backward, ("B", "BW"))):
-        rows, most = problem.rows(*kinds), np.full(problem.stages, said)
+    for us, kinds in ((costs.forward, ("F",)), (costs.backward, ("B", "BW"))):
+        rows, most = problem.rows(*kinds), np.full(problem.stages, us)
         # Attention to one earlier slice can take 2 / (2j + 1) of the pass of a slice with j before it.
         np.minimum.at(most, p.stage[rows], 2 * p.duration[rows] // (2 * p.slice[rows] + 1))
         times.append(most)
@@ -63,8 +63,8 @@ def clipping_note(profile: Any, problem: Problem) -> str:
     cut = within_passes(costs, problem)
     rows = []
     for kind, before, after in (("F", costs.forward, cut.forward), ("the backward", costs.backward, cut.backward)):
-        said, taken = np.asarray(before), np.asarray(after)
-        rows += [(1 - taken[i] / said[i], i, kind) for i in np.flatnonzero(said - taken > 1).tolist()]
+        asked, taken = np.asarray(before), np.asarray(after)
+        rows += [(1 - taken[i] / asked[i], i, kind) for i in np.flatnonzero(asked - taken > 1).tolist()]
     if not rows:
         return ""
     share, stage, kind = max(rows)

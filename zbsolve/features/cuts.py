@@ -42,14 +42,14 @@ class Said(NamedTuple):
 def said_of(slices: Slices) -> Said:
     """What was said of slices. Raises BadInput for what makes no sense whatever the profile is."""
     if isinstance(slices, str):
-        number, colon, rest = slices.partition(":")
+        number, colon, how = slices.partition(":")
         parts = number.split(",")
         try:
             lengths = tuple(map(float, parts))
         except ValueError:
             raise _not_slices(slices) from None
         whole = len(parts) > 1 or number.strip().removeprefix("-").isdecimal()
-        if not whole or (colon and (rest != EVEN_WORK or len(parts) > 1)):
+        if not whole or (colon and (how != EVEN_WORK or len(parts) > 1)):
             raise _not_slices(slices)
         slices = int(number) if len(parts) == 1 else lengths
         if colon:
@@ -66,31 +66,31 @@ def said_of(slices: Slices) -> Said:
     return Said(int(slices))
 
 
-def _not_slices(said: str) -> BadInput:
+def _not_slices(text: str) -> BadInput:
     kinds = f"a number such as 8, 8:{EVEN_WORK}, or lengths such as 4,2,1,1"
-    auto = "; auto alone tries numbers of both kinds" if said.strip().lower().startswith("auto") else ""
-    return BadInput(f"slices '{said[:40]}': {kinds}{auto}")
+    auto = "; auto alone tries numbers of both kinds" if text.strip().lower().startswith("auto") else ""
+    return BadInput(f"slices '{text[:40]}': {kinds}{auto}")
 
 
 def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
     """Where the sequence is cut; sequence: its tokens, if known: slices are whole tokens then (see `whole_tokens`). Raises
     BadInput where no layer says what attention takes, and NotSliced where there are more slices than tokens."""
-    said = said_of(slices)
-    if said.number == 1:
+    asked = said_of(slices)
+    if asked.number == 1:
         return WHOLE
     check_attention(layers)
-    lengths = said.lengths or (1.0,) * said.number
+    lengths = asked.lengths or (1.0,) * asked.number
     cuts, tokens = _cuts_at(lengths), tokens_of(sequence)
     if (
-        said.even_work
+        asked.even_work
     ):  # a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)
         work = sum(layer.work for layer in layers)
         attention = sum(layer.attention_F + layer.attention_B for layer in layers)
-        rest, n = work - attention, said.number
-        inner = ((sqrt(rest**2 + 4 * attention * work * k / n) - rest) / (2 * attention) for k in range(1, n))
+        plain, n = work - attention, asked.number
+        inner = ((sqrt(plain**2 + 4 * attention * work * k / n) - plain) / (2 * attention) for k in range(1, n))
         cuts = (0.0, *inner, 1.0)
         lengths = tuple(lengths_of(cuts))
-    if tokens is None or (not said.lengths and not said.even_work and tokens % said.number == 0):
+    if tokens is None or (not asked.lengths and not asked.even_work and tokens % asked.number == 0):
         return cuts
     return _cuts_at(whole_tokens(lengths, tokens))
 
@@ -107,12 +107,12 @@ def whole_tokens(lengths: Sequence[float], tokens: int) -> tuple[int, ...]:
     if count > tokens:
         raise NotSliced(f"slices: {count} slices of a sequence of {tokens} tokens: each needs one")
     quotas = np.asarray(lengths, np.float64) / sum(lengths) * tokens
-    found = np.maximum(1, np.floor(quotas + ROUNDING)).astype(np.int64)
-    missing = tokens - int(found.sum())
-    found[np.argsort(found - quotas, kind="stable")[: max(0, missing)]] += 1
+    counts = np.maximum(1, np.floor(quotas + ROUNDING)).astype(np.int64)
+    missing = tokens - int(counts.sum())
+    counts[np.argsort(counts - quotas, kind="stable")[: max(0, missing)]] += 1
     for _ in range(-missing):  # what slices of less than a token were given, of those that have most beyond their part
-        found[np.argmax(np.where(found > 1, found - quotas, -np.inf))] -= 1
-    return tuple(found.tolist())
+        counts[np.argmax(np.where(counts > 1, counts - quotas, -np.inf))] -= 1
+    return tuple(counts.tolist())
 
 
 def lengths_of(cuts: Cuts) -> list[float]:
@@ -122,11 +122,11 @@ def lengths_of(cuts: Cuts) -> list[float]:
 
 def is_even(cuts: Cuts) -> bool:
     """Whether all slices are as long."""
-    return all(isclose(one, cuts[1]) for one in lengths_of(cuts))
+    return all(isclose(length, cuts[1]) for length in lengths_of(cuts))
 
 
 def _cuts_at(lengths: Sequence[float]) -> Cuts:
-    return (0.0, *(one / sum(lengths) for one in accumulate(lengths[:-1])), 1.0)
+    return (0.0, *(total / sum(lengths) for total in accumulate(lengths[:-1])), 1.0)
 
 
 def check_attention(layers: Sequence[Layer]) -> None:
@@ -159,7 +159,7 @@ def _choices(step: Any) -> list[Named]:
     microbatch beside the one that it needs."""
     counts = [2**k for k in range(1, (2 * step.ranks).bit_length())]
     several = [(count, kind) for kind in kinds_of_slices(step, step) for count in counts if count <= most_slices(step)]
-    return [in_slices(step, 1, EVEN), *(in_slices(step, one, kind) for one, kind in several if step.shards == 1)]
+    return [in_slices(step, 1, EVEN), *(in_slices(step, number, kind) for number, kind in several if step.shards == 1)]
 
 
 def kinds_of_slices(step: Any, said: Any) -> dict[str, str]:
@@ -186,8 +186,8 @@ def most_slices(step: Any, profile: Any = None) -> int:
 
 def _sliced(step: Any) -> tuple[int, str]:
     """How many slices, and of which kind."""
-    said = said_of(step.slices)
-    return said.number, EVEN_WORK if said.even_work else EXCHANGE if step.attention_exchange else EVEN
+    asked = said_of(step.slices)
+    return asked.number, EVEN_WORK if asked.even_work else EXCHANGE if step.attention_exchange else EVEN
 
 
 CHOICES = Choices(("slices",), _choices, ladder=Ladder("slices", kinds_of_slices, in_slices, _sliced, most_slices))

@@ -56,9 +56,9 @@ class Field:
     fixed: str = ""
     offered: tuple[str, ...] = ()
 
-    def parse(self, said: str) -> Any:
+    def parse(self, text: str) -> Any:
         """The value that was written, as the command line takes it. Raises BadInput."""
-        return said == YES if self.kind is bool else int(said) if self.kind is int else self.read(said)
+        return text == YES if self.kind is bool else int(text) if self.kind is int else self.read(text)
 
     @property
     def option(self) -> str:

@@ -45,12 +45,12 @@ def all_kept(step: Any) -> Any:
 def _choices(step: Any) -> list[Named]:
     """What stages keep, by names: nothing is changed, all is recomputed, offloaded fully or by half. Nothing is mixed yet
     (see `stage_moves`)."""
-    found = [("", kept := all_kept(step))]
+    ways = [("", kept := all_kept(step))]
     if is_auto(step.offload):
-        found += [(f" offload={name}", replace(kept, offload=name)) for name in (FULL, HALF)]
+        ways += [(f" offload={name}", replace(kept, offload=name)) for name in (FULL, HALF)]
     if is_auto(step.recompute):
-        found.append((f" recompute={ALL}", replace(kept, recompute=ALL)))
-    return found
+        ways.append((f" recompute={ALL}", replace(kept, recompute=ALL)))
+    return ways
 
 
 def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
@@ -60,7 +60,7 @@ def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
     if isinstance(offload, str):
         offload = stage_fractions(offload, [sorted(set(ranks)) for ranks in zip(*step.routes, strict=True)])
     away = np.asarray(offload, np.float64).reshape(count, -1).max(axis=1)
-    return tuple(Stage(again[one], float(away[one])) for one in range(count))
+    return tuple(Stage(again[stage], float(away[stage])) for stage in range(count))
 
 
 def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Named:
@@ -74,11 +74,11 @@ def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Na
 
 def _name(recompute: Recompute, offload: Offload) -> str:
     """As one writes it on the command line."""
-    again = recompute if isinstance(recompute, str) else ",".join(rows_of_numbers([int(one) for one in recompute]))
+    again = recompute if isinstance(recompute, str) else ",".join(rows_of_numbers([int(stage) for stage in recompute]))
     name = f" recompute={again}" if again else ""
     if isinstance(offload, str):
         return name if offload == NO_OFFLOAD else f"{name} offload={offload}"
-    rows = groupby(enumerate(offload), key=lambda one: one[1])
+    rows = groupby(enumerate(offload), key=lambda item: item[1])
     parts = [(share, rows_of_numbers([stage for stage, _ in row])) for share, row in rows if share]
     return f"{name} offload={','.join(f'{row}:{share:g}' for share, row_parts in parts for row in row_parts)}"
 
@@ -90,23 +90,24 @@ def stage_moves(here: Now) -> Iterator[Named]:
     step, said, layers = here.step, here.said, here.layers
     held = step.costs(here.profile).memory.held(layers)
     keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
-    now, count = stages_of(step, layers), len(keeps)
+    now = tuple(one if kept else one._replace(away=0.0) for one, kept in zip(stages_of(step, layers), keeps, strict=True))
+    count = len(now)
     ways = [[stage for stage in _ways(now[i], said, layers[i]) if keeps[i] or not stage.away] for i in range(count)]
     in_parts = is_auto(said.recompute) and step.slices == 1
-    found: dict[tuple[Stage, ...], None] = {}
+    changes: dict[tuple[Stage, ...], None] = {}
 
     def change(first: int, last: int, way: int) -> None:
         changed = (ways[i][way % len(ways[i])] if first <= i < last else now[i] for i in range(count))
-        found[tuple(changed)] = None
+        changes[tuple(changed)] = None
 
     if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: out, made again, kept
         for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
             graded = [Stage(away=1.0)] * away + [Stage(n) for n in layers[away:again]] + [Stage()] * (count - again)
-            found[tuple(stage if keeps[i] or not stage.away else now[i] for i, stage in enumerate(graded))] = None
+            changes[tuple(stage if keeps[i] or not stage.away else now[i] for i, stage in enumerate(graded))] = None
     if in_parts:
         for at, more in product(range(count), (-1, 1)):
             if 0 <= now[at].again + more <= layers[at]:
-                found[(*now[:at], now[at]._replace(again=now[at].again + more), *now[at + 1 :])] = None
+                changes[(*now[:at], now[at]._replace(again=now[at].again + more), *now[at + 1 :])] = None
     kinds = range(max(map(len, ways)))
     for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), kinds):
         change(0, cut, way)
@@ -118,9 +119,9 @@ def stage_moves(here: Now) -> Iterator[Named]:
     ]
     for each in (ways, every):
         if prod(map(len, each)) <= ALL_WAYS:
-            found |= dict.fromkeys(product(*each))
-    found.pop(now, None)
-    return (with_stages(step, one, layers) for one in found)
+            changes |= dict.fromkeys(product(*each))
+    changes.pop(now, None)
+    return (with_stages(step, stages, layers) for stages in changes)
 
 
 def with_fewest(now: Now) -> Iterator[Named]:
@@ -132,8 +133,8 @@ def with_fewest(now: Now) -> Iterator[Named]:
     costs = step.costs(now.profile)
     for again in dict.fromkeys(fewest_again(costs, layers, flight) for flight in IN_FLIGHT) if costs.limit else ():
         if any(again) and again != layers:
-            name, one = with_stages(step, [Stage(n) for n in again], layers)
-            yield now.name.replace(f" recompute={ALL}", name), one
+            name, fewest = with_stages(step, [Stage(n) for n in again], layers)
+            yield now.name.replace(f" recompute={ALL}", name), fewest
 
 
 def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tuple[int, ...]:
@@ -148,8 +149,8 @@ def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tup
 
     def kept(stage: int, n: int) -> float:
         here = ranges[stage]
-        given = costs.layers[here.start - 1].output_bytes if n and stage else 0
-        return float(held[stage] * min(given + memory.kept_beside(here, n), memory.kept_beside(here, 0)))
+        taken = costs.layers[here.start - 1].output_bytes if n and stage else 0
+        return float(held[stage] * min(taken + memory.kept_beside(here, n), memory.kept_beside(here, 0)))
 
     def worth(stage: int) -> float:
         layer = costs.layers[ranges[stage][again[stage]]]
@@ -197,7 +198,7 @@ def copy_moves(now: Now) -> Iterator[Named]:
 def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
     """What may become of a stage of so many layers, where `said` leaves it open."""
     if is_auto(said.recompute) and is_auto(said.offload):
-        return [*(Stage(away=one) for one in AWAY), Stage(layers)]
+        return [*(Stage(away=share) for share in AWAY), Stage(layers)]
     if is_auto(said.recompute):
         return [Stage(0, now.away), Stage(layers, now.away)]
     return [Stage(now.again, away) for away in AWAY]

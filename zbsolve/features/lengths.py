@@ -70,7 +70,7 @@ class Sample(tuple[tuple[float, ...], ...]):
         for batch in self:
             each = np.asarray(batch)
             packed = pack(batch, microbatches).microbatches
-            rows.append([(each[list(one)].sum(), (each[list(one)] ** 2).sum()) for one in packed])
+            rows.append([(each[list(row)].sum(), (each[list(row)] ** 2).sum()) for row in packed])
         tokens, squares = np.moveaxis(np.median(rows, axis=0), 1, 0)
         return tuple(zip(tokens.tolist(), (squares / tokens).tolist(), strict=True))
 
@@ -81,19 +81,19 @@ def checked_sum(what: str, each: Sequence[float], batch: str | None) -> None:
         raise BadInput(f"{what}: they add up to {sum(each):.12g}, and the batch has '{batch[:40]}'")
 
 
-def _read(said: str) -> Lengths | Sample:
+def _read(text: str) -> Lengths | Sample:
     """Lengths from "512,1024,768", "0.5x,1x,2x", "4096@512,2048" (4096 tokens of sequences of 512), "512,1024:1536" (1536 in
     all), the first column of a file, or a file with the sequences of a batch on each line. Raises BadInput."""
     where, batch = "lengths", None
-    if re.fullmatch(r"[\d.x@:, ]+", said):
-        words, colon, rest = said.partition(":")
-        rows, batch = [words.split(",")], rest if colon else None
+    if re.fullmatch(r"[\d.x@:, ]+", text):
+        words, colon, total = text.partition(":")
+        rows, batch = [words.split(",")], total if colon else None
     else:
-        where = said
-        rows = [re.split(r"[,;\s]+", line.strip(" ,;\t\r")) for line in read_text(said).splitlines() if line.strip()]
+        where = text
+        rows = [re.split(r"[,;\s]+", line.strip(" ,;\t\r")) for line in read_text(text).splitlines() if line.strip()]
         if rows and all(word[:1].isdecimal() for word in rows[0]) and len(rows[0]) > 1:
-            found = [_numbers(row, f"{where}: line {i}") for i, row in enumerate(rows, 1)]
-            return Sample(tuple(float(_tokens(one)) for one in row) for row in found)
+            batches = [_numbers(row, f"{where}: line {i}") for i, row in enumerate(rows, 1)]
+            return Sample(tuple(float(_tokens(length)) for length in row) for row in batches)
         rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
     lengths = _numbers(rows[0], where)
     checked_sum("lengths", [_tokens(length) for length in lengths], batch)
@@ -101,7 +101,7 @@ def _read(said: str) -> Lengths | Sample:
 
 
 def _numbers(words: Sequence[str], where: str) -> Lengths:
-    found = list[float | Packed]()
+    lengths = list[float | Packed]()
     multiples = bool(words) and words[0].strip().endswith("x")
     for number, word in enumerate(map(str.strip, words)):
         parts = word.split("@")
@@ -113,8 +113,8 @@ def _numbers(words: Sequence[str], where: str) -> Lengths:
             raise BadInput(f"{where}: length {number} is '{word[:40]}': all are tokens, or all multiples such as 0.5x")
         if len(values) > 2:
             raise BadInput(f"{where}: length {number} is '{word[:40]}': tokens, or tokens@of each sequence")
-        found.append(values[0] if len(values) == 1 else (values[0], values[1]))
-    return Multiples(found) if multiples else tuple(found)
+        lengths.append(values[0] if len(values) == 1 else (values[0], values[1]))
+    return Multiples(lengths) if multiples else tuple(lengths)
 
 
 def _tokens(length: float | Packed) -> float:
@@ -133,9 +133,9 @@ def _check(step: Any) -> None:
     elif step.lengths and len(step.lengths) != step.microbatches:
         raise BadInput(f"lengths: {len(step.lengths)} lengths for {step.microbatches} microbatches: one of each is needed")
     for number, length in enumerate(_lengths(step)):
-        for one in length if isinstance(length, tuple) else (length,):
-            if not 0 < one < inf:
-                raise BadInput(f"lengths: length {number} is {one}: above 0 is needed")
+        for tokens in length if isinstance(length, tuple) else (length,):
+            if not 0 < tokens < inf:
+                raise BadInput(f"lengths: length {number} is {tokens}: above 0 is needed")
         if isinstance(length, tuple) and length[1] > length[0] * (1 + ROUNDING):
             raise BadInput(f"lengths: length {number} is {_as_text(length)}: a sequence of more tokens than all have")
     if step.order not in (GIVEN, AUTO):
@@ -146,8 +146,8 @@ def _check(step: Any) -> None:
 
 def _lengths(step: Any) -> Lengths:
     """Of each microbatch; of a sample of batches what is typical."""
-    found: Lengths = step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
-    return found
+    lengths: Lengths = step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
+    return lengths
 
 
 def _unlike(step: Any) -> Lengths:
@@ -157,8 +157,8 @@ def _unlike(step: Any) -> Lengths:
 
 def sequences_of(profile: Any) -> int:
     """How many sequences a profile's microbatch has: 1 where it does not say."""
-    said = profile.facts.get(MICROBATCH)
-    known = said.get(SEQUENCES) if isinstance(said, dict) else None
+    facts = profile.facts.get(MICROBATCH)
+    known = facts.get(SEQUENCES) if isinstance(facts, dict) else None
     return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 1
 
 
@@ -217,11 +217,11 @@ def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
         if kind != "X":
             runs = [[*run, *staged.costs.beside(stage)] for stage, run in enumerate(runs)]
         rows = problem.rows(kind)
-        usual = np.array([round(sum(time_of(one, kind) for one in run)) for run in runs])
+        usual = np.array([round(sum(time_of(layer, kind) for layer in run)) for run in runs])
         exact = np.rint(usual[p.stage[rows]] * slow[p.rank[rows]]) * factor[p.microbatch[rows]]
         duration[rows] += exact - np.rint(exact)  # rounded once
         for name, times in zip(names, (attention, np.ones(len(factor))), strict=True):
-            part = np.array([sum(getattr(one, name, 0.0) for one in run) for run in runs])
+            part = np.array([sum(getattr(layer, name, 0.0) for layer in run) for run in runs])
             duration[rows] += (part[p.stage[rows]] * slow[p.rank[rows]]) * (times - factor)[p.microbatch[rows]]
     return replace(problem, passes=replace(p, duration=np.maximum(0, np.rint(duration)).astype(np.int64)))
 
@@ -229,11 +229,11 @@ def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
 def _choices(step: Any) -> list[Named]:
     """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
     each = _unlike(step)
-    order = np.argsort([_tokens(one) for one in each], kind="stable")
+    order = np.argsort([_tokens(length) for length in each], kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
-    found = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
-    steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(found.items())}
+    orders = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
+    steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(orders.items())}
     return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
 
 
@@ -241,13 +241,13 @@ def _moves(now: Now) -> Iterator[Named]:
     """Steps where one microbatch comes at another one's place, the longest first; and their names."""
     each = _unlike(now.step)
     numbers, seen = list(range(len(each))), {tuple(each)}
-    for i in np.argsort([-_tokens(one) for one in each], kind="stable").tolist():
-        rest = [number for number in numbers if number != i]
+    for i in np.argsort([-_tokens(length) for length in each], kind="stable").tolist():
+        others = [number for number in numbers if number != i]
         for place in numbers:
-            one = in_order(now.step, [*rest[:place], i, *rest[place:]])
-            if (moved := tuple(_unlike(one))) not in seen:
+            moved_step = in_order(now.step, [*others[:place], i, *others[place:]])
+            if (moved := tuple(_unlike(moved_step))) not in seen:
                 seen.add(moved)
-                yield f" order={','.join(map(_as_text, moved))}", one
+                yield f" order={','.join(map(_as_text, moved))}", moved_step
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
@@ -276,7 +276,7 @@ LENGTHS = Feature(
             "of microbatches with --lengths: as given, or free: which comes first is for the search to decide "
             "(default: given)",
             choices=(GIVEN, FREE),
-            read=lambda said: AUTO if said == FREE else said,
+            read=lambda text: AUTO if text == FREE else text,
             closed=GIVEN,
             fixed="comes first",
         ),

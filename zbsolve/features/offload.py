@@ -51,11 +51,11 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     latency = host.latency / np.where(fraction > 0, fraction, 1.0)
     times = (np.asarray(np.rint(latency + most / rate), np.int64) for rate in host.rates)
     node = Host(host.memory, host.ranks, min(host.shared_bus, problem.ranks))
-    found = with_offload(problem, *times, fraction=fraction, which=which, host=node)
+    offloaded = with_offload(problem, *times, fraction=fraction, which=which, host=node)
     if left is None:
-        return found
-    check_room(_least_needs(found), left, also=", also with this offload")
-    return replace(found, capacity=tuple(left))
+        return offloaded
+    check_room(_least_needs(offloaded), left, also=", also with this offload")
+    return replace(offloaded, capacity=tuple(left))
 
 
 def copying_work(problem: Problem) -> int:
@@ -98,27 +98,27 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
     model's stages, offload nothing. Raises BadInput."""
     stages = model_stages(problem)
     if isinstance(offload, str):
-        name, found = offload.strip(), _with_shards(stage_fractions(offload, problem.stage_ranks[:stages]), problem)
+        name, shares = offload.strip(), _with_shards(stage_fractions(offload, problem.stage_ranks[:stages]), problem)
         if name in NAMED and not keeping.any():
             raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
-        return (found, keeping) if name == HALF else (found * keeping if name in NAMED else found, None)
-    said = _table(offload)
-    if said.ndim == 1 and said.dtype != bool:
-        return _with_shards(checked_fractions(said, stages), problem), None
-    if said.dtype == bool:
-        return 1.0, _with_shards(said, problem) if len(said) == stages else said
-    if said.shape != (stages, problem.microbatches):
-        raise BadInput(f"offload: shape {said.shape}, not ({stages}, {problem.microbatches}): a row a stage")
-    share = checked_fractions(said.max(axis=1), stages)
-    unlike = np.flatnonzero(((said != 0) & (said != share[:, None])).any(axis=1))
+        return (shares, keeping) if name == HALF else (shares * keeping if name in NAMED else shares, None)
+    table = _table(offload)
+    if table.ndim == 1 and table.dtype != bool:
+        return _with_shards(checked_fractions(table, stages), problem), None
+    if table.dtype == bool:
+        return 1.0, _with_shards(table, problem) if len(table) == stages else table
+    if table.shape != (stages, problem.microbatches):
+        raise BadInput(f"offload: shape {table.shape}, not ({stages}, {problem.microbatches}): a row a stage")
+    share = checked_fractions(table.max(axis=1), stages)
+    unlike = np.flatnonzero(((table != 0) & (table != share[:, None])).any(axis=1))
     if len(unlike):
         raise BadInput(f"offload: stage {unlike[0]} has several fractions: one a stage, and 0 for microbatches that stay")
-    return _with_shards(share, problem), _with_shards(said > 0, problem)
+    return _with_shards(share, problem), _with_shards(table > 0, problem)
 
 
-def _with_shards(said: Any, problem: Problem) -> Any:
+def _with_shards(table: Any, problem: Problem) -> Any:
     """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
-    return np.concatenate([said, np.zeros((problem.stages - len(said), *said.shape[1:]), said.dtype)])
+    return np.concatenate([table, np.zeros((problem.stages - len(table), *table.shape[1:]), table.dtype)])
 
 
 def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
@@ -140,7 +140,7 @@ def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
 
 def _fractions_in(text: str, stages: int) -> Any:
     """One number a stage, shape (stages,), from "0:0.5,1:1" or "0-3:1"; 0 where a stage is not named. Raises BadInput."""
-    found, named = np.zeros(stages), set[int]()
+    shares, named = np.zeros(stages), set[int]()
     for part in text.split(","):
         stage, _, share = part.partition(":")
         try:
@@ -155,19 +155,19 @@ def _fractions_in(text: str, stages: int) -> Any:
             if number in named:
                 raise BadInput(f"offload: stage {number} is named twice")
             named.add(number)
-            found[number] = fraction
-    return checked_fractions(found, stages)
+            shares[number] = fraction
+    return checked_fractions(shares, stages)
 
 
 def _table(offload: Any) -> Any:
     """Booleans or numbers of one or two dimensions as an array. Raises BadInput."""
     try:
-        said = np.asarray(offload)
+        table = np.asarray(offload)
     except ValueError:
-        said = np.zeros(0, object)
-    if said.dtype.kind not in "biuf" or said.ndim not in (1, 2):
+        table = np.zeros(0, object)
+    if table.dtype.kind not in "biuf" or table.ndim not in (1, 2):
         raise BadInput("offload: a name, or fractions or booleans of shape (stages,) or (stages, microbatches)")
-    return said
+    return table
 
 
 def _check(step: Any) -> None:
@@ -178,9 +178,9 @@ def _check(step: Any) -> None:
         if step.offload.strip() not in NAMED:
             _fractions_in(step.offload, step.stages)
         return
-    said = _table(step.offload)
-    if said.dtype != bool:
-        checked_fractions(said if said.ndim == 1 else said.max(axis=1), step.stages)
+    table = _table(step.offload)
+    if table.dtype != bool:
+        checked_fractions(table if table.ndim == 1 else table.max(axis=1), step.stages)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -194,14 +194,14 @@ def _told(problem: Problem) -> list[list[float]] | None:
     if not len(copies):
         return None
     moved = np.bincount(e.before, np.where(e.pool > 0, e.bytes, 0), len(p))[copies]
-    given = np.flatnonzero((e.pool == 0) & np.isin(e.after, copies))
-    held = np.bincount(e.after[given], problem.taken[e.before[given]], len(p))[copies]
-    found = np.zeros((len(problem.layers), problem.microbatches))
+    kept = np.flatnonzero((e.pool == 0) & np.isin(e.after, copies))
+    held = np.bincount(e.after[kept], problem.taken[e.before[kept]], len(p))[copies]
+    shares = np.zeros((len(problem.layers), problem.microbatches))
     share = moved / np.maximum(held, 1)
     largest = np.zeros(problem.stages)  # of microbatches that differ shares are rounded to whole bytes
     np.maximum.at(largest, p.stage[copies], share)
-    found[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
-    return found.tolist()
+    shares[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
+    return shares.tolist()
 
 
 OFFLOAD = Feature(

@@ -38,8 +38,8 @@ class Packing:
             raise BadInput(f"packing: {len(self.microbatches)} microbatches for a step of {problem.microbatches}")
         inside = problem.in_microbatch
         takes = np.bincount(problem.passes.microbatch[inside], problem.passes.duration[inside])
-        mine = np.argsort([-work for work in self.works], kind="stable")
-        order = mine[np.argsort(np.argsort(-takes, kind="stable"))].tolist()
+        own = np.argsort([-work for work in self.works], kind="stable")
+        order = own[np.argsort(np.argsort(-takes, kind="stable"))].tolist()
         works = tuple(self.works[i] for i in order)
         return replace(self, microbatches=tuple(self.microbatches[i] for i in order), works=works)
 
@@ -91,15 +91,15 @@ def _evened(work: Floats, where: Ints, enough: float) -> Floats:
         if loads[top] <= enough:
             break
         home = np.append(where, np.arange(count))
-        mine, theirs = np.flatnonzero(where == top), np.flatnonzero(home != top)
-        less = each[mine][:, None] - each[theirs]
+        own, theirs = np.flatnonzero(where == top), np.flatnonzero(home != top)
+        less = each[own][:, None] - each[theirs]
         fuller = np.maximum(loads[top] - less, loads[home[theirs]] + less)
-        given, taken = divmod(int(fuller.argmin()), len(theirs))
-        if fuller[given, taken] >= loads[top] * (1 - 1e-12):
+        out, taken = divmod(int(fuller.argmin()), len(theirs))
+        if fuller[out, taken] >= loads[top] * (1 - 1e-12):
             break
         other = int(home[theirs[taken]])
-        where[mine[given]] = other
+        where[own[out]] = other
         if theirs[taken] < len(work):
             where[theirs[taken]] = top
-        loads[[top, other]] += np.array([-1, 1]) * less[given, taken]
+        loads[[top, other]] += np.array([-1, 1]) * less[out, taken]
     return loads

@@ -23,10 +23,10 @@ BARRIERS = {SHARDED: 1, TWO_BARRIERS: 2}  # algorithm 2 (Vocab-2) and algorithm 
 
 
 def _check(step: Any) -> None:
-    said, partition = step.vocabulary, step.partition
-    if said not in (None, *VOCABULARIES, AUTO):
-        raise BadInput(f"vocabulary '{said}': one of {', '.join((*VOCABULARIES, AUTO))}")
-    if said == LAST and partition not in (None, LAST_PARTITION) and isinstance(partition, str):
+    where, partition = step.vocabulary, step.partition
+    if where not in (None, *VOCABULARIES, AUTO):
+        raise BadInput(f"vocabulary '{where}': one of {', '.join((*VOCABULARIES, AUTO))}")
+    if where == LAST and partition not in (None, LAST_PARTITION) and isinstance(partition, str):
         raise BadInput(f"partition '{partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
 
 
@@ -53,7 +53,7 @@ def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Sh
     """The profile of what lies on stages, and what each of so many ranks has beside them. Raises BadInput."""
     if vocabulary not in BARRIERS:
         return profile, NO_SHARD
-    rest, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
+    plain, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
     row = costs.shard(ranks)
     if not times_note(source) and (
         times_note(costs.source) or row.scaled
@@ -61,7 +61,7 @@ def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Sh
         source = f"estimated: layers measured, the sharded vocabulary {row.scaled or costs.source}"
     passes = row.one if BARRIERS[vocabulary] == 1 else row.two
     sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
-    return replace(rest, source=source), Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
+    return replace(plain, source=source), Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -69,9 +69,9 @@ def _build(problem: Problem, staged: Any) -> Problem:
     costs, vocabulary = staged.part.vocabulary, staged.step.vocabulary
     if costs is None or vocabulary not in BARRIERS:
         return problem
-    found = with_vocabulary(problem, costs.passes(problem.ranks, staged.profile.link, BARRIERS[vocabulary]))
-    check_room(one_microbatch_needs(found), problem.capacity, also=", with its shard of the vocabulary")
-    return found
+    sharded = with_vocabulary(problem, costs.passes(problem.ranks, staged.profile.link, BARRIERS[vocabulary]))
+    check_room(one_microbatch_needs(sharded), problem.capacity, also=", with its shard of the vocabulary")
+    return sharded
 
 
 def vocabularies(step: Any) -> list[Named]:
@@ -79,12 +79,12 @@ def vocabularies(step: Any) -> list[Named]:
     "redistribute" is one choice; one rank has no shards."""
     if not is_auto(step.vocabulary):
         return [("", step)]
-    names = [one for one in VOCABULARIES if one != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
+    names = [name for name in VOCABULARIES if name != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
     names = [name for name in names if step.ranks > 1 or name not in BARRIERS]
-    found = [(f" vocabulary={name}", replace(step, vocabulary=name)) for name in names]
+    steps = [(f" vocabulary={name}", replace(step, vocabulary=name)) for name in names]
     if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
-        found.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
-    return found
+        steps.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
+    return steps
 
 
 VOCABULARY = Feature(

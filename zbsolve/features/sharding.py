@@ -14,14 +14,14 @@ from .feature import AUTO, Choices, Feature, Field, Named, is_auto
 GATHERS = (1, 2, 4, 8)  # numbers that are tried
 
 
-def _read_gathers(said: str) -> str | int | tuple[int, ...]:
+def _read_gathers(text: str) -> str | int | tuple[int, ...]:
     """ "auto", a number of gathers, or one a stage. Raises BadInput."""
-    if said == AUTO:
-        return said
+    if text == AUTO:
+        return text
     try:
-        counts = tuple(int(part) for part in said.split(","))
+        counts = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--gathers {said[:40]}: auto, a number, or one a stage such as 1,2,2,1") from None
+        raise BadInput(f"--gathers {text[:40]}: auto, a number, or one a stage such as 1,2,2,1") from None
     return counts[0] if len(counts) == 1 else counts
 
 
@@ -33,7 +33,7 @@ def _check(step: Any) -> None:
     several = [step.gathers] if isinstance(step.gathers, int) else list(step.gathers)
     if min(several, default=1) < 1:
         raise BadInput(f"gathers: {min(several)}: parameters are gathered once at least")
-    if step.shards == 1 and any(one != 1 for one in several):
+    if step.shards == 1 and any(count != 1 for count in several):
         raise BadInput(f"gathers: {', '.join(map(str, several))}: nothing is gathered without shards")
 
 
@@ -58,7 +58,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 def _choices(step: Any) -> list[Named]:
     most = step.microbatches // len(step.routes)
-    counts = [one for one in GATHERS if one == 1 or (one <= most and step.shards > 1)]
+    counts = [count for count in GATHERS if count == 1 or (count <= most and step.shards > 1)]
     return [(f" gathers={count}", replace(step, gathers=count)) for count in counts]
 
 

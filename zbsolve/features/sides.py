@@ -21,8 +21,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
     if not has_sides(staged.profile):
         return problem
     sides = side_inputs(staged.model.layers, staged.counts, staged.profile.link)
-    found = with_side_inputs(problem, *sides, begins=begun_stages(staged.model.layers, staged.counts))
-    return found if staged.profile.microbatch_factors else checked_room(found)
+    whole = with_side_inputs(problem, *sides, begins=begun_stages(staged.model.layers, staged.counts))
+    return whole if staged.profile.microbatch_factors else checked_room(whole)
 
 
 SIDES = Feature("side inputs", build=_build)

@@ -42,20 +42,20 @@ class Batch(Open):
     any_number: bool = False
 
 
-def _read(said: str) -> Sizes | str | Batch:
+def _read(text: str) -> Sizes | str | Batch:
     """Sizes from "2,4,4,2", "2,4,4,2:12" (12 in all), "auto", "auto:12" or "auto:12:any". Raises BadInput."""
-    kind, colon, rest = said.partition(":")
+    kind, colon, tail = text.partition(":")
     if kind == AUTO:
-        batch, behind, any_number = rest.partition(":")
+        batch, behind, any_number = tail.partition(":")
         if colon and (not batch.isdecimal() or (behind and any_number != ANY)):
-            raise BadInput(f"sizes '{said[:40]}': {AUTO}, {AUTO}:32 for a batch of 32 sequences, or {AUTO}:32:{ANY}")
+            raise BadInput(f"sizes '{text[:40]}': {AUTO}, {AUTO}:32 for a batch of 32 sequences, or {AUTO}:32:{ANY}")
         return Batch(int(batch), bool(behind)) if colon else AUTO
     words = [word.strip() for word in kind.split(",")]
     for number, word in enumerate(words):
         if not word.isdecimal():
             raise BadInput(f"sizes: size {number} is '{word[:40]}': a whole number of sequences is needed")
     sizes = tuple(map(int, words))
-    checked_sum("sizes", sizes, rest if colon else None)
+    checked_sum("sizes", sizes, tail if colon else None)
     return sizes
 
 
@@ -106,7 +106,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 def _shapes(microbatches: int, ranks: int) -> dict[str, Sequence[float]]:
     """Sizes in proportion, by name. As many microbatches as there are ranks pass before all are busy."""
     growing, end = range(1, microbatches + 1), microbatches - 1
-    ramp = [min(one, ranks, (microbatches + 1) // 2) for one in growing]
+    ramp = [min(count, ranks, (microbatches + 1) // 2) for count in growing]
     return {
         "even": [1] * microbatches,
         "small at both ends": list(map(min, ramp, ramp[::-1])),
@@ -130,15 +130,15 @@ def _first(step: Any) -> list[Named]:
     return [_named(step, even(step.sizes.sequences, min(step.microbatches, step.sizes.sequences)), "even")]
 
 
-def batch_of(said: Any, profile: Any) -> Batch:
+def batch_of(asked: Any, profile: Any) -> Batch:
     """Of a step whose sizes are open."""
-    return said.sizes if isinstance(said.sizes, Batch) else Batch(said.microbatches * sequences_of(profile))
+    return asked.sizes if isinstance(asked.sizes, Batch) else Batch(asked.microbatches * sequences_of(profile))
 
 
-def numbers_of(said: Any, profile: Any) -> Sequence[int]:
+def numbers_of(asked: Any, profile: Any) -> Sequence[int]:
     """How many microbatches there may be."""
-    batch = batch_of(said, profile)
-    return range(1 if batch.any_number else said.microbatches, min(said.microbatches, batch.sequences) + 1)
+    batch = batch_of(asked, profile)
+    return range(1 if batch.any_number else asked.microbatches, min(asked.microbatches, batch.sequences) + 1)
 
 
 def _further(now: Now) -> Iterator[Named]:
@@ -167,7 +167,7 @@ def _moves(now: Now) -> Iterator[Named]:
         best = order.descended(sizes)
         if best != sizes:
             yield _named(step, best)
-        near = [one for _, one in order.near(sizes)]
+        near = [moved for _, moved in order.near(sizes)]
     else:
         near = [moved for moved, _ in _pairs(sizes)]
     others = {round(share * len(sizes)) for share in OTHER} | {len(sizes) - 1, len(sizes) + 1}
@@ -175,7 +175,7 @@ def _moves(now: Now) -> Iterator[Named]:
         if count in numbers:
             at = np.linspace(0, len(sizes) - 1, count)
             near.insert(0, whole_tokens(np.interp(at, np.arange(len(sizes)), sizes).tolist(), sum(sizes)))
-    yield from (_named(step, one) for one in dict.fromkeys(near))
+    yield from (_named(step, moved) for moved in dict.fromkeys(near))
 
 
 def _pairs(sizes: Sizes) -> Iterator[tuple[Sizes, tuple[int, int, int]]]:
@@ -217,7 +217,7 @@ class _Order:
         index = timed.problem.index
         path = np.array([index[name] for name in timed.critical_path()])
         weight = np.bincount(self.of[path], self.more[path], len(sizes) + 1)
-        pairs = sorted(_pairs(sizes), key=lambda one: one[1][0] * (weight[one[1][2]] - weight[one[1][1]]))
+        pairs = sorted(_pairs(sizes), key=lambda pair: pair[1][0] * (weight[pair[1][2]] - weight[pair[1][1]]))
         return sorted((self.value(moved), moved) for moved, _ in islice(pairs, PAIRS))
 
     def descended(self, sizes: Sizes) -> Sizes:
@@ -262,7 +262,7 @@ def of_sizes(profiles: Sequence[Any], names: Sequence[str]) -> Any:
     for i, size, before in zip(order[1:], sizes[1:], sizes, strict=False):
         if size == before:
             raise BadInput(f"{names[i]}: facts: a microbatch of {size:g} sequences, as in another profile")
-        if [one.name for one in profiles[i].layers] != [one.name for one in base.layers]:
+        if [row.name for row in profiles[i].layers] != [row.name for row in base.layers]:
             raise BadInput(f"{names[i]}: layers: their names are not those of {names[order[0]]}")
     layers, off = [], [0.0]
     for number, layer in enumerate(base.layers):

@@ -57,24 +57,24 @@ def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
     if layer.slice_extra is None:
         return [0.0] * (len(cuts) - 1)
     number, (each, later) = layer.slice_extra.number, getattr(layer.slice_extra, "F" if kind == "X" else kind)
-    found = []
+    times = []
     for before, (a, b) in enumerate(pairwise(cuts)):
         length, begin = (b - a) * number, a * number  # in slices of the measurement
-        found.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
-    return found
+        times.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
+    return times
 
 
 def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
     """µs that passes of a kind of these layers take at least beside the whole sequence's, in so many slices of any lengths;
     shape of `counts`. What goes with length is in sum as for even slices; what goes with length and position is at most half
     of what it would be for a slice as long as the sequence behind the whole. Each slice's sum may be rounded down."""
-    found, measured = np.zeros(len(counts)), [layer for layer in layers if layer.slice_extra is not None]
+    least, measured = np.zeros(len(counts)), [layer for layer in layers if layer.slice_extra is not None]
     for extra in (layer.slice_extra for layer in measured):
         assert extra is not None
         each, later = getattr(extra, "F" if kind == "X" else kind, (0.0, 0.0))
-        found += each * (counts if each > 0 else extra.number)
-        found += later * (counts * (counts - 1) / 2 if later > 0 else extra.number**2 / 2)
-    return found - ROUNDED_DOWN * counts * bool(measured)
+        least += each * (counts if each > 0 else extra.number)
+        least += later * (counts * (counts - 1) / 2 if later > 0 else extra.number**2 / 2)
+    return least - ROUNDED_DOWN * counts * bool(measured)
 
 
 class Overheads(NamedTuple):
@@ -105,9 +105,9 @@ def negative_slice(layer: Layer) -> str:
     for kind in ("F", "B", "W", "BW"):
         first, later = getattr(layer.slice_extra, kind)
         attention = getattr(layer, OF_ATTENTION[kind]) if kind in OF_ATTENTION else 0.0
-        rest = (time_of(layer, kind) - attention) / number
+        plain = (time_of(layer, kind) - attention) / number
         for j in (0, number - 1):  # a line is lowest at an end
-            if (time := rest + (2 * j + 1) * attention / number**2 + first + later * j) < -ROUNDED:
+            if (time := plain + (2 * j + 1) * attention / number**2 + first + later * j) < -ROUNDED:
                 return f"field '{kind}': slice {j} of {number} would take {time:g} µs"
     return ""
 
@@ -164,9 +164,9 @@ def _part_of_message(time: float, share: float, link: Link) -> float:
 
 
 def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
-    def passes(one: ShardPasses) -> ShardPasses:
-        times = {name: getattr(one, name) * share for name in ("S", "T", "merge")}
-        return replace(one, **times, held=ceil(one.held * share), transient=ceil(one.transient * share))
+    def passes(costs: ShardPasses) -> ShardPasses:
+        times = {name: getattr(costs, name) * share for name in ("S", "T", "merge")}
+        return replace(costs, **times, held=ceil(costs.held * share), transient=ceil(costs.transient * share))
 
     times = (row.broadcast, row.reduce, row.statistics)
     broadcast, reduce, statistics = (None if time is None else _part_of_message(time, share, link) for time in times)

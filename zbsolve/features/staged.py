@@ -52,7 +52,7 @@ class Staged:
         part, routes = widest_slice(profile, cuts), step.routes
         ranks = max(routes[0]) + 1
         limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
-        (model, _), (in_part, shard) = (on_stages(one, step.vocabulary, ranks) for one in (profile, part))
+        (model, _), (in_part, shard) = (on_stages(whole, step.vocabulary, ranks) for whole in (profile, part))
         costs = StageCosts.of(in_part, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
         if counts is None:  # what recomputes makes F twice
             counts = balanced_or_equal(costs, [c.work + (step.recompute == ALL) * c.F for c in costs.layers])
@@ -79,22 +79,22 @@ class Staged:
         """What does not fit a rank, with of how much memory, and what keeps less."""
         if not str(error).startswith("capacity: rank"):
             return error
-        rest = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
+        what = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
         keeps_all = is_none(self.step.offload) and not self.step.recompute
         less = "; recompute and offload keep less" if keeps_all else ""
-        return Infeasible(f"{error}; {rest}{_of(self.costs.limit, self.step.memory)}{less}")
+        return Infeasible(f"{error}; {what}{_of(self.costs.limit, self.step.memory)}{less}")
 
 
 def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, ...] | None:
     """Bytes a rank left for activations beside all else; None: unlimited."""
     if costs.limit is None:
         return None
-    left, said = [], step.memory
+    left, memory = [], step.memory
     again = recomputed_layers(step.recompute, counts)
     parts = zip(costs.limit, *costs.memory.of_ranks(counts, costs.routes, again), strict=True)
     for rank, (limit, fixed, moving) in enumerate(parts):
         if fixed + moving > limit:
-            own = said.split(",")[rank] if isinstance(said, str) and "," in said else said
+            own = memory.split(",")[rank] if isinstance(memory, str) and "," in memory else memory
             raise Infeasible(
                 f"memory: rank {rank} needs {exact_bytes(fixed)} for parameters and optimizer states and "
                 f"{exact_bytes(moving)} for messages and inside passes, more than its memory{_of((limit,), own)}"
@@ -103,14 +103,14 @@ def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, .
     return tuple(left)
 
 
-def _of(limits: Sequence[int] | None, said: str | int | None) -> str:
-    """How much memory ranks were given, for messages: as it was `said`; where that is a bare number, too small to be meant,
+def _of(limits: Sequence[int] | None, asked: str | int | None) -> str:
+    """How much memory ranks were given, for messages: as it was `asked`; where that is a bare number, too small to be meant,
     with its unit."""
     if limits is None:
         return ""
-    if isinstance(said, str) and all(map(has_unit, said.split(","))):
-        return f" of {said.strip()}"
-    small = min(limits) < 2**20 and said is not None
+    if isinstance(asked, str) and all(map(has_unit, asked.split(","))):
+        return f" of {asked.strip()}"
+    small = min(limits) < 2**20 and asked is not None
     sizes = " or ".join(map(exact_bytes, dict.fromkeys(limits)))
     return f" of {sizes}{' (a number without a unit is bytes: write 40GiB, 512MB)' if small else ''}"
 
@@ -173,4 +173,4 @@ def _held(profile: Any, costs: StageCosts, cuts: Cuts, counts: Sequence[int], ag
     if cuts == WHOLE:
         return dict(costs.memory.held(counts, again))
     bare, turns = replace(costs, layers=tuple(map(without_keys, profile.layers))), costs.microbatches // (len(cuts) - 1)
-    return {name: [split_by(cuts, one) * turns for one in row] for name, row in bare.memory.held(counts).items()}
+    return {name: [split_by(cuts, size) * turns for size in row] for name, row in bare.memory.held(counts).items()}

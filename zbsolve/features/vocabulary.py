@@ -136,11 +136,11 @@ class VocabularyCosts:
 
     def rest(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """The model's layers with what stays of the output layer and of the embedding in their places."""
-        found = [*layers]
-        found[self.output] = self.output_rest
+        rests = [*layers]
+        rests[self.output] = self.output_rest
         if self.embedding is not None and self.embedding_rest is not None:
-            found[self.embedding] = self.embedding_rest
-        return tuple(found)
+            rests[self.embedding] = self.embedding_rest
+        return tuple(rests)
 
     def check(self, layers: int) -> None:
         """Raise BadInput where a model of so many layers does not end with this output layer."""
@@ -182,8 +182,8 @@ class VocabularyCosts:
 
 
 def _passes_at(at: Callable[[Callable[[ShardCosts], float]], float], of: Callable[[ShardCosts], ShardPasses]) -> ShardPasses:
-    found = {one.name: at(lambda row, name=one.name: getattr(of(row), name)) for one in fields(ShardPasses)}  # type: ignore[misc]
-    return ShardPasses(found["S"], found["T"], ceil(found["held"]), ceil(found["transient"]), found["merge"])
+    values = {field.name: at(lambda row, name=field.name: getattr(of(row), name)) for field in fields(ShardPasses)}  # type: ignore[misc]
+    return ShardPasses(values["S"], values["T"], ceil(values["held"]), ceil(values["transient"]), values["merge"])
 
 
 def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:
@@ -195,10 +195,10 @@ def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:
     if len(rows) == 1:
         return proportional
     other, second = rows[1]
-    found = value + (second - value) * (1 / ranks - 1 / near) / (1 / other - 1 / near)
+    drawn = value + (second - value) * (1 / ranks - 1 / near) / (1 / other - 1 / near)
     if min(near, other) < ranks < max(near, other):
-        return found
-    return min(max(found, min(value, proportional)), max(value, proportional))
+        return drawn
+    return min(max(drawn, min(value, proportional)), max(value, proportional))
 
 
 def _rooted(ranks: int, size: int, link: Link, starts: float) -> float:

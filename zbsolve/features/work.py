@@ -20,15 +20,15 @@ KEYS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # word → field of 
     "before": ("before", NUMBER, int),
     "after": ("after", NUMBER, int),
     "takes": ("takes", NUMBER, int),
-    "microbatches": ("microbatches", SEVERAL, lambda said: _numbers(said)),
-    "comm": ("comm", TIME, lambda said: round(parse_time(said, "work"))),
+    "microbatches": ("microbatches", SEVERAL, lambda text: _numbers(text)),
+    "comm": ("comm", TIME, lambda text: round(parse_time(text, "work"))),
     "held": ("held", "bytes such as 1GiB", parse_bytes),
     "on": ("stream", "a stream such as d2h", str),
 }
 
 
-def _numbers(said: str) -> tuple[int, ...]:
-    return tuple(number for part in said.split(",") for number in numbers_in(part))
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(number for part in text.split(",") for number in numbers_in(part))
 
 
 def _read(said: str) -> Works:
@@ -38,11 +38,11 @@ def _read(said: str) -> Works:
         where, known = f"work '{word[:40]}'", FORM.fullmatch(word)
         if known is None or not (known["ranks"] or known["these"]):
             raise BadInput(f"{where}: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB")
-        rest = dict(part.split("=", 1) for part in known["rest"].split(":")[1:])
-        if unknown := set(rest) - set(KEYS):
+        words = dict(part.split("=", 1) for part in known["rest"].split(":")[1:])
+        if unknown := set(words) - set(KEYS):
             raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} can be said")
         fields, ranks = dict[str, Any](), known["these"]
-        for key, text in (*rest.items(), *[("ranks", ranks)] * bool(ranks)):
+        for key, text in (*words.items(), *[("ranks", ranks)] * bool(ranks)):
             field, what, read = KEYS.get(key, ("rank", SEVERAL, _numbers))
             try:
                 fields[field] = read(text)

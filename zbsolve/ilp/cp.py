@@ -31,12 +31,12 @@ NO_LIMIT = 1e6  # seconds: what is given where work is counted instead
 
 
 def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort: float | None = None) -> cp_model.CpSolver:
-    """A solver that stops after so many seconds, or after `effort` in CP-SAT's deterministic time. Without a seed it has
-    CP-SAT's own."""
+    """A solver that stops after so many seconds; or after `effort` in CP-SAT's deterministic time, with one thread and no
+    limit of seconds: its answer must not depend on the machine. Without a seed it has CP-SAT's own."""
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
-    solver.parameters.max_time_in_seconds = max(0.0, seconds)
-    solver.parameters.num_workers = workers
+    solver.parameters.max_time_in_seconds = max(0.0, seconds) if effort is None else NO_LIMIT
+    solver.parameters.num_workers = workers if effort is None else 1
     if seed is not None:
         solver.parameters.random_seed = seed
     if effort is not None:
@@ -167,8 +167,8 @@ def refutes(problem: Problem, bound: int, clock: Clock) -> bool:
 
 def timed_solver(clock: Clock) -> cp_model.CpSolver:
     """A solver that has what is left of the clock."""
-    left = clock.left
-    return make_solver(left, 1, seed=0, effort=left) if clock.counted else make_solver(left, half_of_cores())
+    seed, effort = (0, clock.left) if clock.counted else (None, None)
+    return make_solver(clock.left, half_of_cores(), seed=seed, effort=effort)
 
 
 def solve_cp(
@@ -194,7 +194,7 @@ def solve_cp(
         for variable, start in zip(built.start, incumbent.timeline().start.tolist(), strict=True):
             built.model.add_hint(variable, start)
     if solver is None:
-        solver = make_solver(seconds, half_of_cores() if effort is None else 1, seed=0, effort=effort)
+        solver = make_solver(seconds, half_of_cores(), seed=0, effort=effort)
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
         return CpResult(None, limit, True)

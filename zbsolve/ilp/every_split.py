@@ -49,7 +49,7 @@ class SplitModel:
         totals = [[self._table(row, end) for end in self.ends] for row in splits.totals.tolist()]
         lanes = self.lanes
         self.length: list[Any] = [
-            totals[k][s + 1] - totals[k][s] - less
+            self._positive(totals[k][s + 1] - totals[k][s] - less, int(np.diff(splits.totals[k]).min()) - less)
             for k, s, less in zip(lanes.kind, lanes.stage, lanes.less.tolist(), strict=True)
         ]
         self.start: list[Any] = [sum(self.length[:q]) + int(lanes.waits[q]) for q in range(lanes.path)]
@@ -70,6 +70,14 @@ class SplitModel:
             return row[1] * end
         found = self.model.new_int_var(0, row[-1], "")
         self.model.add_element(end, row, found)
+        return found
+
+    def _positive(self, units: Any, least: int) -> Any:
+        """`units`, or 0 where they are below that, as in `Lanes.lengths`. least: they are that or more."""
+        if least >= 0:
+            return units
+        found = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add_max_equality(found, [units, 0])
         return found
 
     def _at_least(self, units: Any) -> None:
@@ -122,8 +130,7 @@ class SplitModel:
             return 0  # a tail of nothing
         if len(all_) == 1:
             return all_[0]
-        shortest = -self.splits.rounded * self.lanes.path * self.lanes.microbatches  # passes of no time are below 0
-        found = self.model.new_int_var(shortest, MAX_SIZE, "")
+        found = self.model.new_int_var(0, MAX_SIZE, "")
         self.model.add_min_equality(found, all_)
         return found
 

@@ -6,6 +6,7 @@ a sum over those binaries at the start of each pass that takes bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations
@@ -191,7 +192,8 @@ def _solve_with(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *
     options: dict[str, Any] = {"msg": False, "timeLimit": seconds, "gapRel": 0.0, "gapAbs": 0.0}
     if solver == "cbc":
         options |= {"warmStart": warm, "options": [f"randomSeed {seed + 1}"]}
-    model.solve(pulp.getSolver(SOLVERS[solver], **options))
+    with suppress(pulp.PulpSolverError):  # its process died: numbers that are far apart can end CBC
+        model.solve(pulp.getSolver(SOLVERS[solver], **options))
     if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return None
     return bool(model.sol_status == pulp.LpSolutionOptimal and model.status == pulp.LpStatusOptimal)

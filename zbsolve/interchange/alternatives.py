@@ -46,9 +46,9 @@ class Found:
         return f"takes {format_time(self.value)}{apart}, {more}"
 
 
-def compared(mine: float, theirs: float) -> str:
+def compared(own: float, theirs: float) -> str:
     """`15.4 % more`: one time against another."""
-    share = (mine - theirs) / theirs if theirs else 0.0
+    share = (own - theirs) / theirs if theirs else 0.0
     return f"{abs(share):.1%} {'less' if share < 0 else 'more'}".replace("%", " %")
 
 
@@ -59,16 +59,16 @@ def best_order(
     that it has, within the memory; None where there is none. orders: what to try; else the named schedules, and the schedule
     itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
     timeline's. A fused backward takes as long as B and W together."""
-    found: Found | None = None
+    best: Found | None = None
     for title, other in _candidates(schedule, target, orders or _named):
         try:
             order = order_for(other, target)
         except ZbsolveError:  # it does not hold within the memory, or the engine has no such order either
             continue
         value = step_time(order) if step_time else other.timeline().value
-        if found is None or value < found.value:
-            found = Found(other, title, value)
-    return found
+        if best is None or value < best.value:
+            best = Found(other, title, value)
+    return best
 
 
 def why_none(schedule: Schedule, target: Target, orders: Orders | None = None) -> str:
@@ -79,9 +79,9 @@ def why_none(schedule: Schedule, target: Target, orders: Orders | None = None) -
         roomy = Schedule(replace(problem, capacity=None), schedule.order, schedule.syncs)
         if best_order(roomy, target, orders) is not None:
             return " within its memory"
-    found = dict.fromkeys(_obstacle(problem, place) for place in target.places)
-    found.pop("", None)
-    return f": {'; '.join(found)}" if found else ""
+    why = dict.fromkeys(_obstacle(problem, place) for place in target.places)
+    why.pop("", None)
+    return f": {'; '.join(why)}" if why else ""
 
 
 def _obstacle(problem: Problem, place: str) -> str:
@@ -110,8 +110,8 @@ def first_fused(schedule: Schedule) -> Schedule:
     """The same schedule where each W of stage 0 comes right behind its B."""
     first, problem = {}, schedule.problem
     for row in problem.rows("B", stage=0).tolist():
-        one = problem.passes[row]
-        first[one.name] = replace(one, kind="W").name
+        backward = problem.passes[row]
+        first[backward.name] = replace(backward, kind="W").name
     moving = set(first.values())
     order: dict[str, tuple[str, ...]] = {}
     for stream, names in schedule.order.items():
@@ -185,7 +185,7 @@ def best_planned(choice: Choice, engine: str) -> Choice | None:
     devices, batch = int(choice.best.layout.devices), choice.batch
     what = choice.shape, devices, batch, choice.cluster
     try:
-        found = plan(*what, memory=choice.memory, effort=OTHER_EFFORT, only=Only(engine))
+        planned = plan(*what, memory=choice.memory, effort=OTHER_EFFORT, only=Only(engine))
     except (BadInput, Infeasible, NotFound):
         return None
-    return Choice(choice.shape, choice.cluster, batch, choice.memory, found.best)
+    return Choice(choice.shape, choice.cluster, batch, choice.memory, planned.best)

@@ -69,9 +69,9 @@ def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
         if wrong is not None:
             raise BadInput(f"{where}: rank {rank}, node {wrong}: field 'stage' is {row[wrong].stage}, which is another rank")
     chunks = 1 + max((node.chunk for row in rows for node in row), default=0)
-    found = [[Node(node.type, node.chunk, node.minibatch) for node in row] for row in rows]
+    cells = [[Node(node.type, node.chunk, node.minibatch) for node in row] for row in rows]
     stage_of = stages_of(placement or f"vee{chunks}", len(rows), where)
-    return order_of_nodes(found, READ, stage_of, "ColossalAI node lists", where)
+    return order_of_nodes(cells, READ, stage_of, "ColossalAI node lists", where)
 
 
 def nodes(order: Order) -> tuple[tuple[tuple[Any, ...], ...], ...]:

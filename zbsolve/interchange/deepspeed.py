@@ -89,7 +89,7 @@ def write(schedule: Schedule, options: Options) -> Export:
         *order.notes("DeepSpeed takes microbatches in the order of the batch", "its"),
     )
     facts = {**order.facts(), "parts": None if parts is None else list(parts), "buffers": list(buffers)}
-    return Export(python_file(title, data, CODE), notes, facts, [[list(one) for one in row] for row in rows])
+    return Export(python_file(title, data, CODE), notes, facts, [[list(cell) for cell in row] for row in rows])
 
 
 def lowered(order: Order, events: Rows) -> tuple[tuple[tuple[Instruction, ...], ...], tuple[int, ...]]:
@@ -128,8 +128,8 @@ def _value(schedule: Schedule, events: Rows) -> float:
 
 def _cost(schedule: Schedule, events: Rows) -> str:
     """What blocking messages do to the step."""
-    mine, free = _value(schedule, events), schedule.timeline().value
+    here, free = _value(schedule, events), schedule.timeline().value
     return (
-        f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(mine)}, "
-        f"{compared(mine, free)} than with messages beside passes"
+        f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(here)}, "
+        f"{compared(here, free)} than with messages beside passes"
     )

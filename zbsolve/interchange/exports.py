@@ -153,37 +153,37 @@ def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, 
     from .alternatives import best_order, why_none
 
     orders = getattr(module, "orders", None)
-    found = best_order(schedule, engine, orders, getattr(module, "step_time", None))
-    if found is None:
+    best = best_order(schedule, engine, orders, getattr(module, "step_time", None))
+    if best is None:
         why = why_none(schedule, engine, orders)
         raise BadInput(f"{error}; no order was found that {engine.engine} can run on this problem{why}") from None
-    cost = f"the best order found that it can run, {found.title}, {found.cost(schedule, engine.engine)}"
+    cost = f"the best order found that it can run, {best.title}, {best.cost(schedule, engine.engine)}"
     if not options.or_best:
         raise BadInput(f"{error}; {cost}: --or-best writes it") from None
-    made: Export = module.write(found.schedule, options)
+    made: Export = module.write(best.schedule, options)
     notes = (f"another order is written than the schedule's. {error}", cost, *made.notes)
-    made = replace(made, notes=notes, facts={**made.facts, "instead": found.title})
-    return _with_layers_note(made, found.schedule, engine)
+    made = replace(made, notes=notes, facts={**made.facts, "instead": best.title})
+    return _with_layers_note(made, best.schedule, engine)
 
 
-def layer_letters(problem: Problem, given: str | None, engine: str) -> str:
-    """What each layer of the profile is, one of LETTERS each. given: in Megatron's own way, `E,t*30,L`; None: an embedding,
+def layer_letters(problem: Problem, asked: str | None, engine: str) -> str:
+    """What each layer of the profile is, one of LETTERS each. asked: in Megatron's own way, `E,t*30,L`; None: an embedding,
     transformer layers and a loss. Raises BadInput."""
     count = sum(problem.layers)
     if not count:
         raise BadInput(f"schedule: it does not say how many layers its stages have, which {engine} needs")
-    if given is None:
+    if asked is None:
         if count < 2:
             raise BadInput(f"schedule: {count} layer is too few for an embedding and a loss; say what it is with --layers")
         return "E" + "t" * (count - 2) + "L"
-    plain = given.replace(",", "").replace(" ", "")
+    plain = asked.replace(",", "").replace(" ", "")
     if not re.fullmatch(rf"([{LETTERS}](\*\d{{1,6}})?)+", plain):
-        raise BadInput(f"layers '{given[:40]}': write E, t, m, L or - for each layer, such as E,t*30,L")
-    letters = "".join(one * int(times or 1) for one, times in re.findall(r"(.)(?:\*(\d+))?", plain))
+        raise BadInput(f"layers '{asked[:40]}': write E, t, m, L or - for each layer, such as E,t*30,L")
+    letters = "".join(kind * int(times or 1) for kind, times in re.findall(r"(.)(?:\*(\d+))?", plain))
     if len(letters) != count:
-        raise BadInput(f"layers '{given[:40]}': {len(letters)} layers, but the schedule's stages have {count}")
+        raise BadInput(f"layers '{asked[:40]}': {len(letters)} layers, but the schedule's stages have {count}")
     if not re.fullmatch(r"Et*m*L", letters.replace("-", "")):
-        raise BadInput(f"layers '{given[:40]}': {engine} wants one E first, then t, then m, and one L last")
+        raise BadInput(f"layers '{asked[:40]}': {engine} wants one E first, then t, then m, and one L last")
     return letters
 
 

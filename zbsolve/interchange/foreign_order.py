@@ -17,7 +17,7 @@ from .. import __version__
 from ..build.plain import MAX_PASSES
 from ..placement import check_routes, parse
 from ..problem import Ints, pass_name
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import COUNT, checked
 from ..util.text import printable
 
@@ -75,10 +75,10 @@ class ForeignOrder:
     @cached_property
     def places(self) -> dict[str, list[str]]:
         """Pass name → where it stands in the file, in words; a doubled pass stands in several places."""
-        found: dict[str, list[str]] = {}
+        spots: dict[str, list[str]] = {}
         for cell in self.cells():
-            found.setdefault(cell.name, []).append(self.place.format(cell.row, cell.column))
-        return found
+            spots.setdefault(cell.name, []).append(self.place.format(cell.row, cell.column))
+        return spots
 
     def check_size(self) -> None:
         """Raise BadInput for no passes at all, or more than zbsolve handles."""
@@ -118,14 +118,12 @@ class ForeignOrder:
 
     def _shortest_period(self, every: list[tuple[int, ...]]) -> Routes:
         """The fewest routes that, taken in turn, are the route of every microbatch."""
-        period = next(n for n in range(1, len(every) + 1) if all(one == every[i % n] for i, one in enumerate(every)))
+        period = next(n for n in range(1, len(every) + 1) if all(way == every[i % n] for i, way in enumerate(every)))
         idle = sorted(set(range(self.ranks)) - {rank for route in every[:period] for rank in route})
         if idle:
             raise BadInput(f"{self.where}: rank {idle[0]} has no stage of its own (rows are ranks 0 to {self.ranks - 1})")
-        try:
+        with naming(self.where):
             return check_routes(every[:period], self.ranks)
-        except BadInput as error:
-            raise BadInput(f"{self.where}: {error}") from None
 
 
 # --- Literals in Python files, and node lists ---
@@ -142,7 +140,7 @@ def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code:
 def literal(value: Any) -> str:
     """A literal of whole numbers, words and tuples of them; a tuple of tuples has a row a line."""
     if isinstance(value, tuple) and value and all(isinstance(row, tuple) for row in value):
-        deep = any(isinstance(one, tuple) for row in value for one in row)
+        deep = any(isinstance(part, tuple) for row in value for part in row)
         rows = ",\n".join(f"    {_nested(row) if deep else _flat(row)}" for row in value)
         return f"(\n{rows},\n)"
     return _flat(value)
@@ -151,12 +149,12 @@ def literal(value: Any) -> str:
 def _nested(row: tuple[Any, ...]) -> str:
     if not row:
         return "()"
-    return "(\n" + "".join(f"        {_flat(one)},\n" for one in row) + "    )"
+    return "(\n" + "".join(f"        {_flat(line)},\n" for line in row) + "    )"
 
 
 def _flat(value: Any) -> str:
     if isinstance(value, tuple):
-        inner = ", ".join(_flat(one) for one in value)
+        inner = ", ".join(_flat(part) for part in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if value is not None and not isinstance(value, bool | int | str):
         raise TypeError(f"no literal of {type(value).__name__}")
@@ -183,7 +181,7 @@ class Words(NamedTuple):
 
 def order_of_nodes(rows: Sequence[Sequence[Node]], words: Words, stage_of: StageOf, format: str, where: str) -> ForeignOrder:
     """The order that the nodes say. Raises BadInput for an unknown word, and a chunk that no stage is."""
-    found = []
+    nodes = []
     for rank, row in enumerate(rows):
         cells = []
         for i, node in enumerate(row):
@@ -195,8 +193,8 @@ def order_of_nodes(rows: Sequence[Sequence[Node]], words: Words, stage_of: Stage
             if (rank, node.chunk) not in stage_of:
                 raise BadInput(f"{place}: chunk {node.chunk} is no stage of rank {rank}")
             cells.append(ReadCell(stage_of[rank, node.chunk], node.word, node.microbatch, rank, i))
-        found.append(tuple(cells))
-    order = ForeignOrder(tuple(found), format, where, "rank {}, node {}")
+        nodes.append(tuple(cells))
+    order = ForeignOrder(tuple(nodes), format, where, "rank {}, node {}")
     order.check_size()
     return order
 
@@ -240,9 +238,9 @@ def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
     if placement is None and any(task.chunk_id for row in rows for task in row):
         raise BadInput(f"{where}: field 'chunk_id': chunks may be a loop or a vee: say --placement")
     words = {} if any(task.task_type == "W" for row in rows for task in row) else {"B": "BW"}
-    found = [[Node(words.get(one.task_type, one.task_type), one.chunk_id, one.microbatch_id) for one in row] for row in rows]
+    nodes = [[Node(words.get(t.task_type, t.task_type), t.chunk_id, t.microbatch_id) for t in row] for row in rows]
     stage_of = stages_of(placement or "single", len(rows), where)
-    order = order_of_nodes(found, READ, stage_of, "CrossPipe node lists", where)
+    order = order_of_nodes(nodes, READ, stage_of, "CrossPipe node lists", where)
     if sizes and len(sizes) != order.microbatches:
         raise BadInput(f"{where}: field 'microbatch_sizes' has {len(sizes)} numbers for {order.microbatches} microbatches")
     return replace(order, factors=tuple(len(sizes) * size / sum(sizes) for size in sizes))

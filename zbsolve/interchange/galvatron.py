@@ -79,8 +79,8 @@ def strategy(plan: Choice, division: list[int]) -> dict[str, int | str]:
 def division_of(problem: Problem) -> list[int]:
     """Transformer layers of each rank. Raises Refused where the embedding or the head is on a rank without one."""
     stages = stage_letters(layer_letters(problem, None, "Galvatron"), problem.layers)
-    found = [text.count("t") for text in stages]
-    if not all(found):
-        stage = found.index(0)
+    layers = [text.count("t") for text in stages]
+    if not all(layers):
+        stage = layers.index(0)
         raise Refused(f"stage {stage}: it has no transformer layer, which Galvatron needs on each rank")
-    return found
+    return layers

@@ -88,14 +88,14 @@ def _words(content: str, where: str, line: int) -> Iterator[Word]:
             continue
         together = OVERLAPPED.fullmatch(bare)
         for word in together[1].split(";") if together else (bare,):
-            found = WORD.fullmatch(word)
-            known = found is not None and (found[2] in COMMUNICATION or (found[2] in (*OURS, *TORCHS) and found[3]))
-            if found is None or not known:
+            match = WORD.fullmatch(word)
+            known = match is not None and (match[2] in COMMUNICATION or (match[2] in (*OURS, *TORCHS) and match[3]))
+            if match is None or not known:
                 raise BadInput(
                     f"{where}, cell {number}: '{printable(cell)[:30]}' is no pass: write 0F3 (stage 0, forward, microbatch "
                     f"3) or F3; kinds are {' '.join(OURS)} and torch's I"
                 )
-            yield found[1], found[2], int(found[3] or 0), line, number
+            yield match[1], match[2], int(match[3] or 0), line, number
 
 
 def _bare(cell: str) -> str:
@@ -148,8 +148,8 @@ class Imported:
     def _told(self, violation: Violation) -> str:
         order = self.order
         stand = [f"{name}: {' and '.join(order.places[name])}" for name in violation.passes if name in order.places]
-        said = re.sub(r"\bcompute:(\d+)", r"rank \1", str(violation))  # files know ranks, not streams
-        return f"{order.where}: {said}" + (f" ({'; '.join(stand)})" if stand else "")
+        text = re.sub(r"\bcompute:(\d+)", r"rank \1", str(violation))  # files know ranks, not streams
+        return f"{order.where}: {text}" + (f" ({'; '.join(stand)})" if stand else "")
 
     def _lacking(self) -> list[str]:
         """A line for each rank whose memory does not do, and what would."""
@@ -199,8 +199,8 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
     plain = without_side_streams(problem)  # of all-to-alls files say nothing: their order follows from the passes'
     listed = Schedule(plain, names)
     violations = verify(plain, listed)
-    said = profile.capacity if step.get("memory") is None else step["memory"]
-    memory = None if said is None else bytes_of_ranks(said, order.ranks)
+    room = profile.capacity if step.get("memory") is None else step["memory"]
+    memory = None if room is None else bytes_of_ranks(room, order.ranks)
     return Imported(order, listed if violations else with_side_streams(problem, listed), violations, memory)
 
 
@@ -209,8 +209,8 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
     BadInput, Infeasible."""
     if order.factors and not profile.microbatch_factors:
         profile = replace(profile, microbatch_factors=order.factors)
-    said = {cell.stage for cell in order.cells() if cell.kind == "X"}
-    options = {**step, "recompute": tuple(sorted(said))} if said else step
+    again = {cell.stage for cell in order.cells() if cell.kind == "X"}
+    options = {**step, "recompute": tuple(sorted(again))} if again else step
     return with_backwards_of(Step(order.ranks, order.microbatches, order.routes, **options), profile, *_backwards(order))
 
 
@@ -230,7 +230,7 @@ def _recomputing(problem: Problem, row: Sequence[str]) -> tuple[str, ...]:
     table, edges, names = problem.passes, problem.edges, problem.names
     again = np.flatnonzero(table.are("X")[edges.before] & table.are("B", "BW")[edges.after])
     x = {names[b]: names[a] for a, b in zip(edges.before[again].tolist(), edges.after[again].tolist(), strict=True)}
-    return tuple(name for one in row for name in ((x[one], one) if one in x else (one,)))
+    return tuple(name for each in row for name in ((x[each], each) if each in x else (each,)))
 
 
 def read_order(path: str | os.PathLike[str], placement: str | None = None) -> ForeignOrder:

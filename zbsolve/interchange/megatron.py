@@ -56,7 +56,7 @@ def write(schedule: Schedule, options: Options) -> Export:
         arguments["microbatch_group_size_per_virtual_pipeline_stage"] = group
     arguments |= {} if plan is None else layout_arguments(plan)
     flags = " ".join(_flag(name, value) for name, value in arguments.items())
-    said = (
+    first = (
         () if options.layers else (f"the first of {len(letters)} layers is the embedding, the last the loss; else --layers",)
     )
     batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
@@ -68,7 +68,7 @@ def write(schedule: Schedule, options: Options) -> Export:
     notes = (
         f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
         f"flags: {flags} (with {batch}; none of the other flags that share layers out)",
-        *said,
+        *first,
         f"Megatron takes no order: it runs {name}, {_cost(schedule, best) if plan is None else of_plan}",
     )
     facts = {**order.facts(), **arguments, "value": best.timeline().value, "schedule_value": schedule.timeline().value}
@@ -80,14 +80,14 @@ def write(schedule: Schedule, options: Options) -> Export:
 def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
     """What Megatron is told of a plan's layout beside the pipeline."""
     layout = plan.best.layout
-    found: dict[str, int | str | bool] = {
+    arguments: dict[str, int | str | bool] = {
         "tensor_model_parallel_size": layout.tp,
         "micro_batch_size": layout.size,
         "global_batch_size": plan.batch,
     }
     if layout.sequence:
-        found["sequence_parallel"] = True
-    return found | RECOMPUTED[layout.recompute] | (SHARDED[layout.zero] if layout.dp > 1 else {})
+        arguments["sequence_parallel"] = True
+    return arguments | RECOMPUTED[layout.recompute] | (SHARDED[layout.zero] if layout.dp > 1 else {})
 
 
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
@@ -106,13 +106,13 @@ def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
 def best_group(problem: Problem, within_memory: bool = False) -> tuple[int | None, Schedule]:
     """The best g of those tried, and the order that Megatron then runs; None with one stage a rank. Raises Refused where
     none fits. within_memory: only orders that hold within the memory."""
-    found = [(schedule.timeline().value, group, schedule) for group, schedule in grouped_orders(problem)]
-    if not found:
+    ranked = [(schedule.timeline().value, group, schedule) for group, schedule in grouped_orders(problem)]
+    if not ranked:
         raise Refused(f"problem: {problem.microbatches} microbatches; Megatron needs at least {problem.ranks}, one a rank")
-    within = [one for one in found if not verify(problem, one[2])]
+    within = [order for order in ranked if not verify(problem, order[2])]
     if within_memory and not within:
-        raise Refused(f"layout: no order that Megatron has holds within its memory ({verify(problem, found[0][2])[0]})")
-    _, group, schedule = min(within or found, key=lambda one: one[0])
+        raise Refused(f"layout: no order that Megatron has holds within its memory ({verify(problem, ranked[0][2])[0]})")
+    _, group, schedule = min(within or ranked, key=lambda order: order[0])
     return group, schedule
 
 

@@ -140,30 +140,30 @@ def without_group_passes(schedule: Schedule) -> Schedule:
     alone = group_passes(problem)
     if not len(alone) and problem is schedule.problem:
         return schedule
-    rest = problem.only(np.setdiff1d(np.arange(len(problem.passes)), alone))
-    streams = rest.passes.stream_sets[: int(rest.passes.streams.max()) + 1]  # as before the builder put sums in
-    return schedule.within(replace(rest, passes=replace(rest.passes, stream_sets=streams)))
+    plain = problem.only(np.setdiff1d(np.arange(len(problem.passes)), alone))
+    streams = plain.passes.stream_sets[: int(plain.passes.streams.max()) + 1]  # as before the builder put sums in
+    return schedule.within(replace(plain, passes=replace(plain.passes, stream_sets=streams)))
 
 
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     """Stage → rank. Raises Refused for passes that the engine has no word for, and stages where it cannot put them."""
     engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
     for row in _strange(problem, known)[:1]:
-        one, name = problem.passes[row], problem.names[row]
-        if one.kind not in known:
-            others = [kind for kind in problem.passes.kinds if kind not in known and kind != one.kind]
-            missing = ", ".join((one.kind, *others))
+        odd, name = problem.passes[row], problem.names[row]
+        if odd.kind not in known:
+            others = [kind for kind in problem.passes.kinds if kind not in known and kind != odd.kind]
+            missing = ", ".join((odd.kind, *others))
             sharded = ", so no sharded vocabulary" if "S" in others else ""
             raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)}){sharded}")
-        if one.slice:
+        if odd.slice:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
-        first = problem.stage_ranks[one.stage][0]
-        if one.rank != first:
-            there = f"stage {one.stage} is on rank {first} and on rank {one.rank}"
+        first = problem.stage_ranks[odd.stage][0]
+        if odd.rank != first:
+            there = f"stage {odd.stage} is on rank {first} and on rank {odd.rank}"
             raise Refused(f"pass {name}: {there}; {engine} has one a stage")
-        if one.streams != (f"compute:{one.rank}",):
-            there = f"it occupies {', '.join(one.streams)}"
-            raise Refused(f"pass {name}: {there}; {engine} has one line of passes a rank, compute:{one.rank}")
+        if odd.streams != (f"compute:{odd.rank}",):
+            there = f"it occupies {', '.join(odd.streams)}"
+            raise Refused(f"pass {name}: {there}; {engine} has one line of passes a rank, compute:{odd.rank}")
     stages = [stage for stage, ranks in enumerate(problem.stage_ranks) if ranks]
     if len(stages) < problem.stages:
         raise Refused(f"problem: stages {stages} are not 0 to {len(stages) - 1}, which {engine} needs")
@@ -197,8 +197,8 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
             name = problem.names[int(problem.rows(kind)[0])]
             raise Refused(f"pass {name}: {target.engine} has no passes of kind {kind}{where} (only {' '.join(kinds)})")
     if not target.mixed and {"B", "BW"} <= set(problem.passes.kinds):
-        one, other = (problem.names[int(problem.rows(kind)[0])] for kind in ("B", "BW"))
-        raise Refused(f"passes {one} and {other}: {target.engine} splits the backward of all stages or of none")
+        half, other = (problem.names[int(problem.rows(kind)[0])] for kind in ("B", "BW"))
+        raise Refused(f"passes {half} and {other}: {target.engine} splits the backward of all stages or of none")
     if target.groups and problem.microbatches % problem.ranks:
         step = f"problem: {problem.microbatches} microbatches on {problem.ranks} ranks"
         raise Refused(f"{step}; {target.engine} needs a multiple of {problem.ranks}")

@@ -100,9 +100,9 @@ def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
     """The order that node lists say, a list a rank. Chunks are stages as the nodes that send activations say, or as
     `placement` does. Raises BadInput, also where neither says it."""
     rows = checked(body, list[list[NodeForm]], where)
-    found = [[Node(node.func_type.removeprefix("FuncType."), node.chunk, node.mini_batch) for node in row] for row in rows]
+    cells = [[Node(node.func_type.removeprefix("FuncType."), node.chunk, node.mini_batch) for node in row] for row in rows]
     stage_of = _sent_to(rows, where) if placement is None else stages_of(placement, len(rows), where)
-    return order_of_nodes(found, READ, stage_of, "Primus node lists", where)
+    return order_of_nodes(cells, READ, stage_of, "Primus node lists", where)
 
 
 def _sent_to(rows: Sequence[Sequence[NodeForm]], where: str) -> StageOf:

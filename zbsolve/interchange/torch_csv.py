@@ -76,15 +76,15 @@ class TorchOrder:
     def notes(self) -> tuple[str, ...]:
         """What whoever loads the file must know, a line each."""
         stages, count = len(self.placement), len(self.microbatches)
-        found = [
+        lines = [
             f"{len(self.rows)} ranks, {stages} stages, {count} microbatches; for torch 2.11 or newer, format compute_only",
             *self.order.notes("torch's last stage must run its forwards in order", "torch's"),
         ]
         if target("torchtitan").place(self.placement):
-            found.append("torchtitan reads it too: --to torchtitan says its flags")
+            lines.append("torchtitan reads it too: --to torchtitan says its flags")
         if self.overtaken:
-            found.append(f"never with torch's defer_pp_recv=True, which would mix messages up: {self.overtaken[0]}")
-        return tuple(found)
+            lines.append(f"never with torch's defer_pp_recv=True, which would mix messages up: {self.overtaken[0]}")
+        return tuple(lines)
 
 
 def torch_order(schedule: Schedule, *, defer_recv: bool = False, engine: Target = TARGET) -> TorchOrder:
@@ -134,13 +134,13 @@ def _overtaken(order: Order) -> tuple[str, ...]:
             for need in needs(cell, backward, len(placement) - 1):
                 if placement[need.stage] != rank:
                     used.setdefault((placement[need.stage], rank), []).append(need)
-    found = []
+    lines = []
     for (a, b), messages in sorted(sent.items()):
         pair = next(((x, y) for x, y in zip(messages, used[a, b], strict=True) if x != y), None)
         if pair is not None:
             first, early = (order.ours(cell).name for cell in pair)
-            found.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
-    return tuple(found)
+            lines.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
+    return tuple(lines)
 
 
 Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane that is used there → lane that is sent
@@ -151,8 +151,8 @@ def write_long(
 ) -> LongExport:
     """The CSV of a repeated schedule for a target that reads it, a line at a time. described: what is to be known of an
     order there. Raises as `torch_csv.torch_order`."""
-    if found := violations(long):
-        raise BadInput(f"schedule: {found[0]}")
+    if wrong := violations(long):
+        raise BadInput(f"schedule: {wrong[0]}")
     first = order_for(long.first(), target)
     order = TorchOrder(first, _overtaken_by_rank(long, _links(long, first)), long.microbatches)
     if options.defer_recv:
@@ -172,7 +172,7 @@ def _lines(long: RepeatedSchedule) -> Iterator[str]:
 def _links(long: RepeatedSchedule, first: Order) -> Links:
     """What ranks send each other. Raises Refused where torch waits for what the step does not."""
     e, rank, names = long.one.edges, long.one.passes.rank, long.one.names
-    edges, found = set(zip(e.before.tolist(), e.after.tolist(), strict=True)), Links()
+    edges, links = set(zip(e.before.tolist(), e.after.tolist(), strict=True)), Links()
     backward = backwards(first.rows)
     for cell in (cell for row in first.rows for cell in row):
         after = long.one.index[cell.name]
@@ -181,14 +181,14 @@ def _links(long: RepeatedSchedule, first: Order) -> Links:
             if (before, after) not in edges:
                 raise Refused(f"pass {names[after]}: torch lets it wait for {names[before]}, the schedule does not")
             if rank[before] != rank[after]:
-                found.setdefault((int(rank[before]), int(rank[after])), {})[after] = before
-    return found
+                links.setdefault((int(rank[before]), int(rank[after])), {})[after] = before
+    return links
 
 
 def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
     """As `torch_csv` says it: pairs of ranks where what is sent first is not used first. Lanes run in order, so the lanes of
     messages, sent and used, are compared."""
-    found = []
+    lines = []
     for (a, b), sent_of in sorted(links.items()):
         source = np.full(len(long.one.passes), -1, np.int64)
         source[list(sent_of)] = list(sent_of.values())
@@ -198,8 +198,8 @@ def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
         wrong = np.flatnonzero(sent != used)
         if len(wrong):
             first, early = (_name(long, row, int(wrong[0])) for row in (sent, used))
-            found.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
-    return tuple(found)
+            lines.append(f"rank {a} sends rank {b} {first} before {early}, but {early} is used first")
+    return tuple(lines)
 
 
 def _name(long: RepeatedSchedule, lanes: Ints, place: int) -> str:

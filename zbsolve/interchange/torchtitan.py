@@ -49,16 +49,16 @@ class Titan:
 
     def notes(self) -> list[str]:
         """What whoever starts torchtitan must know, a line each."""
-        found = [f"torchtitan: {self.flags}"]
-        found += [f"torchtitan {version}, also: {flags}" for version, flags in self.counts.items()]
+        lines = [f"torchtitan: {self.flags}"]
+        lines += [f"torchtitan {version}, also: {flags}" for version, flags in self.counts.items()]
         if self.parts is None:
-            found.append(f"torchtitan: {self.why}: give each stage's modules yourself with {PARTITION}")
+            lines.append(f"torchtitan: {self.why}: give each stage's modules yourself with {PARTITION}")
         else:
-            found.append("torchtitan's modules are those of its decoders (tok_embeddings, layers.N, norm, lm_head)")
+            lines.append("torchtitan's modules are those of its decoders (tok_embeddings, layers.N, norm, lm_head)")
         if self.last:
-            found.append(f"torchtitan, behind all flags: {self.last}{SPLIT_NEEDS if self.last == NO_CHECKPOINTING else ''}")
-        found += self.says
-        return found
+            lines.append(f"torchtitan, behind all flags: {self.last}{SPLIT_NEEDS if self.last == NO_CHECKPOINTING else ''}")
+        lines += self.says
+        return lines
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -141,9 +141,9 @@ def modules_of(problem: Problem, layers: str | None) -> tuple[tuple[tuple[str, .
     if "m" in letters:
         raise BadInput("layers: torchtitan's decoders have no multi-token prediction (m)")
     number, parts = 0, []
-    for stage, mine in enumerate(stage_letters(letters, problem.layers)):
+    for stage, chars in enumerate(stage_letters(letters, problem.layers)):
         names: list[str] = []
-        for letter in mine:
+        for letter in chars:
             names += MODULES.get(letter, (f"layers.{number}",))
             number += letter == "t"
         if not names:

@@ -49,8 +49,8 @@ def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
     first = np.searchsorted(e.after[rows], np.arange(len(problem.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
     columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends
-    found: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
-    return found
+    starts: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    return starts
 
 
 def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
@@ -109,9 +109,9 @@ def violations(long: RepeatedSchedule) -> tuple[Violation, ...]:
 def checked_starts(long: RepeatedSchedule) -> Ints:
     """Earliest starts in the order of few microbatches, µs, shape (lanes, few). Raises BadInput for a schedule that does not
     hold."""
-    found, start = _judged(long)
-    if found:
-        raise BadInput(f"schedule: {found[0]}")
+    faults, start = _judged(long)
+    if faults:
+        raise BadInput(f"schedule: {faults[0]}")
     return start
 
 

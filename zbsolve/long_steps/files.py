@@ -118,8 +118,8 @@ def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedS
 
 def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
     """A schedule's file or a plan's, or a repeated schedule's. Raises BadInput."""
-    found = read(path)
-    return found if isinstance(found, Schedule) else with_orders(*found, str(path))
+    long = read(path)
+    return long if isinstance(long, Schedule) else with_orders(*long, str(path))
 
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
@@ -176,19 +176,19 @@ def from_text(text: str, index: Mapping[str, int], most: int, where: str) -> Int
     """The indices, shape (n,), that a text stands for. Raises BadInput for an unknown word, or more than `most` words."""
     parts, at, total = [], 0, 0
     while at < len(text):
-        found = TOKEN.match(text, at)
-        if found is None:
+        match = TOKEN.match(text, at)
+        if match is None:
             raise BadInput(f"{where}: '{text[at : at + 20]}' is no pass such as 0F, and no part such as (0F 0B)*12")
-        names = found[1].split() if found[1] is not None else [found[3]]
+        names = match[1].split() if match[1] is not None else [match[3]]
         unknown = [name for name in names if name not in index]
         if unknown:
             raise BadInput(f"{where}: the step has no passes {unknown[0][:20]}")
-        times = int(found[2] or found[4] or 1)
+        times = int(match[2] or match[4] or 1)
         total += times * len(names)
         if total > most:
             raise BadInput(f"{where}: more than {most} passes")
         parts.append(np.tile(np.array([index[name] for name in names], np.int64), times))
-        at = found.end()
+        at = match.end()
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
@@ -219,7 +219,7 @@ def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSc
     if (earliest_starts(problem, few, order) != wanted).any():
         return None
     whole = format_time(value_of(problem, start) + long.further * round.period)
-    said = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
-    said += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
-    named = replace(problem, source=f"{said}; {problem.source}" if problem.source else said)
+    note = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
+    note += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
+    named = replace(problem, source=f"{note}; {problem.source}" if problem.source else note)
     return RepeatedSchedule(named, few, few, order, round)

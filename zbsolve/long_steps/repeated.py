@@ -47,8 +47,8 @@ class RepeatedSchedule:
     @property
     def further(self) -> int:
         """How many rounds are put in. Raises BadInput where no number of rounds makes as many microbatches."""
-        rounds, rest = divmod(self.microbatches - self.few, self.round.every)
-        if rest or rounds < 0:
+        rounds, left = divmod(self.microbatches - self.few, self.round.every)
+        if left or rounds < 0:
             raise BadInput(
                 f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not make so many"
             )
@@ -166,8 +166,8 @@ def find_round(problem: Problem, order: Sequence[Ints], start: Ints, every: int)
     begin = np.zeros(len(problem.passes), np.int64)
     for rank, own in enumerate(order):
         begin += np.bincount(own[: runs[rank] + int(later[rank]) * widths[rank]], minlength=len(begin))
-    found = Round(every, period, begin, min(each))
-    return found if enough_copies(problem, found) else None
+    longest = Round(every, period, begin, min(each))
+    return longest if enough_copies(problem, longest) else None
 
 
 def _begin(order: Ints, place: int, start: Ints) -> int:
@@ -188,9 +188,9 @@ def _goes_on(order: Ints, every: int, in_time: Bools) -> Bools:
     whether it comes a period later, shape (lanes of the rank, few − every)."""
     where = places(order)
     same = in_time & (where[:, every:] - where[:, :-every] == every * len(where))
-    found = np.zeros(len(order), bool)
-    found[where[:, :-every][same]] = True
-    return found
+    goes_on = np.zeros(len(order), bool)
+    goes_on[where[:, :-every][same]] = True
+    return goes_on
 
 
 def _longest(row: Bools) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 from ..schedule import relative_gap
 from ..search.memory_limits import Point
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible, NotFound, interruption
+from ..util.errors import BadInput, Infeasible, NotFound, interruption, naming
 from ..util.text import parse_bytes
 from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
@@ -98,25 +98,23 @@ def what_if(
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
     """Each change, and the case with it, which has a layout. Raises BadInput naming the change."""
     cases = []
-    for text in (each for said in changes for each in (LINK_CHANGES if said.strip() == LINKS else (said,))):
+    for text in (each for change in changes for each in (LINK_CHANGES if change.strip() == LINKS else (change,))):
         cases.append((text, case := changed(base, text)))
-        try:
+        with naming(f"change '{text[:40]}'"):
             layouts(*case[:4], case.only)
-        except BadInput as error:
-            raise BadInput(f"change '{text[:40]}': {error}") from None
     return cases
 
 
 def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answer:
     """The plan of a case, from the candidates of those that are known: of cases that are no easier first."""
-    nearest = sorted(known, key=lambda one: (not no_harder(case, one[0]), one[1].best.value))
+    nearest = sorted(known, key=lambda pair: (not no_harder(case, pair[0]), pair[1].best.value))
     start = [candidate for _, plan_there in nearest for candidate in plan_there.near[:2]]
     clock = Clock(limits["seconds"], limits.get("effort"))
     try:
-        found = plan(*case[:4], memory=case.memory, only=case.only, start=start, **limits)
+        planned = plan(*case[:4], memory=case.memory, only=case.only, start=start, **limits)
     except (Infeasible, NotFound) as error:
         return Answer(text, case, None, str(error))
-    return Answer(text, case, found, seconds=0.0 if clock.counted else round(clock.used, 3))
+    return Answer(text, case, planned, seconds=0.0 if clock.counted else round(clock.used, 3))
 
 
 def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
@@ -125,11 +123,11 @@ def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
     return _bounded(Answer("", base, before), [(answer.case, answer.plan) for answer in answers if answer.plan])
 
 
-def _shared(before: Plan, found: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
+def _shared(before: Plan, answers: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
-    known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*found, *others) if answer.plan)]
+    known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*answers, *others) if answer.plan)]
     orders = [there.best for _, there in known]
-    again = [replace(answer, plan=answer.plan and _with_orders(answer.plan, answer.case, orders)) for answer in found]
+    again = [replace(answer, plan=answer.plan and _with_orders(answer.plan, answer.case, orders)) for answer in answers]
     return _with_orders(before, case_of(before), orders), tuple(_bounded(answer, known) for answer in again)
 
 
@@ -151,7 +149,7 @@ def _bounded(answer: Answer, known: Known) -> Answer:
     if answer.plan is None:
         return answer
     plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
-    best = max(plans, key=lambda one: one.bound)
+    best = max(plans, key=lambda there: there.bound)
     proof = best.bound_by if best is answer.plan else f"{best.bound_by}, where less is in the way"
     return replace(answer, bound=min(best.bound, answer.plan.best.value), proof=proof)
 
@@ -193,13 +191,13 @@ class PlanFront:
 
 def parse_front(text: str) -> Front:
     """`memory`, `devices`, `memory=40GiB,60GiB` or `devices=32,64`. Raises BadInput."""
-    over, given, said = (part.strip() for part in text.partition("="))
+    over, sign, values = (part.strip() for part in text.partition("="))
     if over not in OVER:
         raise BadInput(f"front '{text[:40]}': one of {', '.join(OVER)}")
-    if not given:
+    if not sign:
         return over, None
     where = f"front '{text[:40]}': {over}"
-    numbers = [parse_bytes(word, where) for word in said.split(",")]
+    numbers = [parse_bytes(word, where) for word in values.split(",")]
     if min(numbers) < 1:
         raise BadInput(f"{where} '{min(numbers)}': at least 1 is needed")
     return over, numbers
@@ -226,9 +224,9 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
     numbers = _numbers_of_devices(base) if at is None else at
     here = base.memory if over == "memory" else base.devices
     asked = [f"{over}={number}" for number in sorted(set(numbers)) if number != here]
-    before, found = what_if(before, asked, others=free, **search)
-    answers = sorted((*found, as_it_is(before, (*free, *found))), key=lambda one: getattr(one.case, over))
-    pool = [candidate for one in (*answers, *free) if one.plan for candidate in one.plan.candidates]
+    before, fresh = what_if(before, asked, others=free, **search)
+    answers = sorted((*fresh, as_it_is(before, (*free, *fresh))), key=lambda entry: getattr(entry.case, over))
+    pool = [candidate for solved in (*answers, *free) if solved.plan for candidate in solved.plan.candidates]
     points, missing = dict[int, Point](), list[tuple[int, str]]()
     for answer in answers:
         at_one, point = getattr(answer.case, over), _point(answer, pool if over == "memory" else ())
@@ -242,17 +240,17 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
 def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
     """The point of an answer: its plan, or the best of the pool that fits its memory."""
     case = answer.case
-    fitting = sorted((one for one in pool if sum(one.memory().values()) <= case.memory), key=lambda one: one.value)
+    fitting = sorted((entry for entry in pool if sum(entry.memory().values()) <= case.memory), key=lambda entry: entry.value)
     again = (retimed(candidate, case.model, case.cluster, case.memory) for candidate in fitting[:1])
     able = (*filter(None, again), *(answer.plan.near if answer.plan else ()))
-    best = min(able, key=lambda one: one.value, default=None)
+    best = min(able, key=lambda candidate: candidate.value, default=None)
     if best is None:
         return None
     value, bound = ceil(best.value - SAME_US), answer.bound
     whole = value if bound >= best.value - SAME_US else int(bound)
     peak, solver = sum(best.memory().values()), best.schedule.certificate.solver if best.schedule.certificate else ""
-    found = (case.memory, peak, value, whole, answer.proof, solver, answer.seconds)
-    return Point(*found, best.schedule, best.layout.title)
+    columns = (case.memory, peak, value, whole, answer.proof, solver, answer.seconds)
+    return Point(*columns, best.schedule, best.layout.title)
 
 
 def _ladder(before: Plan, free: Plan | None) -> list[int]:
@@ -264,9 +262,9 @@ def _ladder(before: Plan, free: Plan | None) -> list[int]:
 
 def _numbers_of_devices(base: Case) -> list[int]:
     """Those near the plan's that make a layout."""
-    found = []
+    numbers = []
     for devices in (int(base.devices * factor) for factor in FACTORS):
         with suppress(BadInput):
             layouts(base.model, devices, base.batch, base.cluster, base.only)
-            found.append(devices)
-    return found
+            numbers.append(devices)
+    return numbers

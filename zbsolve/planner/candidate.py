@@ -119,9 +119,9 @@ class Candidate:
         edges, repeated = timeline.problem.edges, timeline.problem.in_microbatch
         gathered = edges.bytes * ~(repeated[edges.before] & repeated[edges.after])
         activations = replace(timeline.problem, edges=replace(edges, bytes=edges.bytes - gathered))
-        (_, held), (_, rest) = timeline.memory(rank), replace(timeline, problem=activations).memory(rank)
+        (_, held), (_, kept) = timeline.memory(rank), replace(timeline, problem=activations).memory(rank)
         at = int(held.argmax())
-        return int(held[at] - rest[at]), int(rest[at])
+        return int(held[at] - kept[at]), int(kept[at])
 
 
 @dataclass(frozen=True, eq=False)

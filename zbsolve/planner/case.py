@@ -46,17 +46,17 @@ def changed(case: Case, text: str) -> Case:
     match, where = CHANGE.fullmatch(text), f"change '{text[:40]}'"
     if match is None:
         raise BadInput(f"{where}: not like memory=96GiB, devices=72, nodes+1 or between.bandwidth=2x")
-    name, sign, said = match.groups()
+    name, sign, amount = match.groups()
     known = _numbers(case)
     if name not in known:
         raise BadInput(f"{where}: '{name}' is no number of a plan{did_you_mean(name, known)} ({', '.join(known)})")
     if name in SIZES:
-        return _sized(case, name, _amount(known[name], sign, said, parse_bytes if name == "memory" else int, where), where)
+        return _sized(case, name, _amount(known[name], sign, amount, parse_bytes if name == "memory" else int, where), where)
     body = _flat(case.cluster)
-    if sign == "=" and not said.endswith(("x", "%")):
-        body[name] = _plain(said)  # the cluster's own reader knows its units
+    if sign == "=" and not amount.endswith(("x", "%")):
+        body[name] = _plain(amount)  # the cluster's own reader knows its units
     else:
-        value = _amount(known[name], sign, said, float, where)
+        value = _amount(known[name], sign, amount, float, where)
         whole = isinstance(known[name], int) and (value.is_integer() or name == "host_memory")
         body[name] = int(value) if whole else value
     return case._replace(cluster=Cluster.from_json(_nested(body), where))
@@ -83,12 +83,12 @@ def _numbers(case: Case) -> dict[str, float]:
     return {**{name: value for name, value in cluster.items() if name not in fixed}, **sizes}
 
 
-def _amount(old: float, sign: str, said: str, parse: Callable[[str], float], where: str) -> float:
-    factor, share = sign == "=" and said.endswith("x"), sign != "=" and said.endswith("%")
+def _amount(old: float, sign: str, amount: str, parse: Callable[[str], float], where: str) -> float:
+    factor, share = sign == "=" and amount.endswith("x"), sign != "=" and amount.endswith("%")
     try:
-        number = float(said[:-1]) if factor or share else parse(said)
+        number = float(amount[:-1]) if factor or share else parse(amount)
     except (BadInput, ValueError):
-        raise BadInput(f"{where}: '{said}' is no such number") from None
+        raise BadInput(f"{where}: '{amount}' is no such number") from None
     if factor:
         return old * number
     by = old * number / 100 if share else number
@@ -123,9 +123,9 @@ def _nested(body: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in body.items() if "." not in name}, **links}
 
 
-def _plain(said: str) -> float | str:
+def _plain(text: str) -> float | str:
     """A number as one, or text with a unit."""
     try:
-        return int(said) if said.isdecimal() else float(said)
+        return int(text) if text.isdecimal() else float(text)
     except ValueError:
-        return said
+        return text

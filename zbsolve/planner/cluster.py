@@ -109,7 +109,7 @@ class Cluster:
         known |= {name: _rate(known[name], f"{where}: field '{name}'") for name in ("hbm", "messages")}
         known |= {name: _link(known[name], f"{where}: {name}") for name in LINKS if known[name] is not None}
         sizes = {name: known[name] for name in ("memory", "host_memory") if known[name] is not None}
-        known |= {name: parse_bytes(said, f"{where}: field '{name}'") for name, said in sizes.items()}
+        known |= {name: parse_bytes(size, f"{where}: field '{name}'") for name, size in sizes.items()}
         for name in sizes:
             if not known[name]:
                 raise BadInput(f"{where}: field '{name}' is 0")
@@ -147,15 +147,15 @@ class ClusterForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     contention: Annotated[float, msgspec.Meta(ge=1, lt=2.0**31)] = CONTENTION
 
 
-def _time(said: float | str, what: str) -> float:
-    return parse_time(said, what) if isinstance(said, str) else said
+def _time(value: float | str, what: str) -> float:
+    return parse_time(value, what) if isinstance(value, str) else value
 
 
-def _rate(said: float | str, what: str) -> float:
-    found = parse_rate(said, what) if isinstance(said, str) else said
-    if found < MIN_BANDWIDTH:
-        raise BadInput(f"{what} is {found:g}")
-    return found
+def _rate(value: float | str, what: str) -> float:
+    rate = parse_rate(value, what) if isinstance(value, str) else value
+    if rate < MIN_BANDWIDTH:
+        raise BadInput(f"{what} is {rate:g}")
+    return rate
 
 
 def _link(form: NetworkForm, where: str) -> Link:
@@ -185,16 +185,16 @@ def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster
     """Nodes of 8 devices, as is printed. numbers: tflops; hbm, GB/s of a device's memory; memory and host_memory, GB of 10⁹
     bytes, of a device and of a node's host (None: no limit); inside, between, pcie: GB/s in one direction, of a device
     to its node, of a node's network, of a device to host memory; error: see `Cluster`. sheet: where they are printed."""
-    said = {what: number or 0.0 for what, number in numbers.items()}
-    beyond, room = said["between"] * 1e3 * BETWEEN_SHARE, numbers["host_memory"]
+    values = {what: number or 0.0 for what, number in numbers.items()}
+    beyond, room = values["between"] * 1e3 * BETWEEN_SHARE, numbers["host_memory"]
     return Cluster(
         name,
         f"estimated: {ASSUMED}. {sheet}",
-        peak=said["tflops"] * 1e12,
-        hbm=said["hbm"] * 1e3,
-        memory=int(said["memory"] * 1e9),
+        peak=values["tflops"] * 1e12,
+        hbm=values["hbm"] * 1e3,
+        memory=int(values["memory"] * 1e9),
         node=8,
-        inside=Link(LATENCY_US, said["inside"] * 1e3 * INSIDE_SHARE),
+        inside=Link(LATENCY_US, values["inside"] * 1e3 * INSIDE_SHARE),
         between=Link(LATENCY_US, beyond),
         messages=beyond,
         efficiency=EFFICIENCY,
@@ -203,7 +203,7 @@ def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster
         host=HOST_US,
         constant=CONSTANT_US,
         error=numbers["error"],
-        copies=Link(COPY_US, said["pcie"] * 1e3 * HOST_BOTH_SHARE),
+        copies=Link(COPY_US, values["pcie"] * 1e3 * HOST_BOTH_SHARE),
         host_memory=None if room is None else int(room * 1e9 * HOST_MEMORY_SHARE / 8),
     )
 
@@ -212,7 +212,7 @@ def _clusters() -> Iterator[tuple[str, Cluster]]:
     text = resources.files(__package__).joinpath("clusters.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         name, sheet = row.pop("name"), row.pop("sheet")
-        yield name, _node(name, sheet, {what: float(said) if said else None for what, said in row.items()})
+        yield name, _node(name, sheet, {what: float(number) if number else None for what, number in row.items()})
 
 
 CLUSTERS = dict(_clusters())
@@ -248,20 +248,20 @@ def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") ->
     Where groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is
     between nodes. Raises BadInput where no all-reduce was measured.
     """
-    rows = [one for one in collective_rows(profile, where) if one.kind == ALL_REDUCE and one.ranks > 1]
+    rows = [row for row in collective_rows(profile, where) if row.kind == ALL_REDUCE and row.ranks > 1]
     if not rows:
         raise BadInput(f"{where}: facts: 'collectives' has no {ALL_REDUCE} between several ranks")
     inside, between = ([row for row in rows if (row.nodes == 1) == same] for same in (True, False))
-    found, said = cluster, []
+    changed, kinds = cluster, []
     if inside:
-        found = replace(found, inside=_group_link(inside))
-        said.append(f"inside nodes ({max(row.ranks for row in inside)} ranks)")
+        changed = replace(changed, inside=_group_link(inside))
+        kinds.append(f"inside nodes ({max(row.ranks for row in inside)} ranks)")
     if between:
-        found = replace(found, between=_group_link(between), messages=profile.link.bytes_per_us)
-        said.append(f"between nodes ({max(row.ranks for row in between)} ranks)")
-    return replace(found, error=None, source=f"estimated: links {' and '.join(said)} measured; else {cluster.source}")
+        changed = replace(changed, between=_group_link(between), messages=profile.link.bytes_per_us)
+        kinds.append(f"between nodes ({max(row.ranks for row in between)} ranks)")
+    return replace(changed, error=None, source=f"estimated: links {' and '.join(kinds)} measured; else {cluster.source}")
 
 
 def _group_link(rows: Sequence[CollectiveRow]) -> Link:
-    row = max(rows, key=lambda one: one.ranks)
+    row = max(rows, key=lambda curve: curve.ranks)
     return Link(row.latency, 2 * (row.ranks - 1) / row.ranks * row.bytes_per_us)

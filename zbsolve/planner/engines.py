@@ -90,7 +90,7 @@ class Target:
 
     def runs(self, table: Layout) -> Many:
         """Of a table's layouts: which it can run."""
-        able = sum(table.placement == PLACEMENTS.index(one) for one in PLACEMENTS if self.place_by_name(one)) > 0
+        able = sum(table.placement == PLACEMENTS.index(name) for name in PLACEMENTS if self.place_by_name(name)) > 0
         for rule in self.rules or ():
             able = able & ~rule.breaks(table)
         return able
@@ -180,7 +180,7 @@ TARGETS = (
         rules=(
             Rule(lambda layout: layout.recompute == SELECTIVE, "recompute"),
             Rule(
-                lambda one: (one.tp > 1) & (one.sequence == 0), says="splits norms over tensor ranks too (sequence parallel)"
+                lambda row: (row.tp > 1) & (row.sequence == 0), says="splits norms over tensor ranks too (sequence parallel)"
             ),
             *PLAIN,
         ),
@@ -206,7 +206,7 @@ OWN = Target(
     ),
     gradients=2,
 )
-PLANNED = {OWN.name: OWN, "torch": TARGETS[0], **{one.name: one for one in TARGETS if one.has_plan}}  # `plan --for`
+PLANNED = {OWN.name: OWN, "torch": TARGETS[0], **{known.name: known for known in TARGETS if known.has_plan}}  # `plan --for`
 
 
 def engine(name: str) -> Target:
@@ -218,7 +218,7 @@ def engine(name: str) -> Target:
 
 def target(name: str) -> Target:
     """The target called `name`. Raises BadInput."""
-    for one in TARGETS:
-        if one.name == name:
-            return one
-    raise BadInput(f"unknown target '{name}' (known: {', '.join(one.name for one in TARGETS)})")
+    for known in TARGETS:
+        if known.name == name:
+            return known
+    raise BadInput(f"unknown target '{name}' (known: {', '.join(other.name for other in TARGETS)})")

@@ -129,16 +129,16 @@ def _step_of(row: Row, where: str) -> tuple[Shape, Layout]:
 
 def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:
     """A row's number above 0 (or 0 where that is usual). Raises BadInput."""
-    said = row.get(name)
-    if said is None or said == "":
+    cell = row.get(name)
+    if cell is None or cell == "":
         if usual is None:
             raise BadInput(f"{where}: column '{name}' is missing")
         return usual
     with suppress(ValueError):
-        number = float(str(said))
+        number = float(str(cell))
         if 0 < number < 2**62 or (number == 0 and usual == 0):
             return number
-    raise BadInput(f"{where}: column '{name}' is '{str(said)[:20]}', no number above 0")
+    raise BadInput(f"{where}: column '{name}' is '{str(cell)[:20]}', no number above 0")
 
 
 # --- The fit ---
@@ -187,19 +187,19 @@ def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
 
     def deviations(x: Floats) -> Floats:
         cluster = _with_constants(prior, _at(medians, x))
-        said = np.log([step_time(*step, cluster) for step in steps])
-        return np.concatenate([_huber((said - times) / NOISE), x])
+        logs = np.log([step_time(*step, cluster) for step in steps])
+        return np.concatenate([_huber((logs - times) / NOISE), x])
 
-    found = _least_squares(deviations, np.zeros(len(medians)))
+    best = _least_squares(deviations, np.zeros(len(medians)))
     source = f"fitted: {len(rows)} measured steps, priors of {prior.name}"
-    fitted = _with_constants(prior, _at(medians, found))
+    fitted = _with_constants(prior, _at(medians, best))
     off = np.abs(errors(predict(rows, fitted), rows)).mean()
     return replace(fitted, source=source, error=float(off))
 
 
-def errors(said: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[float]:
+def errors(predicted: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[float]:
     """What predictions, ms, differ from the measured steps, as shares of them."""
-    return [one / true - 1 for one, true in zip(said, measured(rows), strict=True)]
+    return [step / true - 1 for step, true in zip(predicted, measured(rows), strict=True)]
 
 
 def _constants(cluster: Cluster) -> Constants:

@@ -132,7 +132,7 @@ def table_of(layouts: list[Layout]) -> Layout:
 
 def rows_of(table: Layout, layout: Layout) -> NDArray[np.int64]:
     """Numbers of a table's rows that are this layout."""
-    return np.flatnonzero(np.all([column == one for column, one in zip(table, layout, strict=True)], axis=0))
+    return np.flatnonzero(np.all([column == value for column, value in zip(table, layout, strict=True)], axis=0))
 
 
 def named(field: str, value: int) -> str:

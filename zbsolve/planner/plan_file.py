@@ -36,17 +36,17 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
     gradients: Literal[2, 4] = 2
 
 
-def model_of(said: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
+def model_of(names: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
     """A published model by its name, or one by profiles in files. elsewhere: finds one of another name. Raises BadInput."""
-    files = [name for name in said if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
+    files = [name for name in names if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
-        if len(files) < len(said):
-            other = next(name for name in said if name not in files)
+        if len(files) < len(names):
+            other = next(name for name in names if name not in files)
             raise BadInput(f"model '{other[:60]}': beside profiles ({files[0]}): give one model, or profiles of one model")
         return ProfiledModel.of([Profile.load(path) for path in files], files)
-    if len(said) > 1:
-        raise BadInput(f"model: {', '.join(said)[:80]}: name one, or profiles of one")
-    return shape_by_name(said[0]) if said[0].partition("@")[0] in SHAPES else elsewhere(said[0])
+    if len(names) > 1:
+        raise BadInput(f"model: {', '.join(names)[:80]}: name one, or profiles of one")
+    return shape_by_name(names[0]) if names[0].partition("@")[0] in SHAPES else elsewhere(names[0])
 
 
 def model_to_json(model: Model) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def model_from_json(body: dict[str, Any], where: str) -> Model:
     if "profiles" not in body:
         return checked(body, Shape, where)
     form = checked(body, ProfilesForm, where)
-    profiles = {f"{where}: profiles[{i}]": one for i, one in enumerate(form.profiles)}
-    model = ProfiledModel.of([Profile.from_json(one, name) for name, one in profiles.items()], [*profiles])
+    profiles = {f"{where}: profiles[{i}]": row for i, row in enumerate(form.profiles)}
+    model = ProfiledModel.of([Profile.from_json(row, name) for name, row in profiles.items()], [*profiles])
     return replace(model, gradients=form.gradients)
 
 
@@ -233,11 +233,11 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     solved = _solved(form.space, where)
     below = [row for row, step in solved.items() if step < stated.step[row] - SAME_US]  # but for the best one's, its word
     wrong += [f"layout {row} ({stated.layout.row(row).title}): its step is below its bound" for row in below[:3]]
-    candidate, said = _candidate(form, model, space.layout, cluster, where)
+    candidate, faults = _candidate(form, model, space.layout, cluster, where)
     if not min(solved.values()) >= candidate.value - SAME_US:
         wrong.append(f"field 'steps' has one of {min(solved.values()):.3f} µs, below the plan's {candidate.value:.3f} µs")
     bound = min(stated.least, candidate.value)
-    wrong += said
+    wrong += faults
     proof, lacks = (None, []) if wrong else proof_of_schedule(candidate, stated, seconds, search)
     wrong += lacks
     for name, file, here in (("step", form.step, candidate.value), ("bound", form.bound, bound)):

@@ -92,13 +92,13 @@ def plan(
     if not looked_at:
         raise NotFound("plan: no schedule of any layout was found in this time, and it is not proven that there is none")
     only, race = looked_at[-1]
-    found = tuple(sorted(race.candidates, key=lambda candidate: candidate.value))
-    if race.bounds.least > found[0].value + SAME_US:
+    candidates = tuple(sorted(race.candidates, key=lambda candidate: candidate.value))
+    if race.bounds.least > candidates[0].value + SAME_US:
         raise WrongBound(
-            f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of {found[0].layout.title}, "
-            f"{found[0].value:.3f} µs; this is a defect in zbsolve: please report it"
+            f"plan: the bound over the space, {race.bounds.least:.3f} µs, is above the step of "
+            f"{candidates[0].layout.title}, {candidates[0].value:.3f} µs; this is a defect in zbsolve: please report it"
         )
-    return Plan(model, cluster, devices, batch, limit, race.bounds, found, only)
+    return Plan(model, cluster, devices, batch, limit, race.bounds, candidates, only)
 
 
 def _first_of(race_of: Callable[[Only], SpaceRace], only: Only) -> Candidate | None:
@@ -119,9 +119,9 @@ def compiled() -> None:
     assert not len(unproven(bounds, cluster.memory))
 
 
-def memory_of(cluster: Cluster, said: str | int | None) -> int:
+def memory_of(cluster: Cluster, asked: str | int | None) -> int:
     """Bytes of a device: what is said, or the cluster's. Raises BadInput."""
-    return cluster.memory if said is None else parse_bytes(said)
+    return cluster.memory if asked is None else parse_bytes(asked)
 
 
 @contextmanager

@@ -37,10 +37,10 @@ class Microbatch(NamedTuple):
 
 def microbatch_of(profile: Profile, where: str) -> Microbatch:
     """What the facts say. Raises BadInput naming `where` and what is missing."""
-    tensor_ranks, said = profile.facts.get(TENSOR_RANKS), profile.facts.get(MICROBATCH)
+    tensor_ranks, batch = profile.facts.get(TENSOR_RANKS), profile.facts.get(MICROBATCH)
     if not _counts(tensor_ranks):
         raise BadInput(f"{where}: facts: '{TENSOR_RANKS}' is missing: how many devices share a layer (profile writes it)")
-    if not isinstance(said, dict) or not _counts(said.get(SEQUENCES)):
+    if not isinstance(batch, dict) or not _counts(batch.get(SEQUENCES)):
         raise BadInput(
             f"{where}: facts: '{MICROBATCH}' does not say '{SEQUENCES}': how many make a microbatch (profile writes it)"
         )
@@ -48,8 +48,8 @@ def microbatch_of(profile: Profile, where: str) -> Microbatch:
     others = set(mesh) - {"pp", "dp", "tp"} if isinstance(mesh, dict) else set()
     if others:
         raise BadInput(f"{where}: facts: '{MESH}' has {', '.join(sorted(others))}, which the space of plans does not know")
-    tokens = said.get(TOKENS)
-    return Microbatch(int(str(tensor_ranks)), said[SEQUENCES], tokens if isinstance(tokens, int) and tokens > 0 else 0)
+    tokens = batch.get(TOKENS)
+    return Microbatch(int(str(tensor_ranks)), batch[SEQUENCES], tokens if isinstance(tokens, int) and tokens > 0 else 0)
 
 
 def _counts(value: object) -> bool:
@@ -100,7 +100,7 @@ class ProfiledModel:
     @cached_property
     def points(self) -> dict[int, dict[int, Point]]:
         """Tensor ranks → sequences a microbatch → what was profiled there, both ascending."""
-        rows = sorted((point_of(profile, "profile") for profile in self.profiles), key=lambda one: (one.tp, one.size))
+        rows = sorted((point_of(profile, "profile") for profile in self.profiles), key=lambda point: (point.tp, point.size))
         return {tp: {row.size: row for row in rows if row.tp == tp} for tp in dict.fromkeys(row.tp for row in rows)}
 
     @property
@@ -131,10 +131,10 @@ class ProfiledModel:
     @property
     def state_parts(self) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer states for each 16 bits of parameters."""
-        profile, said = self.profiles[0], str(self.profiles[0].facts.get(STATES, ""))
-        weights, floats = min(1.0, profile.states), FLOAT_GRADIENTS in said
+        profile, words = self.profiles[0], str(self.profiles[0].facts.get(STATES, ""))
+        weights, floats = min(1.0, profile.states), FLOAT_GRADIENTS in words
         known = min(2.0 if floats else 1.0, profile.states - weights)
-        gradients = max(known, self.gradients / 2) if MIXED in said else known
+        gradients = max(known, self.gradients / 2) if MIXED in words else known
         return 2 * weights, 2 * gradients, 2 * (profile.states - weights - known)
 
     @property
@@ -148,19 +148,19 @@ class ProfiledModel:
     def error(self) -> float | None:
         """How far a block's work is off the line through the sizes below and above it, as a share of it, at most: what the
         line may miss between sizes. None: no size lies between two others."""
-        found = []
+        errors = []
         for row in self.points.values():
             sizes = list(row)
             for low, size, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
-                said, true = (one[1].work for one in (_between(row[low], row[high], size), row[size].layers))
-                found.append(abs(said / true - 1))
-        return max(found, default=None)
+                drawn, true = (ends[1].work for ends in (_between(row[low], row[high], size), row[size].layers))
+                errors.append(abs(drawn / true - 1))
+        return max(errors, default=None)
 
     @property
     def source(self) -> str:
         """Where the layers' costs come from: what was profiled, at which tensor ranks and sizes, what lies between."""
-        named = (one.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for one in self.profiles)
-        sources = ", ".join(dict.fromkeys(", ".join(part for part in one if not part.isdecimal()) for one in named))
+        named = (p.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for p in self.profiles)
+        sources = ", ".join(dict.fromkeys(", ".join(part for part in words if not part.isdecimal()) for words in named))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
         gaps = any(b - a > 1 for row in self.points.values() for a, b in pairwise(row))
         off = "by an unknown error" if self.error is None else f"off by up to {self.error:.1%} where that is known"
@@ -170,7 +170,7 @@ class ProfiledModel:
 
     def sequence_parallel(self, tp: int) -> tuple[int, ...]:
         """As it was profiled: with it where the facts say so, as estimates on tensor ranks do."""
-        return (int(any(tp == one.facts[TENSOR_RANKS] and SEQUENCE_PARALLEL in one.facts for one in self.profiles)),)
+        return (int(any(tp == p.facts[TENSOR_RANKS] and SEQUENCE_PARALLEL in p.facts for p in self.profiles)),)
 
     @property
     def left_out(self) -> str:
@@ -253,12 +253,12 @@ def _mean(blocks: Sequence[Layer], where: str) -> Layer:
     for name in SAME:
         values = [getattr(block, name) for block in blocks]
         if len(set(values)) > 1:
-            i = next(i for i, one in enumerate(values) if one != values[0])
-            told = f"{blocks[0].name} has {values[0]} and {blocks[i].name} {values[i]}"
-            raise BadInput(f"{where}: layers: field '{name}': {told}: a plan takes blocks that are alike")
-    found: dict[str, Any] = {name: sum(getattr(block, name) for block in blocks) / len(blocks) for name in TIMES}
-    found |= {name: max(getattr(block, name) for block in blocks) for name in BYTES}
-    return replace(blocks[0], **found)
+            i = next(i for i, value in enumerate(values) if value != values[0])
+            both = f"{blocks[0].name} has {values[0]} and {blocks[i].name} {values[i]}"
+            raise BadInput(f"{where}: layers: field '{name}': {both}: a plan takes blocks that are alike")
+    merged: dict[str, Any] = {name: sum(getattr(block, name) for block in blocks) / len(blocks) for name in TIMES}
+    merged |= {name: max(getattr(block, name) for block in blocks) for name in BYTES}
+    return replace(blocks[0], **merged)
 
 
 def _between(low: Point, high: Point, size: int) -> Ends:
@@ -269,9 +269,9 @@ def _between(low: Point, high: Point, size: int) -> Ends:
         def at(name: str) -> float:
             return float(getattr(a, name) + share * (getattr(b, name) - getattr(a, name)))
 
-        found: dict[str, Any] = {name: at(name) for name in TIMES}
-        found |= {name: round(at(name)) for name in (*BYTES, "output_bytes")}
-        return replace(a, **found)
+        mixed: dict[str, Any] = {name: at(name) for name in TIMES}
+        mixed |= {name: round(at(name)) for name in (*BYTES, "output_bytes")}
+        return replace(a, **mixed)
 
     first, block, last = (line(a, b) for a, b in zip(low.layers, high.layers, strict=True))
     return first, block, last

@@ -79,14 +79,14 @@ class SpaceRace:
         """Somebody ended it, and there is a plan."""
         return bool(self.candidates) and self.stop()
 
-    def keep(self, found: Candidate) -> None:
+    def keep(self, new: Candidate) -> None:
         """Note a candidate: in the place of one of its layout where it is better."""
         for at, each_candidate in enumerate(self.candidates):
-            if each_candidate.layout == found.layout:
-                self.candidates[at] = min(each_candidate, found, key=lambda candidate: candidate.value)
+            if each_candidate.layout == new.layout:
+                self.candidates[at] = min(each_candidate, new, key=lambda candidate: candidate.value)
                 break
         else:
-            self.candidates.append(found)
+            self.candidates.append(new)
         self.told()
 
     def told(self) -> None:
@@ -116,14 +116,14 @@ class SpaceRace:
             unsolved: Unsolved = answer.task.of
             self._ended(unsolved, None if answer.schedule is None else unsolved.solved(answer.schedule))
 
-    def _ended(self, one: Unsolved, candidate: Candidate | None) -> None:
-        row, lost = self.row(one.layout), candidate is not None and candidate.bound >= self.value
+    def _ended(self, pending: Unsolved, candidate: Candidate | None) -> None:
+        row, lost = self.row(pending.layout), candidate is not None and candidate.bound >= self.value
         step = POOR * self.bounds.step[row] if candidate is None else candidate.bound if lost else candidate.value
         if candidate is not None:
             self.keep(candidate)
         if self.searches[row] == 1:
             self.promise.ended(row, step)
-            if step >= POOR * self.bounds.step[row] and not one.step.fused:
+            if step >= POOR * self.bounds.step[row] and not pending.step.fused:
                 self.poor[row] = step
 
 
@@ -231,8 +231,8 @@ def _tasks(race: SpaceRace) -> Iterator[Task]:
 def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
     """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
     first. None where there is none, or no time for it."""
-    searched = (one for one in race.candidates if race.row(one.layout) in race.searches)  # others were only priced
-    able = sorted((one for one in searched if one.bound < race.value), key=lambda one: one.value + one.bound)
+    searched = (choice for choice in race.candidates if race.row(choice.layout) in race.searches)  # others were only priced
+    able = sorted((choice for choice in searched if choice.bound < race.value), key=lambda row: row.value + row.bound)
     times = [race.searches[race.row(candidate.layout)] for candidate in able]
     for most in sorted(set(times), reverse=True):
         best = [candidate for candidate, count in zip(able, times, strict=True) if count >= most]
@@ -275,13 +275,13 @@ def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
     return None
 
 
-def _first_effort(one: Unsolved) -> float:
-    return max(LEAST_EFFORT, EFFORT_PER_PASS * len(one.problem.passes))
+def _first_effort(pending: Unsolved) -> float:
+    return max(LEAST_EFFORT, EFFORT_PER_PASS * len(pending.problem.passes))
 
 
-def _task(race: SpaceRace, one: Unsolved, effort: float, options: Mapping[str, Any]) -> Task:
+def _task(race: SpaceRace, pending: Unsolved, effort: float, options: Mapping[str, Any]) -> Task:
     """A search with so much effort, or with what is left, which the clock counts."""
     if race.clock.counted and race.clock.left > 0:
         effort = min(effort, race.clock.left)
     race.clock.spend(effort)
-    return one.task({"effort": effort, **options})
+    return pending.task({"effort": effort, **options})

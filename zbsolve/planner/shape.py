@@ -182,15 +182,15 @@ def shape_by_name(spec: str, others: Sequence[str] = ()) -> Shape:
 
     Raises BadInput with near names.
     """
-    name, at, said = spec.partition("@")
+    name, at, sizes = spec.partition("@")
     if name not in SHAPES:
         known = [*dict.fromkeys((*SHAPES, *others))]
         raise BadInput(f"model '{name[:40]}': unknown{did_you_mean(name, known, 3)} (models: {', '.join(known)})")
     changes: dict[str, Any] = {}
-    for part in said.split(",") if at else ():
+    for part in sizes.split(",") if at else ():
         what, _, number = (word.strip() for word in part.partition("="))
         if what not in CHANGED:
-            raise BadInput(f"model '{spec[:60]}': '{part}' is none of {', '.join(f'{one}=N' for one in CHANGED)}")
+            raise BadInput(f"model '{spec[:60]}': '{part}' is none of {', '.join(f'{field}=N' for field in CHANGED)}")
         if what in changes:
             raise BadInput(f"model '{spec[:60]}': {what} is there twice")
         if not number.isdecimal():

@@ -101,14 +101,14 @@ def families(space: SolvedSpace) -> list[Family]:
     """Every family of the space, field by field."""
     layout, by = space.bounds.layout, space.bounds.by
     step = np.where(by >= 0, space.bounds.step[by], space.bounds.step)
-    found = []
+    rows = []
     for name in FIELDS:
         column = np.asarray(getattr(layout, name))
         for value in np.unique(column).tolist():
             in_family = column == value
             lost = float(step[in_family].min()) / space.value - 1
-            found.append(Family(name, named(name, value), int(in_family.sum()), lost))
-    return found
+            rows.append(Family(name, named(name, value), int(in_family.sum()), lost))
+    return rows
 
 
 # --- The schedule's bound ---
@@ -125,7 +125,7 @@ def proof_of_schedule(
     row = int(rows_of(stated.layout, candidate.layout)[0])
     if own.bound <= stated.pipeline[row]:
         return f"{RULES[stated.rule[row]]}, whatever the partition", []
-    found = proven_again(candidate.schedule, own, seconds, search=search)
-    if isinstance(found, str):
-        return found, []
-    return None, [f"schedule: {found}"] if search else []
+    verdict = proven_again(candidate.schedule, own, seconds, search=search)
+    if isinstance(verdict, str):
+        return verdict, []
+    return None, [f"schedule: {verdict}"] if search else []

@@ -58,7 +58,7 @@ class Only(NamedTuple):
             column = getattr(table, name)[keep]
             keep = keep & (getattr(table, name) == value)
             if not keep.any():
-                others = ", ".join(named(name, one) for one in np.unique(column).tolist()) or "none"
+                others = ", ".join(named(name, there) for there in np.unique(column).tolist()) or "none"
                 all_of = f" (dp × tp × pp is {int(table.devices[0])} devices)" if name in NUMBERS[:3] else ""
                 own = f"no layout{' for ' * bool(self.engine)}{self.engine} has {', '.join(self._said)}"
                 raise BadInput(f"{own}: with all before {name} there are {others}{all_of}")
@@ -83,15 +83,15 @@ def parse_only(engine_name: str | None, fixed: str | None) -> Only:
 
 
 def _field(part: str) -> tuple[str, int]:
-    name, _, said = (word.strip() for word in part.partition("="))
+    name, _, text = (word.strip() for word in part.partition("="))
     if name not in FIXABLE:
         raise BadInput(f"--fix '{part[:40]}': '{name[:20]}' is no field{did_you_mean(name, FIXABLE)} ({', '.join(FIXABLE)})")
-    if name in NAMES and said in NAMES[name]:
-        return name, NAMES[name].index(said)
-    if name in NAMES or not said.isdecimal() or len(said) > 9:
+    if name in NAMES and text in NAMES[name]:
+        return name, NAMES[name].index(text)
+    if name in NAMES or not text.isdecimal() or len(text) > 9:
         able = f"one of {', '.join(NAMES[name])}" if name in NAMES else "a number"
         raise BadInput(f"--fix '{part[:40]}': {name} is {able}")
-    return name, int(said)
+    return name, int(text)
 
 
 MAX_CHUNKS = 12  # stages a rank
@@ -115,10 +115,10 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
     if model.layers > MAX_LAYERS:
         raise BadInput(f"model {model.name}: {model.layers} layers are more than a plan has ({MAX_LAYERS})")
-    found = list(_layouts(model, devices, batch, cluster))
-    if not found:
+    rows = list(_layouts(model, devices, batch, cluster))
+    if not rows:
         raise BadInput(_no_split(model, devices, batch, cluster))
-    table = table_of(found)
+    table = table_of(rows)
     if model.shards_vocabulary:
         table = _with(table, "vocabulary", (WHOLE, SHARDED), ~table.gathers_by_stage)
     table = _with(table, "slices", (1, *model.slices), (table.size == 1) & ~table.gathers_by_stage)
@@ -147,7 +147,7 @@ def _no_split(model: Model, devices: int, batch: int, cluster: Cluster) -> str:
 
 def _layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Iterator[Layout]:
     for dp, tp, pp in _splits(model, devices, cluster):
-        sizes = [one for one in model.sizes(tp) if batch % (dp * one) == 0]
+        sizes = [per_rank for per_rank in model.sizes(tp) if batch % (dp * per_rank) == 0]
         for size in sizes:
             count = batch // dp // size
             for chunks, placement in _places(model, pp):

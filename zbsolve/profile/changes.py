@@ -84,25 +84,25 @@ def drift(old: Profile, new: Profile) -> Drift:
             total.append(_change("", kind, sums[0], sums[1], (), ()))
     largest = max(after.output_bytes for _, after in both.values())
     total.append(_change("", "link", old.link.time(largest), new.link.time(largest), *_link_samples(old, new)))
-    gone, come = (tuple(name for name in one if name not in other) for one, other in ((olds, news), (news, olds)))
+    gone, come = (tuple(name for name in own if name not in other) for own, other in ((olds, news), (news, olds)))
     return Drift(tuple(rows), tuple(total), tuple(sizes), gone, come)
 
 
 def _numbered(profile: Profile) -> dict[str, Layer]:
     """Layers by name; the second of a name gets its turn behind it."""
-    found: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
     for layer in profile.layers:
         name, turn = layer.name, 2
-        while name in found:
+        while name in layers:
             name, turn = f"{layer.name} ({turn})", turn + 1
-        found[name] = layer
-    return found
+        layers[name] = layer
+    return layers
 
 
 def pooled(profile: Profile, layer: Layer, kind: str) -> list[float]:
     """Samples of a layer, µs: its own and those of its equals, since only some of equal layers are measured."""
     alike = [each_layer for each_layer in profile.layers if _costs(each_layer) == _costs(layer)]
-    return [us for name in dict.fromkeys(one.name for one in alike) for us in profile.samples.get(f"{name}/{kind}", ())]
+    return [us for name in dict.fromkeys(same.name for same in alike) for us in profile.samples.get(f"{name}/{kind}", ())]
 
 
 def _costs(layer: Layer) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def _costs(layer: Layer) -> tuple[Any, ...]:
 def _link_samples(old: Profile, new: Profile) -> tuple[list[float], list[float]]:
     """Samples of the largest message that both sent."""
     sizes = [key for key in old.samples if key.startswith("link/") and key[5:].isdecimal() and key in new.samples]
-    key = max(sizes, key=lambda one: int(one[5:]), default="")
+    key = max(sizes, key=lambda size: int(size[5:]), default="")
     return old.samples.get(key, []), new.samples.get(key, [])
 
 
@@ -127,11 +127,11 @@ def _beyond(before: Sequence[float], after: Sequence[float]) -> bool | None:
     return (high < low2 or high2 < low) and rank_sum(before, after) < CHANCE
 
 
-def rank_sum(one: Sequence[float], other: Sequence[float]) -> float:
+def rank_sum(sample: Sequence[float], other: Sequence[float]) -> float:
     """How probable so different samples are if both are of one kind: the two-sided rank-sum test with ties at their mean
     rank, by the normal approximation."""
-    values = np.concatenate([one, other])
-    n, m = len(one), len(other)
+    values = np.concatenate([sample, other])
+    n, m = len(sample), len(other)
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     size = n + m

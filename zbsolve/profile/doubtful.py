@@ -19,8 +19,8 @@ LONG_SPLIT, SHORT_SPLIT = 1.1, 0.9  # (B + W) / BW above and below which a warni
 
 def doubts(profile: Profile) -> list[str]:
     """What the profiler warned of, B and W far from BW, and slices far from the lines that stand for them; a line each."""
-    said = profile.facts.get("warnings", [])
-    notes = [printable(str(note)) for note in said] if isinstance(said, list) else []
+    warned = profile.facts.get("warnings", [])
+    notes = [printable(str(note)) for note in warned] if isinstance(warned, list) else []
     return [*dict.fromkeys((*notes, *split_doubts(profile.layers), *filter(None, [layer_errors_note(profile)])))]
 
 
@@ -29,10 +29,10 @@ def split_doubts(layers: Sequence[Layer]) -> list[str]:
     apart, fused = sum(layer.B + layer.W for layer in layers), sum(layer.BW for layer in layers)
     if not apart or not fused or SHORT_SPLIT * fused <= apart <= LONG_SPLIT * fused:
         return []
-    found = f"(B + W) / BW is {apart / fused:.2f}"
+    ratio = f"(B + W) / BW is {apart / fused:.2f}"
     if apart > fused:
-        return [f"{found}: splitting the backward costs more than many bubbles; compare with --fused"]
-    return [f"{found}: B and W do the work of BW, so much of what they gain on a schedule with BW is no schedule's merit"]
+        return [f"{ratio}: splitting the backward costs more than many bubbles; compare with --fused"]
+    return [f"{ratio}: B and W do the work of BW, so much of what they gain on a schedule with BW is no schedule's merit"]
 
 
 def other_model(source: str, model: str) -> str:
@@ -41,8 +41,8 @@ def other_model(source: str, model: str) -> str:
     same = f": {_short(model)}, " in f"{_short(source)}, "
     if same or not source or source.startswith("given"):
         return ""
-    told = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", source)  # without notes in brackets, which fill lines
-    return f"WARNING: the schedule was made by the times '{printable(told)}', and the model here is {printable(model)}"
+    times = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", source)  # without notes in brackets, which fill lines
+    return f"WARNING: the schedule was made by the times '{printable(times)}', and the model here is {printable(model)}"
 
 
 def model_said_by(source: str) -> str:
@@ -62,8 +62,8 @@ NOTABLE = 0.01  # a share of a stage's passes
 def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
     """A line where rounding to whole µs changes a time by more than 1 % of what its stage's passes take, about the time that
     it changes most; "" where it does not. counts: layers of each stage."""
-    found = max(chain.from_iterable(_changes(profile, i, here) for i, here in enumerate(layer_ranges(counts))))
-    share, what, exact = found
+    largest = max(chain.from_iterable(_changes(profile, i, here) for i, here in enumerate(layer_ranges(counts))))
+    share, what, exact = largest
     if share <= NOTABLE:
         return ""
     return (
@@ -93,16 +93,16 @@ def layer_errors_note(profile: Profile) -> str:
     """A line where slices of a layer were timed more than 10 % apart from their line, about the one that is most µs apart;
     or "". What takes less than 1 % of all layers' time does not count."""
     cuts, errors = _cuts(profile), _errors(profile)
-    found: list[tuple[float, float, str]] = []
+    apart: list[tuple[float, float, str]] = []
     for kind in KINDS if errors else ():
         times = [sum(slice_times([layer], kind, cuts)) for layer in profile.layers]
         for layer, time in zip(profile.layers, times, strict=True):
             share = errors.get(_alike(layer), {}).get(kind, 0.0)
             if share > NOTABLE_ERROR and time > SMALL * sum(times):
-                found.append((share * time, share, f"{kind} of layer '{printable(layer.name)}'"))
-    if not found:
+                apart.append((share * time, share, f"{kind} of layer '{printable(layer.name)}'"))
+    if not apart:
         return ""
-    _, share, what = max(found)
+    _, share, what = max(apart)
     return f"slices: {what} lies up to {share:.0%} of its time from the line through its slices: {ADVICE}"
 
 
@@ -127,15 +127,15 @@ def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> s
 
 def _cuts(profile: Profile) -> Any:
     """Those that were timed; () where none were."""
-    said = profile.facts.get("slices")
-    lengths = said.get("lengths") if isinstance(said, dict) else None
+    facts = profile.facts.get("slices")
+    lengths = facts.get("lengths") if isinstance(facts, dict) else None
     return cuts_of([float(length) for length in lengths], profile.layers) if lengths else ()
 
 
 def _errors(profile: Profile) -> dict[Layer, dict[str, float]]:
     """Layer, whatever it is called, → kind → the largest distance of a slice that was timed, as a part of its line's."""
-    said = profile.facts.get("slices")
-    named = said.get("line_errors") if isinstance(said, dict) and said.get("lengths") else None
+    facts = profile.facts.get("slices")
+    named = facts.get("line_errors") if isinstance(facts, dict) and facts.get("lengths") else None
     if not isinstance(named, dict):
         return {}
     return {_alike(layer): named[layer.name] for layer in profile.layers if isinstance(named.get(layer.name), dict)}

@@ -11,9 +11,9 @@ import msgspec
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied, side_values
+from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
 from ..tables import Slowdown
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
@@ -131,10 +131,8 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
         return tuple(Given(row.name, read(row.bytes, int, f"{where}: bytes of '{row.name}'"), row.gradient) for row in rows)
 
     def slice_extra(form: Any, where: str) -> SliceExtra | None:
-        try:
+        with naming(where):
             return None if form is None else SliceExtra(**msgspec.structs.asdict(form))
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
 
     return complete(_fields(form, Layer, where, slice_extra=slice_extra, gives=gives), index, where)
 
@@ -157,15 +155,15 @@ def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
     for kind in ("F", *BACKWARD):
         if (fixed := known.get(f"fixed_{kind}", 0.0)) > {**known, **fused}.get(kind, 0.0) * (1 + ROUNDING):
             raise BadInput(f"{where}: field 'fixed_{kind}' is {fixed:g} µs, more than {kind} takes")
-    if known.get("frozen_bytes", 0) > known.get("parameter_bytes", 0):
-        raise BadInput(
-            f"{where}: field 'frozen_bytes' is {known['frozen_bytes']}, more than all parameters ('parameter_bytes') have"
-        )
+    kept = "what F keeps", known.get("held_until_B", 0) + known.get("held_until_W", 0)
+    frozen = "all parameters ('parameter_bytes') have", known.get("parameter_bytes", 0)
+    for name, (of, most) in (("frozen_bytes", frozen), ("output_kept", kept), ("input_unneeded", kept)):
+        if known.get(name, 0) > most:
+            raise BadInput(f"{where}: field '{name}' is {known[name]}, more than {of} ({most})")
     layer = Layer(**{"name": f"layer{index}", **dict.fromkeys(SIZES, 0), **split, **fused, **known})
-    if why := negative_slice(layer):
-        raise BadInput(f"{where}: slice_extra: {why}")
-    if why := without_kv_bytes(layer):
-        raise BadInput(f"{where}: {why}")
+    for field, why in (("slice_extra: ", negative_slice(layer)), ("", without_kv_bytes(layer))):
+        if why:
+            raise BadInput(f"{where}: {field}{why}")
     return layer
 
 
@@ -176,23 +174,13 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
             raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
 
 
-def check_sides(layers: Sequence[Layer], where: str) -> None:
-    """Raise BadInput where layers give and take side inputs that do not fit each other."""
-    try:
-        side_values([layer.names for layer in layers])
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
-
-
 def link_from(form: Any, where: str, name: str = "link") -> Link:
     """The link in field `name`. Raises BadInput naming `where` and the field."""
     fields = _fields(form, Link, f"{where}: {name}")
     if fields["bytes_per_us"] < MIN_BANDWIDTH:
         raise BadInput(f"{where}: {name}: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
-    try:
+    with naming(f"{where}: {name}"):
         return Link(**fields)
-    except BadInput as error:
-        raise BadInput(f"{where}: {name}: {error}") from None
 
 
 def host_from(form: Any, where: str) -> HostLink | None:
@@ -203,10 +191,8 @@ def host_from(form: Any, where: str) -> HostLink | None:
     costs = _fields(form, HostLink, f"{where}: host")
     for name, usual in (("h2d", "d2h"), ("d2h_both", "d2h"), ("h2d_both", "h2d")):
         costs[name] = costs[usual] if costs[name] is None else costs[name]
-    try:
+    with naming(where):
         return HostLink(**costs)
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
 
 
 def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
@@ -226,11 +212,9 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
     inner = {"output_rest": rest, "embedding_rest": rest, "shards": shards}
     costs = _fields(form, VocabularyCosts, f"{where}: vocabulary", **inner)
-    try:
+    with naming(where):
         vocabulary = VocabularyCosts(**costs)
         vocabulary.check(layers)
-    except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
     return vocabulary
 
 
@@ -246,12 +230,17 @@ def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any
     return values
 
 
-def tied_from(form: Sequence[tuple[Any, list[int]]], layers: int, where: str) -> Tied:
-    """What layers share. Raises BadInput naming `where`."""
+def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
+    """What layers share. Raises BadInput naming `where`, also where a layer shares more than its parameters have."""
+    where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
-        if len({*group}) < 2 or max(group) >= layers:
-            raise BadInput(f"{where}: field 'tied' must list [bytes, [layers that hold them]], not {[size, group]}")
-    return tuple((read(size, int, f"{where}: field 'tied'"), tuple(group)) for size, group in form)
+        if len({*group}) < 2 or max(group) >= len(layers):
+            raise BadInput(f"{where} must list [bytes, [layers that hold them]], not {[size, group]}")
+        for i in {*group}:
+            shared[i] += read(size, int, where)
+            if shared[i] > layers[i].parameter_bytes:
+                raise BadInput(f"{where}: layer {i} shares {shared[i]} bytes, and has {layers[i].parameter_bytes}")
+    return tuple((read(size, int, where), tuple(group)) for size, group in form)
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:

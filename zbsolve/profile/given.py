@@ -86,18 +86,18 @@ RANK = {
 Words = Mapping[str, str | Sequence[str]]
 
 
-def words_of(said: Sequence[str], given: Words) -> dict[str, str | Sequence[str]]:
-    """Numbers by name: those `given`, and those that `said` has: `NAME=VALUE`, a CSV file with a row a stage, or a JSON
+def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str]]:
+    """Numbers by name: those `given`, and those that `words` have: `NAME=VALUE`, a CSV file with a row a stage, or a JSON
     object. Raises BadInput, also where a number is said twice."""
-    found: dict[str, str | Sequence[str]] = dict(given)
-    for one in said:
-        name, equals, value = one.partition("=")
+    numbers: dict[str, str | Sequence[str]] = dict(given)
+    for word in words:
+        name, equals, value = word.partition("=")
         known = equals and name.replace("_", "-") in (*NUMBERS, *RANK)
-        for key, cells in ({name: value} if known else _table(one)).items():
-            if key.replace("_", "-") in found:
-                raise BadInput(f"{key}: it is said twice{'' if known else f', also in {one}'}")
-            found[key.replace("_", "-")] = cells
-    return found
+        for key, cells in ({name: value} if known else _table(word)).items():
+            if key.replace("_", "-") in numbers:
+                raise BadInput(f"{key}: it is said twice{'' if known else f', also in {word}'}")
+            numbers[key.replace("_", "-")] = cells
+    return numbers
 
 
 def _table(path: str) -> Words:
@@ -107,7 +107,7 @@ def _table(path: str) -> Words:
     body = parse_json(read_text(path), path)
     if not isinstance(body, dict):
         raise BadInput(f"{path}: not a JSON object of numbers by their names")
-    return {name: [str(one) for one in value] if isinstance(value, list) else str(value) for name, value in body.items()}
+    return {name: [str(cell) for cell in value] if isinstance(value, list) else str(value) for name, value in body.items()}
 
 
 def stage_columns(path: str) -> dict[str, list[str]]:
@@ -116,32 +116,32 @@ def stage_columns(path: str) -> dict[str, list[str]]:
     rows = [row for row in csv.reader(StringIO(read_text(path))) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise BadInput(f"{path}: a header and a row a stage are needed")
-    found: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for at, title in enumerate(rows[0]):
         match = re.fullmatch(r"\s*([\w-]+)\s*(?:[(\[]\s*(.+?)\s*[)\]])?\s*", title)
         name = match[1].replace("_", "-") if match else title.strip()
         if match is None or (name not in NUMBERS and name != "name"):
             raise BadInput(f"{path}: column '{title.strip()[:40]}' is unknown (one of {', '.join(('name', *NUMBERS))})")
-        if name in found:
+        if name in columns:
             raise BadInput(f"{path}: column '{name}' is there twice")
         for line, row in enumerate(rows[1:], 2):
             if len(row) != len(rows[0]):
                 raise BadInput(f"{path}: line {line} has {len(row)} cells, not {len(rows[0])} as the header")
         cells = [row[at].strip() for row in rows[1:]]
-        found[name] = [f"{cell}{match[2]}" for cell in cells] if match[2] else cells
-    return found
+        columns[name] = [f"{cell}{match[2]}" for cell in cells] if match[2] else cells
+    return columns
 
 
-def values(name: str, said: str | Sequence[str], stages: int) -> list[dict[str, Any]]:
-    """What is given of each stage: field of a `Layer` → µs or bytes. said: one value, or values with commas between them, or
-    `@stages.csv`, or a list of them; messages may leave out the last stage, which sends none. Raises BadInput."""
+def values(name: str, cells: str | Sequence[str], stages: int) -> list[dict[str, Any]]:
+    """What is given of each stage: field of a `Layer` → µs or bytes. cells: one value, or values with commas between them,
+    or `@stages.csv`, or a list of them; messages may leave out the last stage, which sends none. Raises BadInput."""
     number = NUMBERS[name]
-    if isinstance(said, str) and said.startswith("@"):
-        columns = stage_columns(said[1:])
+    if isinstance(cells, str) and cells.startswith("@"):
+        columns = stage_columns(cells[1:])
         if name not in columns:
-            raise BadInput(f"{name} {said}: the file has no column '{name}'")
-        said = columns[name]
-    texts = [part.strip() for part in said.split(",")] if isinstance(said, str) else list(said)
+            raise BadInput(f"{name} {cells}: the file has no column '{name}'")
+        cells = columns[name]
+    texts = [part.strip() for part in cells.split(",")] if isinstance(cells, str) else list(cells)
     if len(texts) == stages - 1 and name in ("comm", "message-bytes"):
         texts.append(texts[-1])
     if len(texts) not in (1, stages):
@@ -149,8 +149,8 @@ def values(name: str, said: str | Sequence[str], stages: int) -> list[dict[str, 
     parts = [text.split("/") for text in texts]
     if len({has_unit(part) for row in parts for part in row if not NOTHING.fullmatch(part)}) > 1:
         raise BadInput(f"{name}: some values have a unit and others have none: write it at each")
-    found = [_fields(name, number, row) for row in parts]
-    return found * stages if len(found) == 1 else found
+    fields = [_fields(name, number, row) for row in parts]
+    return fields * stages if len(fields) == 1 else fields
 
 
 def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]:
@@ -167,7 +167,7 @@ def given_profile(words: Words) -> Profile:
     """
     if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
         raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
-    rank = {name: said if isinstance(said, str) else ",".join(said) for name, said in words.items() if name in RANK}
+    rank = {name: text if isinstance(text, str) else ",".join(text) for name, text in words.items() if name in RANK}
     ranks, chunks = _count(rank, "ranks", 0), _count(rank, "chunks", 1)
     states = _number("states", rank["states"]) if "states" in rank else None
     _check_enough(words, states)
@@ -197,29 +197,29 @@ def given_profile(words: Words) -> Profile:
     )
 
 
-def _layers(said: Words, stages: int) -> tuple[Layer, ...]:
+def _layers(words: Words, stages: int) -> tuple[Layer, ...]:
     """A layer a stage. Raises BadInput."""
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
     costs: list[dict[str, Any]] = [{"name": f"stage{i}"} for i in range(stages)]
-    for name, text in said.items():
+    for name, text in words.items():
         if name == "name" and len(text) != stages:
             raise BadInput(f"name: {len(text)} names for {stages} stages")
-        found: list[dict[str, Any]] = [{name: one} for one in text] if name == "name" else values(name, text, stages)
-        for cost, more in zip(costs, found, strict=True):
+        parts: list[dict[str, Any]] = [{name: label} for label in text] if name == "name" else values(name, text, stages)
+        for cost, more in zip(costs, parts, strict=True):
             cost.update(more)
     layers = tuple(complete(cost, i, f"stage {i}") for i, cost in enumerate(costs))
     check_some_time(layers, "numbers")
     return layers
 
 
-def _check_enough(said: Mapping[str, Any], states: float | None) -> None:
+def _check_enough(words: Mapping[str, Any], states: float | None) -> None:
     """Raise BadInput where something is missing that nothing stands in for."""
-    if "F" not in said:
+    if "F" not in words:
         raise BadInput("F is needed: the time of the forward")
-    if ("B" in said) != ("W" in said) or not {"B", "BW"} & said.keys():
+    if ("B" in words) != ("W" in words) or not {"B", "BW"} & words.keys():
         raise BadInput("B and W are needed, or BW alone: the times of the backward")
-    if states is None and "parameters" in said:
+    if states is None and "parameters" in words:
         raise BadInput(f"states is needed with parameters: {STATES}")
     if states is not None and not 0 <= states < LARGEST:
         raise BadInput(f"states {states:g}: it is not a number from 0 up")
@@ -267,27 +267,27 @@ def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
 
 def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
     """The link between sites, where something is said of it. timed: messages are given as times. Raises BadInput."""
-    said = {"sites", "site-latency", "site-bandwidth"} & rank.keys()
-    if said and (timed or len(said) < 3):
+    names = {"sites", "site-latency", "site-bandwidth"} & rank.keys()
+    if names and (timed or len(names) < 3):
         raise BadInput("sites: message-bytes, site-latency and site-bandwidth say how long messages take, not comm")
-    return replace(_link(rank, "site-", False), shared=rank["sites"]) if said else None
+    return replace(_link(rank, "site-", False), shared=rank["sites"]) if names else None
 
 
 def _host(rank: Mapping[str, str]) -> HostLink | None:
     """The link to host memory, where something is said of it. Raises BadInput."""
-    given = {name: text for name, text in rank.items() if name.startswith("host-")}
-    if not given:
+    words = {name: text for name, text in rank.items() if name.startswith("host-")}
+    if not words:
         return None
-    if "host-bandwidth" not in given:
-        raise BadInput(f"{next(iter(given))}: host-bandwidth is needed too")
-    rates = [_ways(name, given.get(name, given["host-bandwidth"])) for name in ("host-bandwidth", "host-bandwidth-both")]
+    if "host-bandwidth" not in words:
+        raise BadInput(f"{next(iter(words))}: host-bandwidth is needed too")
+    rates = [_ways(name, words.get(name, words["host-bandwidth"])) for name in ("host-bandwidth", "host-bandwidth-both")]
     if any(both > alone for alone, both in zip(*rates, strict=True)):
-        why = f"{given['host-bandwidth-both']} a direction is more than host-bandwidth {given['host-bandwidth']}"
+        why = f"{words['host-bandwidth-both']} a direction is more than host-bandwidth {words['host-bandwidth']}"
         raise BadInput(f"host-bandwidth-both: {why}: a copy cannot be faster for one the other way")
-    latency = parse_time(given.get("host-latency", 0.0), "host-latency")
-    memory = parse_bytes(given["host-memory"], "host-memory") if "host-memory" in given else None
-    ranks = _count(given, "host-ranks", 1) if "host-ranks" in given else None
-    return HostLink(latency, *rates[0], *rates[1], memory, ranks, _count(given, "host-bus", 1) if "host-bus" in given else 0)
+    latency = parse_time(words.get("host-latency", 0.0), "host-latency")
+    memory = parse_bytes(words["host-memory"], "host-memory") if "host-memory" in words else None
+    ranks = _count(words, "host-ranks", 1) if "host-ranks" in words else None
+    return HostLink(latency, *rates[0], *rates[1], memory, ranks, _count(words, "host-bus", 1) if "host-bus" in words else 0)
 
 
 def _ways(option: str, text: str) -> tuple[float, float]:

@@ -72,7 +72,7 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
     tried = with_times(trace.problem, lengths.usual), with_times(trace.problem, lengths.base).scaled(factors, inf)
     ran = trace.planned(trace.median_step)
     misses = [abs(replace(ran, problem=problem).timeline().value / measured - 1) for problem in tried]
-    return tuple(round(one, 6) for one in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
+    return tuple(round(factor, 6) for factor in factors.tolist()) if misses[0] - misses[1] >= CLOSER else ()
 
 
 def with_times(problem: Problem, times: Floats) -> Problem:

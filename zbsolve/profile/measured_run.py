@@ -69,7 +69,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
     kinds = tuple(dict.fromkeys(group.kind for group in groups))
     ratio = _rank_ratios(problem, groups, layers, lengths.base if lasting else lengths.usual)
     middle = median_low(ratio)
-    factors = [one / middle if abs(one / middle - 1) >= ALIKE else 1.0 for one in ratio]
+    factors = [value / middle if abs(value / middle - 1) >= ALIKE else 1.0 for value in ratio]
     samples, weights = Samples(), Samples()
     for stage in range(len(problem.layers)):
         for kind in kinds:
@@ -86,7 +86,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
     new = tuple(replace(_retimed(i, c, samples, weights), message=c.message * scale) for i, c in enumerate(layers))
     facts: dict[str, Any] = {
         "steps": len(trace.steps),
-        "rank_ratios": [round(one / middle, 6) for one in ratio],
+        "rank_ratios": [round(value / middle, 6) for value in ratio],
         "link_scale": scale,
         "messages_heard": heard,
         "bytes_from": "nowhere: a base profile was not given" if base is None else f"{base.source} profile of {base.model}",
@@ -108,7 +108,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         link=scaled,
         facts=facts,
         samples={f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
-        rank_factors=tuple(factors) if any(one != 1.0 for one in factors) else (),
+        rank_factors=tuple(factors) if any(f != 1.0 for f in factors) else (),
         microbatch_factors=lasting,
         slowdowns=trace.problem.slowdowns,
     )
@@ -146,13 +146,13 @@ class _Group:
 def _groups(problem: Problem) -> list[_Group]:
     """All that compute on layers."""
     known = {field.name for field in fields(Layer)}
-    found = []
+    groups = []
     for rows in problem.lanes:
         p, first = problem.passes, int(rows[0])
         streams = p.stream_sets[p.streams[first]]
         if p.kind_names[first] in known - {"U"} and any(stream.startswith("compute:") for stream in streams):
-            found.append(_Group(int(p.rank[first]), int(p.stage[first]), p.kind_names[first], rows))
-    return found
+            groups.append(_Group(int(p.rank[first]), int(p.stage[first]), p.kind_names[first], rows))
+    return groups
 
 
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
@@ -166,7 +166,7 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
         if len(base.layers) != sum(problem.layers):
             raise BadInput(f"trace: of {sum(problem.layers)} layers, but the base profile has {len(base.layers)}")
         return base.layers
-    times = {(one.stage, one.kind): float((problem.passes.duration - problem.sending)[one.rows].mean()) for one in groups}
+    times = {(g.stage, g.kind): float((problem.passes.duration - problem.sending)[g.rows].mean()) for g in groups}
     sent, messages = _all_to_alls(problem, stages), _messages(problem, stages)
     nothing: dict[str, Any] = dict.fromkeys(("held_until_B", "held_until_W", "parameter_bytes", "output_bytes"), 0)
 
@@ -185,8 +185,8 @@ def _all_to_alls(problem: Problem, stages: int) -> list[float]:
     for kind in ("AF", "AB"):
         rows = problem.rows(kind)
         total += np.bincount(p.stage[rows], p.duration[rows], stages) / problem.microbatches
-    found: list[float] = (total / 2).tolist()
-    return found
+    us: list[float] = (total / 2).tolist()
+    return us
 
 
 def _messages(problem: Problem, stages: int) -> list[float]:
@@ -197,22 +197,22 @@ def _messages(problem: Problem, stages: int) -> list[float]:
     behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
     count = np.bincount(behind, minlength=stages)
     means = np.bincount(behind, (e.lag + e.sent)[apart], stages) / np.maximum(count, 1)
-    found: list[float] = np.where(count > 0, means, means.max(initial=0.0)).tolist()
-    return found
+    us: list[float] = np.where(count > 0, means, means.max(initial=0.0)).tolist()
+    return us
 
 
 def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats) -> list[float]:
     """Measured over what the layers say, of all passes of each rank. usual: µs of each pass as its kind and stage usually
     take there, shape (passes,)."""
-    measured, said = np.zeros(problem.ranks), np.zeros(problem.ranks)
+    measured, stated = np.zeros(problem.ranks), np.zeros(problem.ranks)
     for group in groups:
         measured[group.rank] += float(usual[group.rows].sum())
-        said[group.rank] += len(group.rows) * sum(
+        stated[group.rank] += len(group.rows) * sum(
             getattr(layers[i], group.kind) for i in _layers_run(problem, group.stage, group.kind)
         )
-    for rank in np.flatnonzero((measured <= 0) | (said <= 0)):
-        raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {said[rank]:.0f}: no ratio")
-    ratios: list[float] = (measured / said).tolist()
+    for rank in np.flatnonzero((measured <= 0) | (stated <= 0)):
+        raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {stated[rank]:.0f}: no ratio")
+    ratios: list[float] = (measured / stated).tolist()
     return ratios
 
 
@@ -262,14 +262,14 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
     rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several it is not known when each was there
-    sender, receiver, found = edges.before[rows], edges.after[rows], dict[int, list[float]]()
+    sender, receiver, delays = edges.before[rows], edges.after[rows], dict[int, list[float]]()
     for number, step in enumerate(trace.steps):
         ready = trace.ready[number]
         idle_since = np.minimum(ready, step.start) - trace.waits(number)
         good = (idle_since[receiver] <= step.end[sender]) & (ready[receiver] > step.end[sender])
         for row, took in zip(rows[good].tolist(), (ready[receiver] - step.end[sender])[good].tolist(), strict=True):
-            found.setdefault(row, []).append(took)
-    return {row: np.array(one) for row, one in found.items()}
+            delays.setdefault(row, []).append(took)
+    return {row: np.array(us) for row, us in delays.items()}
 
 
 def without_shards(base: Profile | None) -> Profile:
@@ -280,7 +280,7 @@ def without_shards(base: Profile | None) -> Profile:
 
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
-    """`found`, which a run says of what is left of the layers, put into `base`: the run's S and T go into the row of its
+    """`profile`, which a run says of what is left of the layers, put into `base`: the run's S and T go into the row of its
     ranks. The ends' whole layers, collectives, and other numbers of ranks did not run and stay as they were."""
     costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
     assert costs is not None
@@ -295,7 +295,7 @@ def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
         vocabulary=replace(
             costs,
             source=costs.source if profile.source == base.source else profile.source,
-            shards=tuple(rows[one] for one in sorted(rows)),
+            shards=tuple(rows[count] for count in sorted(rows)),
             **{name: profile.layers[i] for i, name in rests.items()},  # type: ignore[arg-type]
         ),
     )

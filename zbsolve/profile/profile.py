@@ -11,16 +11,15 @@ import msgspec
 
 from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
-from ..layer import HostLink, Layer, Link, Tied, split_known
+from ..layer import HostLink, Layer, Link, Tied, side_values, split_known
 from ..problem import Problem
 from ..problem_form import check_slowdowns
 from ..step import Step
 from ..tables import Slowdown
-from ..util.errors import BadInput
+from ..util.errors import BadInput, naming
 from ..util.files import checked, read_part_of, write_document
 from .form import (
     ProfileForm,
-    check_sides,
     check_some_time,
     host_from,
     layer_from,
@@ -171,7 +170,7 @@ class Profile:
         body = asdict(self)
         costs = body["vocabulary"] or {}
         rests = (costs.get("output_rest"), costs.get("embedding_rest"))
-        for layer in (*body["layers"], *body["roles"], *(one for one in rests if one is not None)):
+        for layer in (*body["layers"], *body["roles"], *(rest for rest in rests if rest is not None)):
             for name in NEWER:
                 if not layer[name]:
                     del layer[name]
@@ -200,7 +199,6 @@ class Profile:
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
-        check_sides(layers, where)
         values = (
             _checked_source(form.source, where),
             form.model,
@@ -211,7 +209,7 @@ class Profile:
             form.facts,
             form.samples,
             tuple(form.rank_factors),
-            tied_from(form.tied, len(layers), where),
+            tied_from(form.tied, layers, where),
             None if form.shard_link is None else link_from(form.shard_link, where, "shard_link"),
             host_from(form.host, where),
             tuple(form.microbatch_factors),
@@ -221,10 +219,9 @@ class Profile:
             tuple(form.slowdowns),
             tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
         )
-        try:
+        with naming(where):
+            side_values([layer.names for layer in layers])
             return cls(*values)
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
 
 
 def _checked_source(source: str, where: str) -> str:

@@ -54,16 +54,16 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
     that one, from 25 % beside the same rank of all.
     """
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
-    found = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
+    parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
     ranks, ratio = now.problem.ranks, now.computed() / np.maximum(_expected(trace, lengths), 1e-9)
     usual, pipelines = _beside(now, ratio), _pipelines(trace)
     for name in dict.fromkeys(pipelines) if len(set(pipelines)) > 1 else ():
         rows = [i for i, other in enumerate(pipelines) if other == name]
-        mine = _beside(now, ratio[rows])
-        found += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if mine[rank] >= ALONE * usual[rank]]
-    found += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
-    told = [slow for slow in found if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
-    return tuple(sorted(told, key=lambda one: -one.cost))
+        own = _beside(now, ratio[rows])
+        parts += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if own[rank] >= ALONE * usual[rank]]
+    parts += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
+    kept = [slow for slow in parts if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
+    return tuple(sorted(kept, key=lambda part: -part.cost))
 
 
 def problem_now(trace: Trace) -> Problem:
@@ -101,11 +101,11 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
     expected = own.copy()
     for kind in np.unique(p.kind).tolist():
         for rank in range(problem.ranks):
-            mine, others = ((p.kind == kind) & one for one in (p.rank == rank, p.rank != rank))
-            if mine.any() and others.any():
+            here, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
+            if here.any() and others.any():
                 layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
                 each = np.median((own / layers)[others])
-                expected[mine] = each * layers[mine]
+                expected[here] = each * layers[here]
     return expected
 
 
@@ -114,23 +114,23 @@ def _beside(trace: Trace, ratio: Floats) -> Floats:
     other ranks, shape (ranks,)."""
     problem = trace.problem
     rows = problem.computing & problem.in_microbatch
-    mine = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
-    found = [float(np.median(array.mean(axis=1))) if array.size else 1.0 for array in mine]
-    return np.array([one / _others(found, i) for i, one in enumerate(found)])
+    ratios = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
+    means = [float(np.median(array.mean(axis=1))) if array.size else 1.0 for array in ratios]
+    return np.array([mean / _others(means, i) for i, mean in enumerate(means)])
 
 
 def _others(values: Sequence[float], i: int) -> float:
     """The median of all others, above 0."""
-    rest = [one for j, one in enumerate(values) if j != i]
-    return max(float(np.median(rest)) if rest else float(values[i]), 1e-9)
+    others = [value for j, value in enumerate(values) if j != i]
+    return max(float(np.median(others)) if others else float(values[i]), 1e-9)
 
 
 def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
     """Its passes with what is expected of them, times what the others take beside that: so they keep what varies."""
-    mine, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
+    own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
     times = float(_beside(trace, several)[rank])
-    usual = np.median(several[:, mine].mean(axis=1)) / times if mine.any() else 1.0
-    scale = np.where(mine, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
+    usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
+    scale = np.where(own, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
     return _slow(trace, steps, (f"rank {rank}", replica), times, scale)
 
 
@@ -140,15 +140,15 @@ def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:
         return []
     of = np.where(problem.in_microbatch & problem.computing, problem.passes.microbatch, -1)
     lasting, every = _lasting(lengths), range(len(trace.steps))
-    found = []
+    parts = []
     for i in np.flatnonzero(lasting >= SLOWER).tolist():
         shorter = np.where(of == i, 1 / lasting[i], 1.0)
-        found.append(_slow(trace, every, (f"microbatch {i}", ""), float(lasting[i]), shorter))
+        parts.append(_slow(trace, every, (f"microbatch {i}", ""), float(lasting[i]), shorter))
     if not lengths.explain:
-        return found
+        return parts
     longest = float(np.median(lengths.each.max(axis=1)))
     scale = np.pad(1 / lengths.each, ((0, 0), (0, 1)), constant_values=1.0)  # the last: of passes of no microbatch
-    return [*found, _slow(trace, every, ("microbatches", ""), longest, scale[:, of])]
+    return [*parts, _slow(trace, every, ("microbatches", ""), longest, scale[:, of])]
 
 
 def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
@@ -177,7 +177,7 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
     links, edges = _links(trace.problem), (trace.problem.edges, now.problem.edges)
     planned, taken = ([float((e.lag + e.sent)[rows].mean()) for rows in links.values()] for e in edges)
     ratios = taken if _of_itself(trace) else [b / a for a, b in zip(planned, taken, strict=True)]
-    found = []
+    parts = []
     for i, ((a, b), rows) in enumerate(links.items()):
         times = ratios[i] / _others(ratios, i)
         if times >= SLOWER:
@@ -185,8 +185,8 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
             lag, sent = e.lag.copy(), e.sent.copy()
             lag[rows], sent[rows] = np.rint(lag[rows] / times), np.rint(sent[rows] / times)
             healed, what = replace(now.problem, edges=replace(e, lag=lag, sent=sent)), (f"link {a} → {b}", "")
-            found.append(_slow(now, range(len(now.steps)), what, times, np.ones(1), healed))
-    return found
+            parts.append(_slow(now, range(len(now.steps)), what, times, np.ones(1), healed))
+    return parts
 
 
 def _slow(

@@ -259,7 +259,7 @@ class _Bounds:
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
         own = [one.found for name, one in self.searches.items() if name == best.name and one.splits.covers(schedule.problem)]
-        return replace(schedule, every_split=own[0]) if own else schedule
+        return replace(schedule, every_split=own[0]) if own and own[0].bound > 0 else schedule
 
 
 def _first_and_usual(ranked: Sequence[Run]) -> list[Run]:

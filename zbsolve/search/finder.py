@@ -55,12 +55,10 @@ def prove(state: State, seed: int) -> None:
 
 
 def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: float | None) -> CpSolver:
-    """CP-SAT, which ends with the search. With effort it has one thread and no limit of seconds: its answer must not depend
-    on the machine."""
-    from ..ilp.cp import NO_LIMIT, make_solver
+    """CP-SAT, which ends with the search."""
+    from ..ilp.cp import make_solver
 
-    limits = (seconds, threads) if effort is None else (NO_LIMIT, 1)
-    solver = make_solver(*limits, seed=seed, effort=effort)
+    solver = make_solver(seconds, threads, seed=seed, effort=effort)
     state.stoppers.append(solver.stop_search)
     return solver
 

@@ -203,14 +203,14 @@ def _emulated(facts: Any) -> str | None:
 
 def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
     """Raise BadInput, in one line that starts with `what`, unless `trace` is a run of `schedule`."""
-    mine, other = schedule.problem.digest, trace.problem.digest
-    if mine != other:
-        raise BadInput(f"{what}: a run of problem {other}, but the schedule is for problem {mine}")
+    digest, other = schedule.problem.digest, trace.problem.digest
+    if digest != other:
+        raise BadInput(f"{what}: a run of problem {other}, but the schedule is for problem {digest}")
     for stream in sorted({*schedule.order, *trace.schedule}):
         if other_pass := first_difference(schedule.order.get(stream, ()), trace.schedule.get(stream, ())):
             place, planned, ran = other_pass
             order = f"{stream} ran {ran} at place {place}, not {planned}"
-            raise BadInput(f"{what}: a run of another order of problem {mine}: {order}")
+            raise BadInput(f"{what}: a run of another order of problem {digest}: {order}")
     if not trace.steps or len(trace.ready) != len(trace.steps):
         raise BadInput(f"{what}: {len(trace.steps)} steps with {len(trace.ready)} columns of ready times")
 
@@ -229,8 +229,8 @@ def step_time(timeline: Timeline) -> int:
 def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     """Walk a rank's compute passes by their start: what lies between two of them is waiting, then launch."""
     problem = timeline.problem
-    mine = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
-    origin = mine.min()  # times count from here, so that the last end is the step time, rounded once
+    starts = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
+    origin = starts.min()  # times count from here, so that the last end is the step time, rounded once
     start, end = _whole(timeline.start - origin), _whole(timeline.end - origin)
     rows = np.flatnonzero((problem.passes.rank == rank) & problem.computing)
     rows = rows[np.lexsort((end[rows], start[rows]))]
@@ -254,9 +254,9 @@ def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:
     durations = np.stack([step.end - step.start for step in trace.steps])
     result = []
     for k in np.unique(kind):
-        mine = durations[:, kind == k]
+        times = durations[:, kind == k]
         predicted = float(problem.passes.duration[kind == k].mean())
-        result.append(KindTimes(KINDS[k], int((kind == k).sum()), predicted, float(mine.mean()), *quartiles(mine)))
+        result.append(KindTimes(KINDS[k], int((kind == k).sum()), predicted, float(times.mean()), *quartiles(times)))
     return result
 
 
@@ -264,9 +264,9 @@ def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> S
     """Problems may differ (another placement, a fused backward), but not the work."""
     check_trace(other, run, "baseline")
     run = run.by_order()[0]
-    mine, theirs = (each_schedule.problem.microbatches for each_schedule in (schedule, other))
-    if mine != theirs:
-        raise BadInput(f"baseline: a step of {theirs} microbatches, not {mine}: not the same work")
+    count, theirs = (each_schedule.problem.microbatches for each_schedule in (schedule, other))
+    if count != theirs:
+        raise BadInput(f"baseline: a step of {theirs} microbatches, not {count}: not the same work")
     layers, others = sum(schedule.problem.layers), sum(other.problem.layers)
     if layers and others and layers != others:
         raise BadInput(f"baseline: a model of {others} layers, not {layers}: not the same work")

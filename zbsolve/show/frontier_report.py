@@ -35,10 +35,10 @@ class Report(NamedTuple):
 
 def report_of(frontier: Frontier | Curves) -> Report:
     """The frontier over memory, or one for each way to keep activations, in words and numbers."""
-    one = frontier.first if isinstance(frontier, Curves) else frontier
+    first = frontier.first if isinstance(frontier, Curves) else frontier
     headline = (
-        f"{printable(one.model)}: {one.objective} over memory a rank, {one.ranks} ranks, {one.microbatches} microbatches, "
-        f"placement {printable(one.placement)}"
+        f"{printable(first.model)}: {first.objective} over memory a rank, {first.ranks} ranks, "
+        f"{first.microbatches} microbatches, placement {printable(first.placement)}"
     )
     if isinstance(frontier, Curves):
         sentence = _curves_sentence(frontier)
@@ -73,8 +73,8 @@ def frontier_as_page(frontier: Frontier | Curves) -> str:
 
 def frontier_as_text(frontier: Frontier | Curves) -> str:
     """The table as text, and what it says."""
-    report, one = report_of(frontier), frontier.first if isinstance(frontier, Curves) else frontier
-    note = printable(times_note(one.source))
+    report, first = report_of(frontier), frontier.first if isinstance(frontier, Curves) else frontier
+    note = printable(times_note(first.source))
     return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
 
 
@@ -141,9 +141,9 @@ def _curves_sentence(curves: Curves) -> str:
         f"{name} {format_time(point.value)} ({point.value / curves.bound - 1:+.1%})" if point else f"{name} does not fit"
         for name, point in best.items()
     ]
-    said = ", ".join(prices) if any(best.values()) else "none of them fits"
+    by_name = ", ".join(prices) if any(best.values()) else "none of them fits"
     where = f"With {format_bytes(memory)}" if device is None else f"On the device's {format_bytes(memory)}"
     return (
-        f"Least memory a rank: {'; '.join(begins)}. {where}: {said}; the bound for every choice and any memory is "
+        f"Least memory a rank: {'; '.join(begins)}. {where}: {by_name}; the bound for every choice and any memory is "
         f"{format_time(curves.bound)}."
     )

@@ -48,28 +48,28 @@ def _environment() -> Environment:
     from markupsafe import Markup
 
     loader = PackageLoader("zbsolve.show")
-    found = Environment(
+    jinja = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
-    found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     # Styles and scripts are files of their own, put in as they are: they are ours, and no templates.
-    found.globals["verbatim"] = lambda name: Markup(loader.get_source(found, name)[0].rstrip())
-    return found
+    jinja.globals["verbatim"] = lambda name: Markup(loader.get_source(jinja, name)[0].rstrip())
+    return jinja
 
 
 def packed(columns: Mapping[str, ArrayLike]) -> dict[str, Any]:
     """One text for all columns, each of shape (n,), and how to read it: `columns` has (name, type, length) in the order in
     which they stand in `text`. Types: `i4` and `f8`: differences of neighbours in 32 bits, and in doubles; `values`: doubles
     as they are, where a sum of differences would not be exact."""
-    found, pieces = [], []
+    kinds, pieces = [], []
     for name, values in columns.items():
         column = np.asarray(values, np.int64)
         steps = np.diff(column, prepend=0)
         kind = _type_of(column)
-        found.append((name, kind, len(column)))
+        kinds.append((name, kind, len(column)))
         pieces.append((column if kind == VALUES else steps).astype("<i4" if kind == STEPS else "<f8").tobytes())
     text = base64.b64encode(gzip.compress(b"".join(pieces), 6, mtime=0)).decode("ascii")  # no clock: the same file each time
-    return {"columns": found, "text": text}
+    return {"columns": kinds, "text": text}
 
 
 def _type_of(column: Ints) -> str:

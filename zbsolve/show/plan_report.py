@@ -98,9 +98,9 @@ def bound_line(space: SolvedSpace) -> str:
 
 def _lost(plan: Plan) -> Iterator[str]:
     yield "what families of layouts lose at least (0: still in the race):"
-    found = families(plan.space)
+    lost = families(plan.space)
     for field, meaning in FIELDS.items():
-        parts = [f"{family.value} {lost_share(family.lost)}" for family in found if family.field == field]
+        parts = [f"{family.value} {lost_share(family.lost)}" for family in lost if family.field == field]
         yield f"  {meaning}: {', '.join(parts)}"
 
 
@@ -130,15 +130,15 @@ def honest_line(model: Model, cluster: Cluster) -> str:
 def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
     """A line a change, and which link limits where links were asked about."""
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
-    found = [answer for answer in answers if answer.plan]
-    times = steps_and_bounds([(answer.plan.best.value, answer.bound) for answer in found if answer.plan])
+    planned = [answer for answer in answers if answer.plan]
+    times = steps_and_bounds([(answer.plan.best.value, answer.bound) for answer in planned if answer.plan])
     rows = [head]
-    for answer, both in zip(found, times, strict=True):
+    for answer, both in zip(planned, times, strict=True):
         if answer.plan is not None:
             best, (low, high) = answer.plan.best, _proven(before, answer)
             shares = f"{best.value / before.best.value - 1:+.1%}", f"{low:+.1%} to {high:+.1%}"
             rows.append((answer.change, *both, format_gap(answer.gap), *shares, best.layout.title))
-    lines = aligned(rows, left=(0, -1)) if found else []
+    lines = aligned(rows, left=(0, -1)) if planned else []
     lines += [PROVEN] if lines else []
     lines += [f"{answer.change}: {printable(answer.reason)}" for answer in answers if not answer.plan]
     return "\n".join([*lines, *_limiting(before, answers)]) + "\n"
@@ -182,7 +182,7 @@ def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
     saved = {change: 1 - plan.best.value / before.best.value for change, (plan, _) in links.items()}
     if len(saved) < 2:
         return
-    most = max(saved, key=lambda one: saved[one])
+    most = max(saved, key=lambda link: saved[link])
     if saved[most] < LEAST_SHARE:
         yield f"no link limits: none that is twice as fast saves {LEAST_SHARE:.1%} here"
     else:
@@ -204,7 +204,7 @@ def plan_as_page(space: SolvedSpace) -> str:
     """The page as text; it loads nothing."""
     title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
     lines = *space_lines(space), bound_line(space), honest_line(space.shape, space.cluster)
-    lost = [(FIELDS[one.field], one.value, f"{one.layouts:,}", lost_share(one.lost)) for one in families(space)]
+    lost = [(FIELDS[row.field], row.value, f"{row.layouts:,}", lost_share(row.lost)) for row in families(space)]
     return render(
         "plan.html",
         title=printable(title),
@@ -232,25 +232,25 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
 def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     """A header and the layouts that were solved, the best first."""
     head = ("layout", "step", "above the best", "bound", "MFU", f"{unit_of(space.shape)}/s a device")
-    found: list[tuple[str, ...]] = [head]
-    rows = sorted(space.solved.items(), key=lambda one: one[1])[:MOST_SOLVED]
+    shown_rows: list[tuple[str, ...]] = [head]
+    rows = sorted(space.solved.items(), key=lambda item: item[1])[:MOST_SOLVED]
     times = steps_and_bounds([(step, min(float(space.bounds.step[row]), step)) for row, step in rows])
     for (row, step), (shown, bound) in zip(rows, times, strict=True):
         rates = (bound, share_or_dash(space.mfu(step)), f"{space.tokens(step):,.0f}")
-        found.append((space.bounds.layout.row(row).title, shown, f"{step / space.value - 1:.2%}", *rates))
-    return found
+        shown_rows.append((space.bounds.layout.row(row).title, shown, f"{step / space.value - 1:.2%}", *rates))
+    return shown_rows
 
 
 def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
     """A header and each rule: how many layouts' bounds it decides, and how far above the best step they lie."""
     above = space.bounds.step / space.value - 1
-    found: list[tuple[str, ...]] = [("what decides the bound", "layouts", "bound above the best step: least", "median")]
+    rows: list[tuple[str, ...]] = [("what decides the bound", "layouts", "bound above the best step: least", "median")]
     for number, rule in enumerate(RULES):
-        mine = above[space.bounds.rule == number]
-        if len(mine):
-            shown = (f"{mine.min():+.1%}", f"{np.median(mine):+.1%}") if np.isfinite(mine).all() else ("", "")
-            found.append((rule, f"{len(mine):,}", *shown))
-    return found
+        ratios = above[space.bounds.rule == number]
+        if len(ratios):
+            shown = (f"{ratios.min():+.1%}", f"{np.median(ratios):+.1%}") if np.isfinite(ratios).all() else ("", "")
+            rows.append((rule, f"{len(ratios):,}", *shown))
+    return rows
 
 
 def _data(space: SolvedSpace) -> dict[str, Any]:

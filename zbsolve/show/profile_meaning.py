@@ -75,22 +75,22 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
     """Sentences: the bubble of 1F1B, the most that zero bubble could win, and what is in the way."""
     rows = stages(profile, ranks)
     today = _one_f_one_b(profile, ranks, microbatches)
-    said = [_bubble(rows, microbatches, today), *_balance(profile, rows), *_memory(profile, rows, microbatches, today)]
+    lines = [_bubble(rows, microbatches, today), *_balance(profile, rows), *_memory(profile, rows, microbatches, today)]
     if any(layer.all_to_all for layer in profile.layers):
         apart = replace(profile, layers=tuple(replace(layer, all_to_all=0.0) for layer in profile.layers))
         waits = today.makespan - _one_f_one_b(apart, ranks, microbatches).makespan
-        return [*said, *_links(rows, profile.link.blocking), _all_to_alls(rows, float(waits))]
-    return [*said, *_links(rows, profile.link.blocking)]
+        return [*lines, *_links(rows, profile.link.blocking), _all_to_alls(rows, float(waits))]
+    return [*lines, *_links(rows, profile.link.blocking)]
 
 
 def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
     """Placement → µs that each rank works for one microbatch, where each layer is a stage: of the placements with as many
     stages."""
-    chunks, found = len(profile.layers) // ranks, dict[str, list[float]]()
+    chunks, work = len(profile.layers) // ranks, dict[str, list[float]]()
     for placement in {1: ("single",), 2: ("loop", "vee")}.get(chunks, (f"loop{chunks}",)):
         costs = Step(ranks, 1, placement, partition=(1,) * len(profile.layers)).costs(profile)
-        found[placement] = (costs.shares @ (costs.factors * [layer.work for layer in profile.layers])).tolist()
-    return found
+        work[placement] = (costs.shares @ (costs.factors * [layer.work for layer in profile.layers])).tolist()
+    return work
 
 
 def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
@@ -133,9 +133,9 @@ def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
     split = [row.split for row in rows]
     mean = sum(split) / len(rows)
     worst = max(range(len(rows)), key=lambda i: split[i])
-    found = []
+    lines = []
     if mean and split[worst] > (1 + NOTICEABLE) * mean:
-        found.append(
+        lines.append(
             f"Stages are uneven: stage {worst} takes {split[worst] / mean:.2f} times the mean, and all other ranks wait "
             "for it."
         )
@@ -143,21 +143,21 @@ def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
     alone = last.work
     blocks = sorted(layer.work for layer in profile.layers[:-1])
     if blocks and mean and alone > OUTPUT_LAYER_DOMINATES * mean:
-        found.append(
+        lines.append(
             f"The output layer is the bottleneck: '{last.name}' alone takes {alone / mean:.2f} times the mean stage "
             f"({alone / max(blocks[len(blocks) // 2], 1e-9):.1f} times a middle layer). No split of layers helps; "
             "fewer ranks or an output layer split over ranks do."
         )
-    return found
+    return lines
 
 
 def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timeline) -> list[str]:
     """What 1F1B and twice its microbatches in flight need, and whether the device has it."""
     p = len(rows)
-    rest = [row.fixed + row.moving for row in rows]
-    need = [beside + peak for beside, peak in zip(rest, today.peak_bytes, strict=True)]
+    always = [row.fixed + row.moving for row in rows]
+    need = [beside + peak for beside, peak in zip(always, today.peak_bytes, strict=True)]
     most = max(range(p), key=lambda i: need[i])
-    double = [rest[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
+    double = [always[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
     text = (
         f"1F1B needs {format_bytes(need[most])} on its fullest rank (rank {most}; {format_bytes(rows[most].fixed)} of it "
         f"parameters, gradients and optimizer state, {format_bytes(rows[most].moving)} messages and what passes take while "
@@ -167,7 +167,7 @@ def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timelin
     if profile.capacity is None:
         return [f"{text}; how much the device has is not known."]
     room = format_bytes(profile.capacity)
-    if max(rest) > profile.capacity:
+    if max(always) > profile.capacity:
         return [f"{text}. Memory is the bottleneck: all beside activations does not fit into {room} alone."]
     if need[most] > profile.capacity:
         return [f"{text}. Memory is the bottleneck: 1F1B does not fit into {room}; V-shaped placements or recompute may."]

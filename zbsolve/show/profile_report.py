@@ -30,10 +30,10 @@ def banner(profile: Profile) -> list[str]:
 
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
     """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
-    found = () if ranks is None else stages(profile, ranks)
-    units, below = tables.units_of(profile, found), list[str]()
+    shares = () if ranks is None else stages(profile, ranks)
+    units, below = tables.units_of(profile, shares), list[str]()
     if ranks is not None:
-        below = [*aligned(tables.stage_rows(profile, found, units)), *meaning(profile, ranks, microbatches or 4 * ranks)]
+        below = [*aligned(tables.stage_rows(profile, shares, units)), *meaning(profile, ranks, microbatches or 4 * ranks)]
     lines = [
         *banner(profile),
         *aligned(tables.layer_rows(profile, units)),
@@ -49,8 +49,8 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
 
 def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
     """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
-    found = stages(profile, ranks)
-    units = tables.units_of(profile, found)
+    shared = stages(profile, ranks)
+    units = tables.units_of(profile, shared)
     return render(
         "profile.html",
         title=printable(f"Profile: {profile.title}"),
@@ -61,7 +61,7 @@ def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = Non
         **tables.picture(profile, units),
         ranks=ranks,
         meaning=[*meaning(profile, ranks, microbatches or 4 * ranks), *host_lines(profile, ranks)],
-        stages=tables.stage_rows(profile, found, units),
+        stages=tables.stage_rows(profile, shared, units),
         layers=tables.layer_rows(profile, units),
         ratio=tables.ratio_line(profile),
         links=tables.link_rows(profile, units),
@@ -80,14 +80,14 @@ def _facts(profile: Profile) -> str:
 
 
 def partitions_as_text(
-    costs: StageCosts, found: Sequence[Partitioned], units: tables.Units = tables.IN_FULL, source: str = "measured"
+    costs: StageCosts, splits: Sequence[Partitioned], units: tables.Units = tables.IN_FULL, source: str = "measured"
 ) -> str:
     """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
     the times come from."""
-    busiest = [float((costs.shares @ partitioned.times).max()) for partitioned in found]
-    base = next(work for partitioned, work in zip(found, busiest, strict=True) if partitioned.name == "equal")
+    busiest = [float((costs.shares @ partitioned.times).max()) for partitioned in splits]
+    base = next(work for partitioned, work in zip(splits, busiest, strict=True) if partitioned.name == "equal")
     rows = [("partition", f"busiest rank {units.time}", "against equal", f"most {units.size}", "  layers a stage")]
-    for partitioned, work in zip(found, busiest, strict=True):
+    for partitioned, work in zip(splits, busiest, strict=True):
         rows.append(
             (
                 partitioned.name,
@@ -100,7 +100,7 @@ def partitions_as_text(
     kind = "with parameters, states and min(m, stages left) microbatches" if costs.single else "with one microbatch"
     lines = aligned(rows, left=(0, -1))
     lines.append(f"{units.time}: of one microbatch; {units.size}: {kind}; m = {costs.microbatches}")
-    if not all(costs.fits(partitioned.need) for partitioned in found):
+    if not all(costs.fits(partitioned.need) for partitioned in splits):
         rooms = " or ".join(map(units.of_bytes, dict.fromkeys(costs.limit or ())))
         lines.append(f"!: more than the {rooms} {units.size} that a rank has")
     if note := times_note(source):
@@ -108,15 +108,15 @@ def partitions_as_text(
     return "\n".join(lines) + "\n"
 
 
-def stages_as_text(costs: StageCosts, one: Partitioned, units: tables.Units = tables.IN_FULL) -> str:
+def stages_as_text(costs: StageCosts, split: Partitioned, units: tables.Units = tables.IN_FULL) -> str:
     """Which layers each stage of a partition holds, where it is, how long it takes."""
     names = [layer.name for layer in costs.layers]
     where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]
     apart = any(costs.all_to_alls)
     heads = (units.time, *((f"all-to-alls {units.time}",) if apart else ()))
     rows: list[tuple[str, ...]] = [("stage", "rank", *heads, "layers", "")]
-    for stage, here in enumerate(layer_ranges(one.layers)):
+    for stage, here in enumerate(layer_ranges(split.layers)):
         last = f" … {names[here.stop - 1]}" if len(here) > 1 else ""
-        times = (units.of_time(column[stage]) for column in (one.times, *((one.all_to_alls,) if apart else ())))
+        times = (units.of_time(column[stage]) for column in (split.times, *((split.all_to_alls,) if apart else ())))
         rows.append((str(stage), where[stage], *times, str(len(here)), f" {names[here.start]}{last}"))
-    return f"{one.name}:\n" + "\n".join(aligned(rows, left=(0, -1))) + "\n"
+    return f"{split.name}:\n" + "\n".join(aligned(rows, left=(0, -1))) + "\n"

@@ -74,8 +74,8 @@ def layer_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     heads = (f"{title} {units.size if _is_size(field) else units.time}" for title, field in (SIZED | more).items())
     rows: list[tuple[str, ...]] = [("layer", *(f"{kind} {units.time}" for kind in TIMED), f"F host {units.time}", *heads)]
     for name, layer in _runs(profile):
-        found = ((field, getattr(layer, field)) for field in (SIZED | more).values())
-        sizes = (units.of_bytes(value) if _is_size(field) else units.of_time(value) for field, value in found)
+        values = ((field, getattr(layer, field)) for field in (SIZED | more).values())
+        sizes = (units.of_bytes(value) if _is_size(field) else units.of_time(value) for field, value in values)
         rows.append((name, *(_time(profile, layer, kind, units) for kind in TIMED), _host(profile, layer, units), *sizes))
     return rows
 
@@ -129,27 +129,27 @@ class BarRow(NamedTuple):
 
 def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
     """The picture: all times on one scale, and all bytes."""
-    found = []
+    bars = []
     longest = max(each_layer.F + max(each_layer.B + each_layer.W, each_layer.BW) for each_layer in profile.layers) or 1.0
-    largest = max(max(one.held_until_B + one.held_until_W, one.parameter_bytes) for one in profile.layers) or 1
+    largest = max(max(layer.held_until_B + layer.held_until_W, layer.parameter_bytes) for layer in profile.layers) or 1
 
     def time(layer: Layer, kind: str, begin: float) -> list[Bar]:
-        said, us = _time(profile, layer, kind, units), getattr(layer, kind)
+        text, us = _time(profile, layer, kind, units), getattr(layer, kind)
         unsure = (_error(profile, layer, kind) or 0.0) > UNSURE
-        return [Bar(kind, TABLE[kind].colour, said, begin / longest, us / longest, unsure)] if us else []
+        return [Bar(kind, TABLE[kind].colour, text, begin / longest, us / longest, unsure)] if us else []
 
     def size(layer: Layer, what: str, begin: int = 0) -> list[Bar]:
         held = getattr(layer, SIZED[what])
         return [Bar(what, COLOURS[what], units.of_bytes(held), begin / largest, held / largest)] if held else []
 
-    for name, one in _runs(profile):
-        apart = time(one, "F", 0.0) + time(one, "B", one.F) + time(one, "W", one.F + one.B)
-        kept = size(one, "until B") + size(one, "until W", one.held_until_B)
-        ratio = (one.B + one.W) / one.BW if one.BW else 0.0
+    for name, first in _runs(profile):
+        apart = time(first, "F", 0.0) + time(first, "B", first.F) + time(first, "W", first.F + first.B)
+        kept = size(first, "until B") + size(first, "until W", first.held_until_B)
+        ratio = (first.B + first.W) / first.BW if first.BW else 0.0
         odd = bool(ratio) and not SHORT_SPLIT <= ratio <= LONG_SPLIT
-        times, sizes = (apart, time(one, "BW", one.F)), (kept, size(one, "parameters"))
-        found.append(BarRow(name, times, f"{ratio:.3f}" if ratio else "", odd, sizes))
-    return found
+        times, sizes = (apart, time(first, "BW", first.F)), (kept, size(first, "parameters"))
+        bars.append(BarRow(name, times, f"{ratio:.3f}" if ratio else "", odd, sizes))
+    return bars
 
 
 def picture(profile: Profile, units: Units) -> dict[str, Any]:
@@ -163,17 +163,17 @@ def picture(profile: Profile, units: Units) -> dict[str, Any]:
 
 def further_rows(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
     """The tables of what not every profile has."""
-    found = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
-    return [rows for rows in found if len(rows) > 1]
+    tables = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
+    return [rows for rows in tables if len(rows) > 1]
 
 
-def stage_rows(profile: Profile, found: Sequence[PlainStage], units: Units) -> list[tuple[str, ...]]:
+def stage_rows(profile: Profile, stages: Sequence[PlainStage], units: Units) -> list[tuple[str, ...]]:
     """A header and a row a stage."""
-    timed = ("F", "B", "W", "BW", "message", *(("all_to_all",) if any(row.all_to_all for row in found) else ()))
+    timed = ("F", "B", "W", "BW", "message", *(("all_to_all",) if any(row.all_to_all for row in stages) else ()))
     sized = {"one microbatch": "held", "parameters, states": "fixed", "messages, inside passes": "moving"}
     heads = (f"{field.replace('_', '-')} {units.time}" for field in timed)
     rows: list[tuple[str, ...]] = [("stage", "layers", *heads, *(f"{title} {units.size}" for title in sized))]
-    for i, row in enumerate(found):
+    for i, row in enumerate(stages):
         names = _names(profile.layers[row.first], profile.layers[row.end - 1])
         times = (units.of_time(getattr(row, field)) for field in timed)
         rows.append((str(i), names, *times, *(units.of_bytes(getattr(row, field)) for field in sized.values())))
@@ -218,10 +218,10 @@ def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("ranks", f"latency {units.time}", "GB/s", "both ways at once", "work beside messages")]
     pairs = profile.facts.get("links")
     known = {"ranks", "latency", "bytes_per_us", "both_ways", "work_beside"}
-    for one in [one for one in pairs if isinstance(one, dict) and known <= one.keys()] if isinstance(pairs, list) else []:
-        ranks = "–".join(map(str, one["ranks"]))
-        speed = (units.of_time(one["latency"]), f"{one['bytes_per_us'] / 1e3:.2f}")
-        rows.append((ranks, *speed, *(f"{one[what]:.2f} times" for what in ("both_ways", "work_beside"))))
+    for pair in [p for p in pairs if isinstance(p, dict) and known <= p.keys()] if isinstance(pairs, list) else []:
+        ranks = "–".join(map(str, pair["ranks"]))
+        speed = (units.of_time(pair["latency"]), f"{pair['bytes_per_us'] / 1e3:.2f}")
+        rows.append((ranks, *speed, *(f"{pair[what]:.2f} times" for what in ("both_ways", "work_beside"))))
     return rows
 
 
@@ -252,15 +252,15 @@ def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     """A header and a row a kind of layer whose slices were timed: times of the first and the last, by the line through those
     that were, and how far these lie from it at the most; attention of a whole sequence, and its keys and values."""
-    said = profile.facts.get("slices")
-    lengths = said.get("lengths") if isinstance(said, dict) else None
-    if not isinstance(said, dict) or not lengths:
+    facts = profile.facts.get("slices")
+    lengths = facts.get("lengths") if isinstance(facts, dict) else None
+    if not isinstance(facts, dict) or not lengths:
         return [()]
     cuts = cuts_of([float(length) for length in lengths], profile.layers)
     heads = (f"{what} {units.time}" for what in (*TIMED[:4], "attention F", "B"))
     rows: list[tuple[str, ...]] = [(f"in {len(lengths)} slices", *heads, f"keys and values {units.size}")]
     for layer in profile.layers:
-        if layer.name in (errors := said.get("line_errors", {})):
+        if layer.name in (errors := facts.get("line_errors", {})):
             times = ((slice_times([layer], kind, cuts), errors[layer.name][kind]) for kind in TIMED[:4])
             cells = (f"{units.of_time(row[0])} … {units.of_time(row[-1])} ±{error:.0%}" for row, error in times)
             attention = map(units.of_time, (layer.attention_F, layer.attention_B))
@@ -271,24 +271,24 @@ def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 def overheads_line(profile: Profile) -> str:
     """What the slices that were timed take beside the whole sequence, and where what each takes whatever its length makes
     most of that, what helps; "" where none were timed."""
-    said = profile.facts.get("slices")
-    lengths = said.get("lengths") if isinstance(said, dict) else None
+    facts = profile.facts.get("slices")
+    lengths = facts.get("lengths") if isinstance(facts, dict) else None
     if not lengths:
         return ""
-    found = overheads(profile.layers, cuts_of([float(length) for length in lengths], profile.layers))
-    if found is None:
+    extra = overheads(profile.layers, cuts_of([float(length) for length in lengths], profile.layers))
+    if extra is None:
         return ""
-    dominate = ": these overheads dominate, fewer slices or longer sequences have less" if found.share >= DOMINATING else ""
+    dominate = ": these overheads dominate, fewer slices or longer sequences have less" if extra.share >= DOMINATING else ""
     return (
-        f"a sequence takes {found.ratio:.2f} times as long in {len(lengths)} slices as whole (F and BW of all layers); "
-        f"{found.share:.0%} of that is what each slice takes whatever its length{dominate}"
+        f"a sequence takes {extra.ratio:.2f} times as long in {len(lengths)} slices as whole (F and BW of all layers); "
+        f"{extra.share:.0%} of that is what each slice takes whatever its length{dominate}"
     )
 
 
 def _runs(profile: Profile) -> list[tuple[str, Layer]]:
     """Neighbours that differ in nothing but their names as one: their names, and the first of them."""
     groups = groupby(profile.layers, key=lambda layer: replace(layer, name=""))
-    return [(_names(first, [first, *rest][-1]), first) for _, (first, *rest) in groups]
+    return [(_names(first, [first, *others][-1]), first) for _, (first, *others) in groups]
 
 
 def _names(first: Layer, last: Layer) -> str:

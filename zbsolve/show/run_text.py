@@ -66,27 +66,27 @@ def stage_times(trace: Trace) -> list[dict[str, Any]]:
     problem = trace.problem
     p, e = problem.passes, problem.edges
     times = trace.computed()
-    found = []
+    rows_of = []
     for stage in range(problem.stages):
         rows = np.flatnonzero((p.stage == stage) & problem.computing)
         kinds = {KINDS[k]: times[:, rows[p.kind[rows] == k]] for k in np.unique(p.kind[rows])}
         sent = (p.stage[e.before] == stage) & e.carrying("activation") & (p.rank[e.before] != p.rank[e.after])
-        passes = {kind: {"median": median(one.ravel().tolist()), "quartiles": quartiles(one)} for kind, one in kinds.items()}
+        passes = {kind: {"median": median(us.ravel().tolist()), "quartiles": quartiles(us)} for kind, us in kinds.items()}
         message = float(np.median((e.lag + e.sent)[sent])) if sent.any() else None
-        found.append({"stage": stage, "ranks": list(problem.stage_ranks[stage]), "passes": passes, "message": message})
-    return found
+        rows_of.append({"stage": stage, "ranks": list(problem.stage_ranks[stage]), "passes": passes, "message": message})
+    return rows_of
 
 
 def _stages(trace: Trace) -> list[str]:
     """A table of what stages took: medians, and half of what lies between the quartiles as a share of them."""
-    told = stage_times(trace)
-    kinds = [kind for kind in KINDS if any(kind in one["passes"] for one in told)]
+    times = stage_times(trace)
+    kinds = [kind for kind in KINDS if any(kind in row["passes"] for row in times)]
     rows = [("stage", "rank", *(f"{kind}, ms" for kind in kinds), "message, ms")]
-    for one in told[:MAX_STAGES]:
-        cells = [_spread(one["passes"].get(kind)) for kind in kinds]
-        message = "–" if one["message"] is None else f"{one['message'] / 1e3:.2f}"
-        rows.append((str(one["stage"]), "/".join(map(str, one["ranks"])), *cells, message))
-    more = [f"and {len(told) - MAX_STAGES} more stages"] if len(told) > MAX_STAGES else []
+    for stage in times[:MAX_STAGES]:
+        cells = [_spread(stage["passes"].get(kind)) for kind in kinds]
+        message = "–" if stage["message"] is None else f"{stage['message'] / 1e3:.2f}"
+        rows.append((str(stage["stage"]), "/".join(map(str, stage["ranks"])), *cells, message))
+    more = [f"and {len(times) - MAX_STAGES} more stages"] if len(times) > MAX_STAGES else []
     return [*aligned(rows), *more]
 
 
@@ -109,26 +109,26 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {len(trace.steps)} steps{clocks}"]
     left = facts.get("left_out")
-    lines += [f"left out: {printable(str(one))}" for one in left] if isinstance(left, list) else []
+    lines += [f"left out: {printable(str(part))}" for part in left] if isinstance(left, list) else []
     lines += [*_stages(trace), *_messages_and_lengths(trace), *_stalls(trace, stalls)]
     return "".join(f"{line}\n" for line in lines)
 
 
 def today_line(today: Today) -> str:
     """The answer, one line."""
-    said = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
+    text = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
     lengths = "" if today.alike else ", microbatches as long as in this one"
-    said += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
+    text += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
     best, saved = today.best, today.replayed - today.even
     if best is not None:
-        said += (
+        text += (
             f"; the best schedule in the same memory ({_memory(today)}) takes {format_time(best.value)} ({_proven(best)})"
         )
         if best is not today.found[0]:
-            said += f", on placement {best.placement}"
-            said += ", each stage cut in two" if best.cut else ""
+            text += f", on placement {best.placement}"
+            text += ", each stage cut in two" if best.cut else ""
     even = f"would save {format_time(saved)}" if saved > 0 else "would save nothing"
-    return f"{said}; balancing stages {even} of today's"
+    return f"{text}; balancing stages {even} of today's"
 
 
 def _memory(today: Today) -> str:
@@ -138,8 +138,8 @@ def _memory(today: Today) -> str:
     return f"{most / UNITS:g} microbatches in flight" if most != UNITS else "1 microbatch in flight"
 
 
-def _proven(one: Better) -> str:
-    certificate = one.schedule.certificate
+def _proven(better: Better) -> str:
+    certificate = better.schedule.certificate
     assert certificate is not None
     order = ", for orders that run each stage's microbatches by number" if certificate.proof.endswith(IN_ORDER) else ""
     return ("proven optimal" if certificate.gap == 0 else f"proven within {format_gap(certificate.gap)}") + order
@@ -150,34 +150,34 @@ def today_as_text(today: Today) -> str:
     lines = [today_line(today)]
     if today.found:
         rows = [("placement", "step", "bound", "gap", "of today's order")]
-        for one in today.found:
-            certificate = one.schedule.certificate
+        for better in today.found:
+            certificate = better.schedule.certificate
             assert certificate is not None
-            name = f"{one.placement}{', stages cut in two' if one.cut else ''}"
-            change = f"{one.value / today.replayed - 1:+.1%}" if today.replayed else ""
+            name = f"{better.placement}{', stages cut in two' if better.cut else ''}"
+            change = f"{better.value / today.replayed - 1:+.1%}" if today.replayed else ""
             gap = format_gap(certificate.gap)
-            rows.append((name, exact_time(one.value), exact_time(certificate.bound), gap, change))
+            rows.append((name, exact_time(better.value), exact_time(certificate.bound), gap, change))
         lines += [f"  {line}" for line in aligned(rows)]
     return "\n".join(lines) + "\n"
 
 
-def drift_as_text(found: Drift) -> str:
+def drift_as_text(changes: Drift) -> str:
     """A row a layer, a column a kind; `*`: beyond the spread, `?`: too few samples to say."""
-    kinds = [kind for kind in MEASURED if any(layer.what == kind for layer in found.layers)]
-    names = list(dict.fromkeys(layer.layer for layer in found.layers))
-    cells = {(change.layer, change.what): _cell(change) for change in (*found.layers, *found.total)}
+    kinds = [kind for kind in MEASURED if any(layer.what == kind for layer in changes.layers)]
+    names = list(dict.fromkeys(layer.layer for layer in changes.layers))
+    cells = {(change.layer, change.what): _cell(change) for change in (*changes.layers, *changes.total)}
     rows = [("", *(f"{kind} " for kind in kinds))]
     rows += [(name or "all layers", *(cells.get((name, kind), "– ") for kind in kinds)) for name in (*names, "")]
     lines = aligned(rows)
-    link = next(change for change in found.total if change.what == "link")
+    link = next(change for change in changes.total if change.what == "link")
     lines.append(f"largest message: {link.old:,.1f} → {link.new:,.1f} µs ({_cell(link).strip()})")
-    marked = [layer.beyond for layer in found.layers]
+    marked = [layer.beyond for layer in changes.layers]
     lines.append(f"{sum(map(bool, marked))} of {len(marked)} times changed beyond their spread (*)")
     if None in marked:
         lines[-1] += f"; {marked.count(None)} have fewer than {MIN_SAMPLES} samples on one side (?)"
-    lines += [f"{change.layer}: {change.what} {change.old:,.0f} → {change.new:,.0f} bytes" for change in found.bytes]
-    lines += [f"only in the older: {', '.join(found.only_old)}"] * bool(found.only_old)
-    lines += [f"only in the newer: {', '.join(found.only_new)}"] * bool(found.only_new)
+    lines += [f"{change.layer}: {change.what} {change.old:,.0f} → {change.new:,.0f} bytes" for change in changes.bytes]
+    lines += [f"only in the older: {', '.join(changes.only_old)}"] * bool(changes.only_old)
+    lines += [f"only in the newer: {', '.join(changes.only_new)}"] * bool(changes.only_new)
     return "\n".join(lines) + "\n"
 
 

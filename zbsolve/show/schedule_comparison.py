@@ -78,10 +78,10 @@ class ComparedSchedule:
         """The numbers, without the schedule."""
         body = {name: getattr(self, name) for name in ("name", "value", "bubble", "ratio", "busiest")}
         certificate = None if self.certificate is None else self.certificate.to_json()
-        rest = {"peaks": list(self.peaks), "shares": [asdict(share) for share in self.shares], "certificate": certificate}
+        lists = {"peaks": list(self.peaks), "shares": [asdict(share) for share in self.shares], "certificate": certificate}
         difference = None if self.difference is None else asdict(self.difference)
         times = {"source": self.schedule.problem.source, "other_times": self.other_times}
-        return body | rest | {"difference": difference, **times}
+        return body | lists | {"difference": difference, **times}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
     for row in rows:
         if row.certificate is not None:
             before = highest.get(row.certificate.digest, row.certificate)
-            highest[row.certificate.digest] = max(before, row.certificate, key=lambda one: one.bound)
+            highest[row.certificate.digest] = max(before, row.certificate, key=lambda proof: proof.bound)
     compared_schedules = list(rows)
     for i, row in enumerate(rows):
         own = row.certificate
@@ -194,11 +194,11 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
         return None
     before = _followed(first)
     moved = sum(before[name] != ahead for name, ahead in _followed(schedule).items())
-    found = []
+    places = []
     for rank in range(first.problem.ranks):
-        if differs := first_difference(*(one.order.get(f"compute:{rank}", ()) for one in (first, schedule))):
-            found.append((rank, *differs))
-    return OrderDifference(moved, tuple(found))
+        if differs := first_difference(*(each.order.get(f"compute:{rank}", ()) for each in (first, schedule))):
+            places.append((rank, *differs))
+    return OrderDifference(moved, tuple(places))
 
 
 def other_times(first: Problem, problem: Problem) -> str:
@@ -218,7 +218,7 @@ def other_times(first: Problem, problem: Problem) -> str:
     for kind in ("F", *(BACKWARDS if whole else ())):
         rows = first.rows(kind), problem.rows(kind)
         there, here = (
-            int((one.passes.duration - one.sending)[of].sum()) for one, of in zip((first, problem), rows, strict=True)
+            int((each.passes.duration - each.sending)[of].sum()) for each, of in zip((first, problem), rows, strict=True)
         )
         if abs(here - there) > sum(map(len, rows)) / 2:
             there_in_all, in_all = format_times(there, here)

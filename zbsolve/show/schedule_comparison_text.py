@@ -44,10 +44,10 @@ def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
     """Each with its title and its header: what schedules take, where their time goes, and what their ranks hold; all times
     in one unit. The first one has no title."""
     unit, show = time_unit(max(row.value for row in c.rows))
-    found = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
+    tables = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
-        found.append(("most activations held", _peaks(c)))
-    return found if c.noise is None else [*found, _noise(c.noise)]
+        tables.append(("most activations held", _peaks(c)))
+    return tables if c.noise is None else [*tables, _noise(c.noise)]
 
 
 def source_lines(c: ScheduleComparison) -> list[str]:
@@ -80,8 +80,8 @@ def _values(c: ScheduleComparison, unit: str, show: Show) -> Rows:
 
 def _placement(row: ComparedSchedule, most: int) -> str:
     """The placement as one writes it; one of more than `most` letters by its number of stages."""
-    said = placed(row.schedule.problem)["placement"] or ""
-    return said if 0 < len(said) <= most else f"{row.schedule.problem.stages} stages"
+    name = placed(row.schedule.problem)["placement"] or ""
+    return name if 0 < len(name) <= most else f"{row.schedule.problem.stages} stages"
 
 
 def _shares(c: ScheduleComparison, show: Show) -> Rows:
@@ -140,41 +140,41 @@ def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
     quantiles = [f"p{100 * share:.0f}" for share in SHARES]
     least = "no mean below", "no p95 below"
     rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, *least, "shorter in", "most critical")]
-    for name, one in under_noise.spreads.items():
-        middle, off, *below = (show(us) for us in (*one.mean, one.bound[0], one.bound_at(0.95)[0]))
-        ranked = [show(one.at(share)[0]) for share in SHARES]
-        often = "" if one is first else f"{one.shorter(first):.1%}"
-        parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
-        critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
-        rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, *below, often, critical))
+    for name, row in under_noise.spreads.items():
+        middle, off, *below = (show(us) for us in (*row.mean, row.bound[0], row.bound_at(0.95)[0]))
+        ranked = [show(row.at(share)[0]) for share in SHARES]
+        often = "" if row is first else f"{row.shorter(first):.1%}"
+        parts = ", ".join(f"{part} {share:.0%}" for part, share in list(row.parts.items())[:MAX_PARTS])
+        critical = f"rank {row.critical.argmax()}, {row.critical.max():.0%}: {parts}"
+        rows.append((printable(name), show(row.given), f"{middle} ± {off}", *ranked, *below, often, critical))
     few = f"; too few for an upper end of {' and '.join(under_noise.unbounded)}" if under_noise.unbounded else ""
     return f"{under_noise.draws:,} steps where times vary: {under_noise.noise}{few}", rows
 
 
-def _difference(found: OrderDifference) -> str:
-    if not found.first:
+def _difference(order: OrderDifference) -> str:
+    if not order.first:
         return "the same order"
-    shown = [f"rank {r}, place {i + 1}: {here} in place of {there}" for r, i, there, here in found.first[:MAX_DIFFERENCES]]
-    more = len(found.first) - len(shown)
+    shown = [f"rank {r}, place {i + 1}: {here} in place of {there}" for r, i, there, here in order.first[:MAX_DIFFERENCES]]
+    more = len(order.first) - len(shown)
     tail = f"; and on {more} more ranks" if more else ""
-    return f"{found.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"
+    return f"{order.moved} passes follow another pass; first differences: {'; '.join(shown)}{tail}"
 
 
 def verdict_line(c: ScheduleComparison) -> str:
     """Which is best, by how much, and how much better one could be."""
     first, best = c.rows[0], c.best
     if best is first:
-        said = f"{printable(first.name)} is the shortest of them"
+        text = f"{printable(first.name)} is the shortest of them"
     else:
-        said = f"{printable(best.name)} takes {1 - best.ratio:.2%} less time than {printable(first.name)}"
+        text = f"{printable(best.name)} takes {1 - best.ratio:.2%} less time than {printable(first.name)}"
     if best.other_times:
-        said = f"{printable(best.name)} is the shortest of them, by other times than {printable(first.name)}'s"
+        text = f"{printable(best.name)} is the shortest of them, by other times than {printable(first.name)}'s"
     proven = best.certificate
     if proven is None:
-        return f"{said}; nothing is proven about it"
+        return f"{text}; nothing is proven about it"
     gap = relative_gap(best.value, proven.bound)
     least = f"takes more than {gap:.2%} less" if gap > 0 else "is shorter"
-    return f"{said}; proven: no order of its passes {least}"
+    return f"{text}; proven: no order of its passes {least}"
 
 
 def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str], doubts: Sequence[str] = ()) -> None:
@@ -207,12 +207,12 @@ def comparison_as_page(comparison: ScheduleComparison, doubts: Sequence[str] = (
 def _figures(c: ScheduleComparison) -> list[tuple[str, str, str]]:
     """What stands large at the top: (label, value, note) of the first, and of the best where that is another."""
     unit, show = time_unit(max(row.value for row in c.rows))
-    found = []
+    shown = []
     for row in c.rows[:1] if c.best is c.rows[0] else (c.rows[0], c.best):
         against = "the first" if row is c.rows[0] else f"{row.ratio - 1:+.2%}"
         held = f", peak {format_bytes(max(row.peaks))}" if max(row.peaks) else ""
-        found.append((printable(row.name), f"{show(row.value)} {unit}", f"{against}, bubble {row.bubble:.2%}{held}"))
+        shown.append((printable(row.name), f"{show(row.value)} {unit}", f"{against}, bubble {row.bubble:.2%}{held}"))
     if c.best.certificate is not None:
         gap = format_gap(c.best.certificate.gap)
-        found.append(("proven bound", f"{show(c.best.certificate.bound)} {unit}", gap if gap == "optimal" else f"gap {gap}"))
-    return found
+        shown.append(("proven bound", f"{show(c.best.certificate.bound)} {unit}", gap if gap == "optimal" else f"gap {gap}"))
+    return shown

@@ -42,11 +42,11 @@ def placed(problem: Problem) -> dict[str, Any]:
 
 def placement_line(problem: Problem) -> str:
     """`placement loop: 16 stages on 8 ranks, 2 a rank`."""
-    found = placed(problem)
-    least, most = min(found["stages_a_rank"]), max(found["stages_a_rank"])
+    spots = placed(problem)
+    least, most = min(spots["stages_a_rank"]), max(spots["stages_a_rank"])
     each = f"{most}" if least == most else f"{least} to {most}"
-    name = found["placement"] or "without routes"
-    return f"placement {name}: {found['stages']} stages on {problem.ranks} ranks, {each} a rank"
+    name = spots["placement"] or "without routes"
+    return f"placement {name}: {spots['stages']} stages on {problem.ranks} ranks, {each} a rank"
 
 
 def without_notes(line: str) -> str:
@@ -61,8 +61,8 @@ def value_line(schedule: Schedule) -> str:
     """One line: the objective's value, both step times and the bubble."""
     timeline, objective = schedule.timeline(), schedule.problem.objective
     other = "span" if objective == "makespan" else "makespan"
-    rest = timeline.span if other == "span" else timeline.makespan
-    value, then, work = format_times(timeline.value, rest, schedule.problem.work)
+    second = timeline.span if other == "span" else timeline.makespan
+    value, then, work = format_times(timeline.value, second, schedule.problem.work)
     return f"{objective} {value}, bubble {timeline.bubble_rate:.2%} of it ({other} {then}, work {work})"
 
 
@@ -71,8 +71,8 @@ def pool_lines(schedule: Schedule) -> list[str]:
     pools = schedule.problem.pools
     peaks = schedule.timeline().pool_peaks if pools else ()
     limits = ["" if pool.capacity is None else f" of {format_bytes(pool.capacity)}" for pool in pools]
-    found = zip(pools, peaks, limits, strict=True)
-    return [f"{printable(pool.name)}: {format_bytes(peak)}{limit}" for pool, peak, limit in found]
+    rows = zip(pools, peaks, limits, strict=True)
+    return [f"{printable(pool.name)}: {format_bytes(peak)}{limit}" for pool, peak, limit in rows]
 
 
 def verdict(certificate: Certificate) -> str:

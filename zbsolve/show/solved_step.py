@@ -87,7 +87,7 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
     """By which share one pass BW is shorter than B and W, where a profile has both and the schedule runs them apart."""
     if "W" not in schedule.problem.passes.kinds:
         return 0.0
-    apart, fused = (sum(one) for one in zip(*((c.B + c.W, c.BW) for c in profile.layers), strict=True))
+    apart, fused = (sum(us) for us in zip(*((c.B + c.W, c.BW) for c in profile.layers), strict=True))
     return max(0.0, 1 - fused / apart) if apart and fused else 0.0
 
 
@@ -110,7 +110,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
-        return {PARTITION: {place: min(least_step(one, step.objective) for one in all_) for place, all_ in places.items()}}
+        return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
     if step.gathers != AUTO and (step.keeping_open or step.vocabulary == AUTO):
         return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
@@ -128,9 +128,9 @@ def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str,
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
     """µs that no choice takes less than on a placement. Of the vocabulary's places alone what was proven of each counts."""
-    found = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
+    bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
     proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
-    return min(max(bound, proven.get(key, 0)) for key, bound in found.items())
+    return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
 
 
 def _least_on_layers(
@@ -160,17 +160,17 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
     value = min(attempt.value for attempt in tried if attempt.value is not None)
     if step.partition == AUTO:
         return {}
-    found: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
+    least: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
     for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
         on_it = replace(step, placement=place)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
         each = [bound_of_any_slices(profile, on_it, layer, value) for layer in layers]
         if any(of_any_slices is None for of_any_slices in each):
             return {}
-        found[SLICES][place] = min(of_any_slices.bound for of_any_slices in each if of_any_slices is not None)
+        least[SLICES][place] = min(of_any_slices.bound for of_any_slices in each if of_any_slices is not None)
         if all(of_any_slices is not None and of_any_slices.longer_from for of_any_slices in each):
-            found[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
-    return {what: every for what, every in found.items() if every}
+            least[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
+    return {what: every for what, every in least.items() if every}
 
 
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:

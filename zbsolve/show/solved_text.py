@@ -83,10 +83,10 @@ class WorkBeside:
         at least; and what is proven of every choice that was left open."""
         problem, alone = schedule.problem, self.alone.certificate
         assert alone is not None
-        rest = self.alone.problem.busy.sum()
+        busy = self.alone.problem.busy.sum()
         facts: dict[str, Any] = {
-            "share": float(problem.busy.sum() - rest) / (problem.ranks * round(schedule.timeline().value)),
-            "bubble": float(1 - rest / (problem.ranks * alone.value)),
+            "share": float(problem.busy.sum() - busy) / (problem.ranks * round(schedule.timeline().value)),
+            "bubble": float(1 - busy / (problem.ranks * alone.value)),
             "value_alone": alone.value,
             "bound_alone": alone.bound,
         }
@@ -154,8 +154,8 @@ class Solved:
             "capacity": None if problem.capacity is None else list(problem.capacity),
         }
         if problem.pools:
-            found = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
-            body["pools"] = [{"name": pool.name, "peak": peak, "capacity": pool.capacity} for pool, peak in found]
+            rows = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
+            body["pools"] = [{"name": pool.name, "peak": peak, "capacity": pool.capacity} for pool, peak in rows]
         if problem.messages is not None and problem.capacity is not None:
             waiting = most_waiting(self.schedule).tolist()
             body["messages"] = {"waiting": waiting, "reserved": list(problem.messages.reserved)}
@@ -189,9 +189,9 @@ class Solved:
 def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
     """What `schedule` takes more than `other`, as shares of the other's value and of its largest peak; None where that is
     0."""
-    mine, its = schedule.timeline(), other.timeline()
+    own, its = schedule.timeline(), other.timeline()
     most = max(its.peak_bytes)
-    return mine.value / its.value - 1, max(mine.peak_bytes) / most - 1 if most else None
+    return own.value / its.value - 1, max(own.peak_bytes) / most - 1 if most else None
 
 
 def solved_as_text(solved: Solved) -> str:
@@ -241,17 +241,17 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
     pieces = "" if most is None else f" ({facts['pieces']} pieces)"
-    said = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
+    text = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
     if value > least and work.found is None:
-        return f"work: {said}; proven: without it the step takes at least {exact_time(least)}"
-    said = f"work: without it {facts['bubble']:.1%} of all ranks' time is idle; {said}"
+        return f"work: {text}; proven: without it the step takes at least {exact_time(least)}"
+    text = f"work: without it {facts['bubble']:.1%} of all ranks' time is idle; {text}"
     if most is not None:
-        return f"{said}; proven: no order does more{'' if most == facts['pieces'] else f' than {most}'} without being longer"
+        return f"{text}; proven: no order does more{'' if most == facts['pieces'] else f' than {most}'} without being longer"
     if value <= least:
-        return f"{said}; proven: no order is shorter without it"
+        return f"{text}; proven: no order is shorter without it"
     longer = f"{exact_time(value - alone)} longer" if value > alone else "not longer"
     return (
-        f"{said}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
+        f"{text}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
         f"{exact_time(facts['bound_of_every_choice'])}"
     )
 
@@ -276,22 +276,22 @@ def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
 
 def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:
     """Which layers lie elsewhere than in the default split, and what that saves."""
-    said = ", ".join(f"{count} from stage {giver} to stage {taker}" for giver, taker, count in moves)
+    moved = ", ".join(f"{count} from stage {giver} to stage {taker}" for giver, taker, count in moves)
     value = default.value or 1
     change = _change(schedule.timeline().value / value - 1, "time")
     split = f"the balanced split ({counted(default.layers)})"
-    return f"layers moved from {split}: {said}; those between move along; {change} ({format_times(value)[0]} there)"
+    return f"layers moved from {split}: {moved}; those between move along; {change} ({format_times(value)[0]} there)"
 
 
 def _bound_lines(solved: Solved) -> Iterator[str]:
     """What holds for all that was tried, a line each."""
     for what, every in solved.bounds.items():
         if what == LONGER:
-            said = ", ".join(f"{count} on {placement}" for placement, count in every.items())
-            yield f"more slices take longer than the best, however long they are: proven from {said}"
+            counts = ", ".join(f"{count} on {placement}" for placement, count in every.items())
+            yield f"more slices take longer than the best, however long they are: proven from {counts}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        proven = [one.placement for one in solved.tried if not one.why and what == PARTITION and solved.schedule.every_split]
+        proven = [row.placement for row in solved.tried if not row.why and what == PARTITION and solved.schedule.every_split]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 
@@ -316,11 +316,11 @@ def _attention_in_words(gain: AttentionGain) -> str:
             "attention exchange: no pass hands attention over, so nothing changes: ranks that wait cannot help, or messages "
             "take as long as they would save"
         )
-    said = f"attention exchange: {gain.handed} of {gain.possible} passes hand attention over, {exact_time(gain.time)} in all"
+    text = f"attention exchange: {gain.handed} of {gain.possible} passes hand attention over, {exact_time(gain.time)} in all"
     if gain.value is None or gain.without is None:
-        return said
+        return text
     change, both = _change(gain.value / gain.without - 1, "time"), format_times(gain.without, gain.value)
-    return f"{said}; SlimPipe's order has {change} with it ({' → '.join(both)})"
+    return f"{text}; SlimPipe's order has {change} with it ({' → '.join(both)})"
 
 
 def _memory_lines(solved: Solved) -> list[str]:
@@ -373,12 +373,12 @@ def _peak_rows(peaks: Sequence[int], capacity: Sequence[int] | None) -> list[str
 def _changes_in_words(schedule: Schedule, other: Schedule) -> str:
     """`13.3% less time (1,079.41 ms → 935.37 ms), 102.4% more memory on the fullest rank (12.5 GiB → 25.3 GiB)`."""
     time, memory = changes(schedule, other)
-    mine, its = schedule.timeline(), other.timeline()
-    said = f"{_change(time, 'time')} ({' → '.join(format_times(its.value, mine.value))})"
+    own, its = schedule.timeline(), other.timeline()
+    text = f"{_change(time, 'time')} ({' → '.join(format_times(its.value, own.value))})"
     if memory is None:
-        return said
-    most = f"{format_bytes(max(its.peak_bytes))} → {format_bytes(max(mine.peak_bytes))}"
-    return f"{said}, {_change(memory, 'memory')} on the fullest rank ({most})"
+        return text
+    most = f"{format_bytes(max(its.peak_bytes))} → {format_bytes(max(own.peak_bytes))}"
+    return f"{text}, {_change(memory, 'memory')} on the fullest rank ({most})"
 
 
 def _change(share: float, what: str) -> str:
@@ -418,16 +418,16 @@ def state_as_text(state: State, elapsed: float) -> str:
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
     """What each placement and partition reached and why it lost, a row each, all times in one unit; the memory of the
     fullest rank where any is known."""
-    split, full = len({attempt.partition for attempt in tried}) > 1, any(one.memory for one in tried)
+    split, full = len({attempt.partition for attempt in tried}) > 1, any(attempt.memory for attempt in tried)
     head = "placement, partition" if split else "placement"
     unit, show = time_unit(max(attempt.value for attempt in tried if attempt.value is not None), digits=3)
     rows = [(head, f"{objective}, {unit}", f"bound, {unit}", "gap", *["fullest rank"] * full, "seconds", "")]
-    for one in tried:
-        name = f"{one.placement} {one.partition}" if split else one.placement
-        gap = "–" if one.value is None or one.bound is None else f"{relative_gap(one.value, one.bound):.2%}"
-        numbers = (*("–" if us is None else show(us) for us in (one.value, one.bound)), gap)
+    for choice in tried:
+        name = f"{choice.placement} {choice.partition}" if split else choice.placement
+        gap = "–" if choice.value is None or choice.bound is None else f"{relative_gap(choice.value, choice.bound):.2%}"
+        numbers = (*("–" if us is None else show(us) for us in (choice.value, choice.bound)), gap)
         if full:
-            numbers = (*numbers, format_bytes(one.memory) if one.memory else "–")
-        layers = f"  {counted(one.layers)}" if split and one.layers else ""
-        rows.append((name, *numbers, f"{one.seconds:.1f}" if one.seconds else "–", f"{one.why or 'best'}{layers}"))
+            numbers = (*numbers, format_bytes(choice.memory) if choice.memory else "–")
+        layers = f"  {counted(choice.layers)}" if split and choice.layers else ""
+        rows.append((name, *numbers, f"{choice.seconds:.1f}" if choice.seconds else "–", f"{choice.why or 'best'}{layers}"))
     return "\n".join(aligned(rows, left=(0, -1))) + "\n"

@@ -41,9 +41,9 @@ def tracks_of(problem: Problem) -> list[Track]:
     """A track for every stream, ordered by rank, compute streams first; what a card receives is its own rank's."""
     lowest = {stream: int(problem.passes.rank[rows].min()) for stream, rows in problem.members.items() if len(rows)}
     lowest |= {stream: int(stream.removeprefix("in:")) for stream in lowest if stream.startswith("in:")}
-    found = [(rank, stream, problem.members[stream]) for stream, rank in lowest.items()]
-    found.sort(key=lambda one: (one[0], not one[1].startswith("compute:"), one[1]))
-    return [Track(stream, rank, rows, i == 0 or found[i - 1][0] != rank) for i, (rank, stream, rows) in enumerate(found)]
+    lanes = [(rank, stream, problem.members[stream]) for stream, rank in lowest.items()]
+    lanes.sort(key=lambda row: (row[0], not row[1].startswith("compute:"), row[1]))
+    return [Track(stream, rank, rows, i == 0 or lanes[i - 1][0] != rank) for i, (rank, stream, rows) in enumerate(lanes)]
 
 
 def chunk_numbers(problem: Problem) -> Ints:
@@ -121,7 +121,7 @@ def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
     Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
     """
     timeline, ranks = schedule.timeline(), schedule.problem.ranks
-    found = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
+    events = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
     if trace is not None:
         check_trace(schedule, trace)
         step = trace.median_step
@@ -131,8 +131,8 @@ def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
         if trace.held is not None:
             extra["held"] = trace.held.tolist()
         measured = trace.median()
-        found += _run(schedule, measured, "measured", ranks, extra) + _memory(measured, ranks)
-    body = {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
+        events += _run(schedule, measured, "measured", ranks, extra) + _memory(measured, ranks)
+    body = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"digest": schedule.problem.digest}}
     return json.dumps(body, separators=(",", ":")) + "\n"
 
 
@@ -140,18 +140,18 @@ def _run(
     schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
 ) -> list[Event]:
     """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
-    found: list[Event] = []
+    events: list[Event] = []
     home: dict[int, tuple[int, int]] = {}
     for rank in range(schedule.problem.ranks):
-        found.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
-        found.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
+        events.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
+        events.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
     for thread, track in enumerate(tracks_of(schedule.problem)):
         for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # a bus is several ranks'
-            found.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
-        found += _slices(timeline, track, offset, thread, extra or {})
+            events.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
+        events += _slices(timeline, track, offset, thread, extra or {})
         for row in track.rows.tolist():
             home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
-    return found + _messages(timeline, home, offset)
+    return events + _messages(timeline, home, offset)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> Event:
@@ -184,7 +184,7 @@ def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int)
     """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
     one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
     """
-    problem, found = timeline.problem, list[Event]()
+    problem, events = timeline.problem, list[Event]()
     rank = problem.passes.rank
     pairs = zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
     first = offset * len(problem.edges)
@@ -193,10 +193,10 @@ def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int)
             continue
         common = {"cat": "message", "name": "message", "id": first + i}
         leaves = timeline.end[a].item() - _within(timeline, a)
-        found.append({"ph": "s", **common, "pid": home[a][0], "tid": home[a][1], "ts": leaves})
+        events.append({"ph": "s", **common, "pid": home[a][0], "tid": home[a][1], "ts": leaves})
         comes = timeline.start[b].item() + _within(timeline, b)
-        found.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": comes})
-    return found
+        events.append({"ph": "f", "bp": "e", **common, "pid": home[b][0], "tid": home[b][1], "ts": comes})
+    return events
 
 
 def _within(timeline: Timeline, row: int) -> float:
@@ -208,7 +208,7 @@ def _within(timeline: Timeline, row: int) -> float:
 def _memory(timeline: Timeline, offset: int) -> list[Event]:
     if timeline.held is None and not timeline.problem.edges.bytes.any():
         return []
-    problem, found = timeline.problem, list[Event]()
+    problem, events = timeline.problem, list[Event]()
     homes = [(rank, "memory") for rank in range(problem.ranks)]
     for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # beside the first rank that has bytes there
         users = problem.passes.rank[problem.edges.before[problem.edges_in(pool)]]
@@ -216,5 +216,5 @@ def _memory(timeline: Timeline, offset: int) -> list[Event]:
     for pool, (rank, name) in enumerate(homes):
         times, held = timeline.memory(pool)
         for time, size in zip(times.tolist(), held.tolist(), strict=True):
-            found.append({"ph": "C", "name": name, "pid": offset + rank, "ts": time, "args": {"bytes": size}})
-    return found
+            events.append({"ph": "C", "name": name, "pid": offset + rank, "ts": time, "args": {"bytes": size}})
+    return events

@@ -76,13 +76,13 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
     they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput for groups that
     Megatron does not take."""
-    count, rest = divmod(problem.microbatches, size)
+    count, left = divmod(problem.microbatches, size)
     if not takes_groups(problem, size):
         raise BadInput(
             f"interleaved:{size}: groups have {problem.ranks} to {problem.microbatches} microbatches, the last one at least "
             f"{problem.ranks}, one a rank"
         )
-    groups = [size] * count + [rest] * (rest > 0)
+    groups = [size] * count + [left] * (left > 0)
     warm = (problem.ranks - 1) * 2 + 1
     step = step_in_rows(problem, "interleaved")
     return Schedule.of(problem, grouped(step, groups, lambda rank, chunks: warm - 2 * rank + (chunks - 1) * size))
@@ -90,8 +90,8 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
 
 def takes_groups(problem: Problem, size: int) -> bool:
     """Whether Megatron takes groups of `size` microbatches: each has one a rank, also what is left for the last."""
-    rest = problem.microbatches % size if size else 0
-    return problem.ranks <= size <= problem.microbatches and not 0 < rest < problem.ranks
+    left = problem.microbatches % size if size else 0
+    return problem.ranks <= size <= problem.microbatches and not 0 < left < problem.ranks
 
 
 @rows_of("gis")
@@ -235,7 +235,7 @@ def in_rounds(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Sched
         raise WrongPlacement("pipedream: is defined for placement single only")
     order = {}
     for stream, names in flushed(plain).order.items():
-        order[stream] = tuple(one for name in names for one in (name, *waits.get(name, ())))
+        order[stream] = tuple(each for name in names for each in (name, *waits.get(name, ())))
     place = {name: i for names in order.values() for i, name in enumerate(names)}
     e, name_of = problem.edges, problem.names
     for a in np.flatnonzero(problem.passes.are("U")[e.before]).tolist():

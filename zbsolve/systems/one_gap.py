@@ -45,8 +45,8 @@ def _shortest(step: StepTimes, m: int) -> Ints:
     few = min(m, ENOUGH * step.duration.shape[1])
     chosen, least = (0, 0), _best_of(step, _counts(step, few, 0, 0))[0]
     for k in range(1, step.duration.shape[1]):
-        found = [(_best_of(step, _counts(step, few, k, before))[0], before) for before in (2 * k - 1, 2 * k)]
-        value, before = min(found)
+        tries = [(_best_of(step, _counts(step, few, k, before))[0], before) for before in (2 * k - 1, 2 * k)]
+        value, before = min(tries)
         if k > 1 and value >= least:
             break
         if value < least:

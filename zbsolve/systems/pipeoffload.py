@@ -91,25 +91,25 @@ def half_copies(step: Problem, O: Numbers, R: Numbers) -> Bools:  # noqa: E741
 
 def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa: E741
     block = _block(without_side_streams(step), name)
-    times = (whole_numbers(one, what, step.stages).tolist() for one, what in ((O, "O"), (R, "R")))
+    times = (whole_numbers(us, what, step.stages).tolist() for us, what in ((O, "O"), (R, "R")))
     least = [Turns(0, out + back, out, back, out).least for out, back in zip(*times, strict=True)]
-    found: Bools = block.gap * block.length >= least
-    return found
+    fits: Bools = block.gap * block.length >= least
+    return fits
 
 
 def _beyond_half(problem: Problem, stages: Ints) -> Bools:
     """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
     chunks = problem.stages // problem.ranks
-    found: Bools = stages >= (chunks + 1) // 2 * problem.ranks
-    return found
+    beyond: Bools = stages >= (chunks + 1) // 2 * problem.ranks
+    return beyond
 
 
 def _offloaded(problem: Problem, name: str) -> Ints:
     """The stages that offload. Raises BadInput where there are none."""
-    found = np.unique(problem.passes.stage[problem.rows("O")])
-    if not len(found):
+    stages = np.unique(problem.passes.stage[problem.rows("O")])
+    if not len(stages):
         raise BadInput(f"{name}: the step offloads nothing; it is defined where passes O and R copy activations")
-    return found
+    return stages
 
 
 def _schedule(problem: Problem, name: str) -> Schedule:
@@ -183,7 +183,7 @@ def _behind_inputs(problem: Problem, start: Ints) -> Ints:
 def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
     """Of each rank that copies; with a stream for each direction, at once out and back. begun: µs at which each rank may
     begin; those that share a stream begin with their first one, and so do pairs."""
-    p, found = problem.passes, {}
+    p, turns = problem.passes, {}
     every, returns = problem.rows("O"), problem.rows("R")
     for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
         on_it = np.array([streams == stream for streams in p.stream_sets])[p.streams]
@@ -191,13 +191,13 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
         ranks = np.unique(p.rank[here]).tolist()
         there = returns[np.isin(p.rank[returns], ranks)]
         out, back = int(p.duration[here].max()), int(p.duration[there].max())
-        one = bool(on_it[there].all())
-        turn = max(out + back if one else max(out, back), 1)
+        shared = bool(on_it[there].all())
+        turn = max(out + back if shared else max(out, back), 1)
         for place, rank in enumerate(ranks):
             lead = ranks[0] if len(ranks) > 1 else rank - rank % PAIR
             shift = place * turn if len(ranks) > 1 else rank % PAIR * out
-            found[rank] = Turns(int(begun[lead]) + shift, len(ranks) * turn, out, back, out if one else 0)
-    return found
+            turns[rank] = Turns(int(begun[lead]) + shift, len(ranks) * turn, out, back, out if shared else 0)
+    return turns
 
 
 def _put_copies(problem: Problem, start: Ints, rank: int, turns: Turns, name: str) -> None:

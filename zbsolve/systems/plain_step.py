@@ -170,7 +170,7 @@ def times_of(problem: Problem, name: str) -> tuple[StepTimes, Ints]:
     if g is None:
         raise BadInput(f"{name}: microbatches differ in what they wait for")
     passes, first, stages = problem.passes, g.passes[:, 0], problem.stages
-    kind = np.array([STEP_KINDS.index(one) for one in passes.kinds], np.int64)[passes.kind[first]]
+    kind = np.array([STEP_KINDS.index(label) for label in passes.kinds], np.int64)[passes.kind[first]]
     lane = np.empty((3, stages), np.int64)
     lane[kind, passes.stage[first]] = np.arange(len(first))
     lag = np.zeros(len(first), np.int64)

@@ -119,14 +119,14 @@ def check_backward(name: str, problem: Problem, path: str) -> None:
     its order on the other backward is another schedule. Only a profile knows the times of both."""
     entry, kinds = system(name), problem.passes.kinds
     if entry.fused and "W" in kinds:
-        said = f"{name}: needs one backward BW, and {path} has B and W apart"
+        needs = f"{name}: needs one backward BW, and {path} has B and W apart"
     elif not entry.fused and "BW" in kinds:
-        said = f"{name}: needs B and W apart, and {path} has one backward BW"
+        needs = f"{name}: needs B and W apart, and {path} has one backward BW"
     else:
         return
     other = entry.split or next((fused.name for fused in SYSTEMS if fused.split == name), "")
     same = f"the same order there is {other}; " if other else ""
-    raise BadInput(f"{said}: {same}name a profile, which has the times of both")
+    raise BadInput(f"{needs}: {same}name a profile, which has the times of both")
 
 
 def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:

@@ -101,7 +101,7 @@ def _groups(ranks: int, microbatches: int, slices: int) -> list[int]:
     """How many slices take the chunks in turn: p or more, in whole microbatches, of which the first group takes what is left
     over; or a part of one microbatch, the smallest that divides it."""
     if slices > ranks:
-        size = next(one for one in range(ranks, slices + 1) if slices % one == 0)
+        size = next(count for count in range(ranks, slices + 1) if slices % count == 0)
         return [size] * (microbatches * slices // size)
     each = -(-ranks // slices)
     first = microbatches if microbatches < each else each + microbatches % each

@@ -91,8 +91,8 @@ class System:
     @property
     def words(self) -> dict[str, Any]:
         """What can be said of it in a file: everything but functions."""
-        said = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
-        return {name: getattr(self, name) for name in said}
+        names = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
+        return {name: getattr(self, name) for name in names}
 
 
 def _group(microbatches: int, ranks: int) -> int:

@@ -40,7 +40,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
     if window < 1:
         raise BadInput(f"torch's window: {window} stages: one at least is needed")
     orders = [schedule.sequences[f"compute:{rank}"] for rank in range(problem.ranks)]
-    issued = [one for order in orders for one in _uses(problem, order, window)]
+    issued = [use for order in orders for use in _uses(problem, order, window)]
     other = regathered(replace(problem, capacity=None), [rows for _, rows in issued])
     names, index = problem.names, other.index
     gathers = len(other.passes) - len(issued) + np.arange(len(issued))
@@ -55,7 +55,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
     for row in other.rows("RS", "C").tolist():
         rank = int(other.passes.rank[row])
         comm[rank].append((_behind(other, sequences[f"compute:{rank}"], row), row))
-    sequences |= {f"comm:{rank}": [row for _, row in sorted(found)] for rank, found in comm.items() if found}
+    sequences |= {f"comm:{rank}": [row for _, row in sorted(lane)] for rank, lane in comm.items() if lane}
     return Schedule.of(other, sequences, syncs)
 
 
@@ -63,16 +63,16 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
     """A rank's gathers as they are issued: before which place of its order, and the passes that use what was gathered."""
     stages = problem.passes.stage[order].tolist()
     active: dict[int, list[int]] = {}
-    found: list[tuple[int, list[int]]] = []
+    uses: list[tuple[int, list[int]]] = []
     for at, stage in enumerate(stages):
         following = list(dict.fromkeys(stages[at:]))[:window]
-        active = {one: rows for one, rows in active.items() if one in following}
+        active = {key: rows for key, rows in active.items() if key in following}
         for new in following:
             if new not in active:
                 active[new] = []
-                found.append((at, active[new]))
+                uses.append((at, active[new]))
         active[stage].append(int(order[at]))
-    return [(at, np.array(rows, np.int64)) for at, rows in found]
+    return [(at, np.array(rows, np.int64)) for at, rows in uses]
 
 
 def _behind(problem: Problem, order: list[int], row: int) -> float:

@@ -37,8 +37,8 @@ class Block(NamedTuple):
 
 def repeated(problem: Problem, name: str, block: Block) -> Schedule:
     """The block repeated, squeezed and its ramps re-ordered. Raises BadInput where microbatches differ."""
-    graph, found = squeezed(problem, name, block)
-    return to_schedule(problem, graph, found.order)
+    graph, decoded = squeezed(problem, name, block)
+    return to_schedule(problem, graph, decoded.order)
 
 
 def squeezed(problem: Problem, name: str, block: Block, wait: int = 0) -> tuple[MicrobatchGraph, Decoded]:
@@ -57,7 +57,7 @@ def squeezed(problem: Problem, name: str, block: Block, wait: int = 0) -> tuple[
     offset = np.array([block.slots[passes.kind_names[row], int(passes.stage[row])] for row in first], np.int64)
     # Of the two ways to fill ramps (see `DecodeRule`) the shorter one; both hold the memory.
     decoded = [decode(graph, repeated_targets(graph, offset, block.period), rule) for rule in RAMPS]
-    return graph, min((one for one in decoded if one is not None), key=lambda one: one.value)
+    return graph, min((each for each in decoded if each is not None), key=lambda each: each.value)
 
 
 def _unit_times(problem: Problem, wait: int) -> Problem:
@@ -150,7 +150,7 @@ def one_f_one_b_v(problem: Problem) -> Schedule:
     back = _chain([(i + 2 + i % 3) % PERIOD for i in range(d)], far[0] + 1, 2)
     last = _chain([(i + (4, 1, 1)[i % 3]) % PERIOD for i in reversed(range(d))], back[-1] + 2, 2)[::-1]
     held = ((last[i] + 2 - near[i], back[i] + 2 - far[i]) for i in range(d))
-    peak = max(-(-one // PERIOD) - (-other // PERIOD) for one, other in held)
+    peak = max(-(-first // PERIOD) - (-other // PERIOD) for first, other in held)
     return _repeated(problem, "1f1b-v", lambda i: (near[i], far[i], back[i], last[i]), peak / 2, fused=True)
 
 
@@ -172,7 +172,7 @@ def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: 
 def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Block:
     """The block of these slots, with W in the first free ones behind B, and `peak` microbatches' activations."""
     backward = "BW" if fused else "B"
-    found: dict[tuple[str, int], int] = {}
+    block: dict[tuple[str, int], int] = {}
     for rank in range(ranks):
         near, far = rank, 2 * ranks - 1 - rank
         keys = (("F", near), ("F", far), (backward, far), (backward, near))
@@ -182,8 +182,8 @@ def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: boo
             slot = next(s for s in range(at["B", stage] + 1, at["B", stage] + PERIOD + 1) if s % PERIOD not in taken)
             taken.add(slot % PERIOD)
             at["W", stage] = slot
-        found |= at
-    return Block(found, PERIOD, [round(2 * peak)] * ranks)
+        block |= at
+    return Block(block, PERIOD, [round(2 * peak)] * ranks)
 
 
 SLOT = 4  # ticks, so that S and T have places of their own between two slots
@@ -222,17 +222,17 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
     p, shards = problem.passes, problem.passes.are("S", "T")
     if not shards.any():
         raise BadInput(f"{name}: the vocabulary is not sharded: name --vocabulary sharded or two-barriers")
-    rest = np.flatnonzero(~shards)
-    step = problem.only(rest)
+    plain = np.flatnonzero(~shards)
+    step = problem.only(plain)
     check_plain(step, name, shape, fused)
     barriers = 1 + int(p.are("T")[problem.edges.before].any())  # with one, nothing waits for T
     room = [held + barriers * chunks for held in block.room]
     late = {key: slot + (0 if key[0] == "F" else barriers * block.period) for key, slot in block.slots.items()}
     # The last slot of a period is left to the ramps, which then do not wait so long for B; what is repeated stays.
     wait = block.period - 1
-    graph, found = squeezed(step, name, Block(late, block.period, room), barriers * wait)
+    graph, decoded = squeezed(step, name, Block(late, block.period, room), barriers * wait)
     tick = np.zeros(len(p), np.int64)
-    tick[rest[graph.passes]] = SLOT * found.start
+    tick[plain[graph.passes]] = SLOT * decoded.start
     ends, S, T = problem.rows("F", stage=step.stages - 1), problem.rows("S"), problem.rows("T")
     behind = np.zeros(problem.microbatches, np.int64)
     behind[p.microbatch[ends]] = tick[ends] + SLOT

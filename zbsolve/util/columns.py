@@ -36,11 +36,11 @@ def whole_column(values: Any, what: str) -> Ints:
 def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
     """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
     naming `what` and an unknown word."""
-    found, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
-    unknown = [word for word in found.tolist() if word not in known]
+    distinct, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
+    unknown = [word for word in distinct.tolist() if word not in known]
     if unknown:
         raise BadInput(f"unknown {what} '{unknown[0]}' (one of {' '.join(known)})")
-    number = np.array([known.index(word) for word in found.tolist()], np.int64)
+    number = np.array([known.index(word) for word in distinct.tolist()], np.int64)
     return np.full(count, number[0]) if np.ndim(words) == 0 else number[place.reshape(-1)]
 
 

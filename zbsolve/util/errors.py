@@ -7,6 +7,8 @@ import os
 import site
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +59,15 @@ class Deadlock(ZbsolveError):
         self.cycle = cycle
 
 
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """What is raised inside as BadInput says `where` it is, a file or a field."""
+    try:
+        yield
+    except BadInput as error:
+        raise error if str(error).startswith(where) else BadInput(f"{where}: {error}") from None
+
+
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt that `error` is or comes from; None where there is none. Compiled code that a signal ends raises
     SystemError from it."""
@@ -81,10 +92,10 @@ def own_line(error: BaseException) -> str:
 
 def raised(error: BaseException) -> str:
     """Type, own line and message, `ValueError at model.py:12: wrong width`, without line breaks."""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
     place = own_line(error)
     head = type(error).__name__ + (f" at {place}" if place else "")
-    text = " ".join(said.split())
+    text = " ".join(message.split())
     return f"{head}: {text}"[:MAX_CHARACTERS] if text else head
 
 
@@ -98,9 +109,9 @@ def _own(name: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     """Folders of code that is not the person's."""
     known = sysconfig.get_paths()
-    found = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [*site.getsitepackages(), site.getusersitepackages(), str(ROOT / "zbsolve"), str(ROOT / "profiler")]
-    return tuple(os.path.realpath(name) + os.sep for name in found)
+    folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(ROOT / "zbsolve"), str(ROOT / "profiler")]
+    return tuple(os.path.realpath(name) + os.sep for name in folders)
 
 
 def _short(name: str) -> str:

@@ -282,8 +282,8 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
     """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
     BadInput."""
-    found, body = read_one_of(path, (kind, *holders))
-    return part_of(found, body, kind, path)
+    holder, body = read_one_of(path, (kind, *holders))
+    return part_of(holder, body, kind, path)
 
 
 def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:
@@ -355,12 +355,12 @@ def _value(body: Any, place: str) -> str:
 
 def _known(form: type[Any], place: str) -> list[str]:
     """The names of the fields that the form has there."""
-    found: Any = msgspec.inspect.type_info(form)
+    shape: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
         if name:
-            found = next(field.type for field in found.fields if field.encode_name == name)
+            shape = next(field.type for field in shape.fields if field.encode_name == name)
         else:
-            found = found.value_type if index == "..." else found.item_type
-        if isinstance(found, msgspec.inspect.UnionType):
-            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
-    return [field.encode_name for field in found.fields]
+            shape = shape.value_type if index == "..." else shape.item_type
+        if isinstance(shape, msgspec.inspect.UnionType):
+            shape = next(option for option in shape.types if not isinstance(option, msgspec.inspect.NoneType))
+    return [field.encode_name for field in shape.fields]

@@ -58,14 +58,14 @@ def _compiled(function: Any, **options: Any) -> Any:
 
     def load_overload(signature: Any, context: Any) -> Any:
         on_disk._cache_file._source_stamp = rests_on(function)  # only now: the module's later functions are there
-        found = None
+        loaded = None
         try:
-            found = load(signature, context)
+            loaded = load(signature, context)
         except (AttributeError, ImportError):  # a class or a module that this version does not have
             on_disk.flush()
-        while found is None and _notices:
+        while loaded is None and _notices:
             _notices.pop()()
-        return found
+        return loaded
 
     on_disk.load_overload = load_overload
     return made
@@ -75,26 +75,26 @@ def _compiled(function: Any, **options: Any) -> Any:
 def rests_on(function: FunctionType) -> str:
     """A digest of what a kernel's compiled code rests on, the same in every process: the files of its own and of all
     kernels that it calls, and the constants, of other modules as well, that they read."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     seen: set[FunctionType] = set()
     waiting = [function]
     while waiting:
-        one = waiting.pop()
-        if one in seen:
+        func = waiting.pop()
+        if func in seen:
             continue
-        seen.add(one)
-        found[f"{one.__module__}.{one.__qualname__}"] = _digest(inspect.getfile(one))
-        for name, value in _read(one).items():
+        seen.add(func)
+        digests[f"{func.__module__}.{func.__qualname__}"] = _digest(inspect.getfile(func))
+        for name, value in _read(func).items():
             called = getattr(value, "py_func", value)
             if isinstance(called, FunctionType):
-                waiting += [called] if called.__module__.partition(".")[0] == one.__module__.partition(".")[0] else []
+                waiting += [called] if called.__module__.partition(".")[0] == func.__module__.partition(".")[0] else []
             elif isinstance(value, np.ndarray):
-                found[f"{one.__module__}.{name}"] = hashlib.sha256(value.tobytes()).hexdigest()
+                digests[f"{func.__module__}.{name}"] = hashlib.sha256(value.tobytes()).hexdigest()
             elif isinstance(value, bool | int | float | str) or (isinstance(value, tuple) and _plain(value)):
-                found[f"{one.__module__}.{name}"] = repr(value)
+                digests[f"{func.__module__}.{name}"] = repr(value)
             elif isinstance(value, type) and issubclass(value, tuple):
-                found[f"{one.__module__}.{name}"] = repr(getattr(value, "_fields", ()))
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+                digests[f"{func.__module__}.{name}"] = repr(getattr(value, "_fields", ()))
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
 def _read(function: FunctionType) -> dict[str, Any]:
@@ -102,18 +102,18 @@ def _read(function: FunctionType) -> dict[str, Any]:
     names = list(_names(function.__code__))
     known = {name: function.__globals__[name] for name in names if name in function.__globals__}
     own = function.__module__.partition(".")[0]
-    for module in [one for one in known.values() if isinstance(one, ModuleType) and one.__name__.startswith(f"{own}.")]:
+    for module in [it for it in known.values() if isinstance(it, ModuleType) and it.__name__.startswith(f"{own}.")]:
         known |= {f"{module.__name__}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
     return {**known, **inspect.getclosurevars(function).nonlocals}
 
 
 def _plain(values: tuple[Any, ...]) -> bool:
-    return all(isinstance(one, bool | int | float | str) or (isinstance(one, tuple) and _plain(one)) for one in values)
+    return all(isinstance(v, bool | int | float | str) or (isinstance(v, tuple) and _plain(v)) for v in values)
 
 
 def _names(code: CodeType) -> set[str]:
     """The names that code, and code in it, reads."""
-    inside = (_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    inside = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inside)
 
 

@@ -18,11 +18,11 @@ def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def homes() -> dict[str, tuple[str, str]]:
         source = sys.modules[package].__spec__.loader.get_source(package)  # type: ignore[union-attr]
         blocks = [block.body for block in ast.parse(source).body if isinstance(block, ast.If)]
-        imports = [one for block in blocks for one in block if isinstance(one, ast.ImportFrom)]
+        imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
         return {
-            name.asname or name.name: ("." * one.level + (one.module or ""), name.name)
-            for one in imports
-            for name in one.names
+            name.asname or name.name: ("." * node.level + (node.module or ""), name.name)
+            for node in imports
+            for name in node.names
         }
 
     def load(name: str) -> Any:

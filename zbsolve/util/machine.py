@@ -27,8 +27,8 @@ def processor() -> str:
 
 def cores() -> int:
     """Cores that this process may use: fewer than the machine has where a container or a scheduler gave it some."""
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return given or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return count or 1
 
 
 def half_of_cores() -> int:
@@ -40,8 +40,8 @@ def half_of_cores() -> int:
 def free_memory() -> int | None:
     """Bytes of memory that new work on this machine may take, no more than its container gives; None where the system does
     not say."""
-    found = [one for one in (_available(), _left_in_container()) if one is not None]
-    return min(found, default=None)
+    limits = [size for size in (_available(), _left_in_container()) if size is not None]
+    return min(limits, default=None)
 
 
 def _available() -> int | None:

@@ -32,13 +32,13 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 def remove_leftovers() -> tuple[Path, ...]:
     """Remove this user's folders whose owners are gone; which ones those were."""
-    found = []
+    removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another process removes it now
             if folder.stat().st_uid == os.getuid() and not folder.is_symlink() and _abandoned(folder / OWNED):
                 shutil.rmtree(folder)
-                found.append(folder)
-    return tuple(found)
+                removed.append(folder)
+    return tuple(removed)
 
 
 def _abandoned(lock: Path) -> bool:

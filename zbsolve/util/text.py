@@ -87,7 +87,7 @@ def time_unit(largest: float, digits: int = 2) -> tuple[str, Callable[[float], s
 
 def format_bytes(size: float) -> str:
     """Bytes as a person reads them, in powers of 1024."""
-    unit = next((unit for unit, one in BINARY.items() if abs(size) < 1024 * one), "TiB")
+    unit = next((unit for unit, base in BINARY.items() if abs(size) < 1024 * base), "TiB")
     shown = size / BINARY[unit]
     digits = 2 if unit == "TiB" else 0 if unit == "B" or abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
     return f"{shown:.{digits}f} {unit}"
@@ -107,16 +107,16 @@ def exact_bytes(size: float) -> str:
 
 def parse_bytes(text: str | int, what: str = "memory") -> int:
     """Bytes from `40GiB`, `512MB` or a plain number. Raises BadInput naming `what`."""
-    found = _amount(text, _bytes_in(text))
-    if found is None and "," in str(text):
+    size = _amount(text, _bytes_in(text))
+    if size is None and "," in str(text):
         raise BadInput(f"{what} '{str(text)[:40]}': one number for all is needed here, no list")
-    if found is None:
+    if size is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
-    if not found.is_integer() and not _unit(text).upper().strip("B"):
+    if not size.is_integer() and not _unit(text).upper().strip("B"):
         raise BadInput(
             f"{what} '{str(text)[:40]}': a fraction of a byte: write the unit, such as {str(text).strip(' Bb')}GiB"
         )
-    return int(found)
+    return int(size)
 
 
 def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
@@ -126,30 +126,30 @@ def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
         raise BadInput(
             f"memory '{str(text)[:40]}': nothing is said of rank {parts.index('')}: give one number, or one a rank"
         )
-    found = tuple(map(parse_bytes, parts))
-    if len(found) not in (1, ranks):
-        raise BadInput(f"memory '{str(text)[:40]}': {len(found)} numbers for {ranks} ranks: give one, or one a rank")
-    return found * (ranks // len(found))
+    sizes = tuple(map(parse_bytes, parts))
+    if len(sizes) not in (1, ranks):
+        raise BadInput(f"memory '{str(text)[:40]}': {len(sizes)} numbers for {ranks} ranks: give one, or one a rank")
+    return sizes * (ranks // len(sizes))
 
 
 def parse_time(text: str | float, what: str) -> float:
     """µs from `12.1ms`, `850us`, `3s`, `900ns` or a plain number of µs. Raises BadInput naming `what`."""
-    found = _amount(text, TIMES)
-    if found is None:
+    us = _amount(text, TIMES)
+    if us is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a time such as 12.1ms, 850us or 3s")
-    return found
+    return us
 
 
 def parse_share(text: str, what: str) -> float:
     """A share from `1%` or `0.01`. Raises BadInput naming `what`."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        found = float(number) / (100 if percent else 1)
+        share = float(number) / (100 if percent else 1)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        share = math.nan
+    if not 0 <= share < math.inf:
         raise BadInput(f"{what} '{text}': a share such as 1% or 0.01 is needed")
-    return found
+    return share
 
 
 def parse_rate(text: str | float, what: str) -> float:
@@ -157,10 +157,10 @@ def parse_rate(text: str | float, what: str) -> float:
     amount, per, _ = str(text).strip().rpartition("/s")
     bits = {unit: size / 8 for unit, size in BITS.items()}
     byte = _bytes_in(amount) if amount.endswith("B") else {}  # Gb is a unit of bits
-    found = _amount(amount, {**bits, **byte}) if per else _amount(text, {"": 1e6})
-    if found is None:
+    rate = _amount(amount, {**bits, **byte}) if per else _amount(text, {"": 1e6})
+    if rate is None:
         raise BadInput(f"{what} '{str(text)[:40]}': not a bandwidth such as 50GB/s, 400Gbit/s or 50000 (bytes a µs)")
-    return found / 1e6
+    return rate / 1e6
 
 
 def has_unit(text: str) -> bool:
@@ -183,8 +183,8 @@ def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\d\s]*)\s*", str(text), re.ASCII)
     if match is None or match[2] not in units or len(match[1]) > 30:
         return None
-    found = float(match[1]) * units[match[2]]
-    return found if found < LARGEST else None
+    amount = float(match[1]) * units[match[2]]
+    return amount if amount < LARGEST else None
 
 
 def times_note(source: str) -> str:
@@ -210,7 +210,7 @@ def numbers_in(text: str) -> Sequence[int]:
 
 def rows_of_numbers(numbers: Sequence[int]) -> list[str]:
     """Rising whole numbers as `numbers_in` reads them, a row of neighbours as one: "0", "4-7"."""
-    ends = [i for i, one in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != one + 1]
+    ends = [i for i, number in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != number + 1]
     starts = [0, *(end + 1 for end in ends[:-1])] if ends else []
     pairs = zip(starts, ends, strict=True)
     return [f"{numbers[a]}" if a == b else f"{numbers[a]}-{numbers[b]}" for a, b in pairs]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...features.cuts import NotSliced, whole_tokens
+from ...features.cuts import whole_tokens
 from ...models.losses import exact, without_metrics
 from ...problem import Problem
-from ...util.errors import BadInput
+from ...util.errors import BadInput, naming
 from ..base.part import Data
 from ..base.torch_private import tree_leaves
 from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of
@@ -162,10 +162,8 @@ class Cutting:
     def tokens(self, length: int, what: str) -> list[int]:
         """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
         slices than tokens."""
-        try:
+        with naming(what):
             return list(whole_tokens(self.each, length))
-        except NotSliced as error:
-            raise BadInput(f"{what}: {error}") from None
 
     @property
     def each(self) -> tuple[float, ...]:

@@ -110,6 +110,7 @@ def least_period(g: MicrobatchGraph, pools: BlockPools) -> int:
 
 NOBODY = -1
 FETCH_STEPS = 64  # of a period: a pass for which nothing can be fetched in time comes so much later
+MANY = 1000  # places that are tried as memory is freed, which may be at each end of a short pass; then by steps of a period
 
 
 class _Placing(NamedTuple):
@@ -148,7 +149,7 @@ def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, 
 @kernel
 def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
-    first = at = w.ready[lane]
+    first, at, tried = w.ready[lane], w.ready[lane], 0
     while at < first + period:
         at = free_from(g, w.placed, lane, at, first + period, period, offset)
         if at >= first + period:
@@ -162,7 +163,8 @@ def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period
         else:
             wait = max(1, period // FETCH_STEPS)
         _take_back(g, pools, w, lane, offset)
-        at += wait
+        tried += 1
+        at += wait if tried < MANY else max(wait, period // MANY)
     return False
 
 

@@ -15,7 +15,9 @@ Idle time of two ranks together rests on paths within one microbatch alone, too.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +29,6 @@ from .energy import Stays, energy_of, least_lifespans
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
 from .necessary_arcs import WHOLE_STEP, heads_and_tails
 from .two_ends import idle_of_two
-
-SAFETY = 1 - 1e-9  # of sums of floating numbers, which may only be too small
 
 
 def bound_of_many(problem: Problem, count: int) -> Bound:
@@ -113,28 +113,29 @@ def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, I
     if most == 0:
         return Bound(0, "nothing", AREA, (rank,))
     energy = count * sum(size * span for size, span in zip(stays.size.tolist(), stays.span.tolist(), strict=True))
-    filling, risen = _lost(head[stays.first], duration[stays.first], stays.size, most)
-    emptying, fallen = _lost(tail[stays.last], duration[stays.last], stays.size, most)
-    value = -(-(energy + filling + emptying) // most)
-    if value <= risen + fallen or count * int(stays.size.sum()) < most:
-        value = -(-energy // most)
+    value = -(-energy // most)
+    if count * sum(stays.size.tolist()) >= most:
+        filling, risen = _lost(head[stays.first], duration[stays.first], stays.size, most, count)
+        emptying, fallen = _lost(tail[stays.last], duration[stays.last], stays.size, most, count)
+        both = -(-(energy + filling + emptying) // most)
+        value = both if both > risen + fallen else value
     proof = f"rank {rank}: what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
     return Bound(value, proof, AREA, (rank,))
 
 
-def _lost(first: Ints, each: Ints, size: Ints, most: int) -> tuple[int, int]:
-    """Byte·µs by which memory of `most` bytes is not full at least, where edge e's j-th microbatch comes first[e] + j ·
-    each[e] µs after the window's end or later, with size[e] bytes; and when it can be full, µs."""
-    counts = -(-most // size)
-    edge = np.repeat(np.arange(len(size)), counts)
-    time = first[edge] + each[edge] * (np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts))
-    order = np.argsort(time, kind="stable")
-    time, held = time[order].astype(np.float64), np.cumsum(size[edge[order]].astype(np.float64))
-    full = int(np.searchsorted(held, float(most)))
-    until = time[: full + 1]
-    lacking = most - np.concatenate([[0.0], held[:full]])
-    lost = float((lacking * np.diff(until, prepend=0.0)).sum())
-    return int(lost * SAFETY), int(until[-1]) + 1
+def _lost(first: Ints, each: Ints, size: Ints, most: int, count: int) -> tuple[int, int]:
+    """Byte·µs by which memory of `most` bytes is not full at least, where edge e's j-th microbatch of `count` comes first[e]
+    + j · each[e] µs after the window's end or later, with size[e] bytes; and when it can be full, µs.
+
+    All bytes together reach `most`. Sums of what comes at even distances are in closed form: an edge may hold a byte."""
+    begin, apart, size = (column.astype(object) for column in (first, each, size))  # whole numbers of any length
+
+    def come(at: int) -> Any:
+        return np.clip((at - begin) // apart + 1, 0, count)
+
+    full = bisect_left(range(max(begin + apart * count)), most, key=lambda at: (come(at) * size).sum())
+    number = come(full)
+    return most * full - (size * (number * (full - begin) - apart * (number * (number - 1) // 2))).sum(), full
 
 
 def _stays(problem: Problem) -> list[Stays]:

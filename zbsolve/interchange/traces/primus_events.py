@@ -62,17 +62,17 @@ def read(folder: Path) -> Recording:
     if not config.pp_size or not config.num_mbs:
         raise BadInput(f"{folder / CONFIG}: field 'pp_size' is {config.pp_size}, 'num_mbs' {config.num_mbs}: from 1 up")
     ranks = [_rank(folder, rank, config.pp_size) for rank in range(config.pp_size)]
-    for rank, mine in enumerate(ranks):
-        if mine.keys() != ranks[0].keys():
-            odd = printable(min(mine.keys() ^ ranks[0].keys()))
+    for rank, own in enumerate(ranks):
+        if own.keys() != ranks[0].keys():
+            odd = printable(min(own.keys() ^ ranks[0].keys()))
             raise BadInput(f"{folder}: rank {rank}: steps are mixed: step {odd} is in one of ranks 0 and {rank} alone")
-    told = [_told(folder, rank, steps, config) for rank, steps in enumerate(ranks)]
-    names = sorted(told[0], key=lambda name: (len(name), name))
-    placement = _placement([rank[names[-1]] for rank in told] if names else [], chunks)
+    runs = [_told(folder, rank, steps, config) for rank, steps in enumerate(ranks)]
+    names = sorted(runs[0], key=lambda name: (len(name), name))
+    placement = _placement([rank[names[-1]] for rank in runs] if names else [], chunks)
     stage_of = {(rank, placement[:stage].count(rank)): stage for stage, rank in enumerate(placement)}
     steps = []
     for name in names:
-        ran = [(rank, *row) for rank, rows in enumerate(told) for row in rows[name].passes]
+        ran = [(rank, *row) for rank, rows in enumerate(runs) for row in rows[name].passes]
         passes = (RanPass(k, stage_of[rank, c], m, rank, start * MS, end * MS) for rank, k, (c, m), start, end in ran)
         steps.append(RecordedStep(name, tuple(passes)))
     facts = {"backend": "Megatron", "ranks": config.pp_size}
@@ -93,10 +93,10 @@ def _rank(folder: Path, rank: int, ranks: int) -> RankSteps:
 
 def _further(folder: Path, ranks: int) -> tuple[str, ...]:
     """A line where there are files of more ranks than the pipeline has."""
-    found = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
-    more = sorted(int(one[1]) for one in found if one and int(one[1]) >= ranks)
-    said = f"rank {more[0]}" if len(more) == 1 else f"ranks {', '.join(map(str, more[:8]))}"
-    return (f"the files of {said}: {CONFIG} says pp_size {ranks}",) if more else ()
+    files = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
+    more = sorted(int(match[1]) for match in files if match and int(match[1]) >= ranks)
+    them = f"rank {more[0]}" if len(more) == 1 else f"ranks {', '.join(map(str, more[:8]))}"
+    return (f"the files of {them}: {CONFIG} says pp_size {ranks}",) if more else ()
 
 
 def _told(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict[str, _Told]:
@@ -129,17 +129,17 @@ class _Told:
 
     @staticmethod
     def _places(step: StepForm, field: str, chunks: int, config: ConfigForm, where: str) -> Places:
-        said = {name: getattr(step, f"{field}_{name}") for name in ("minibatch", "chunk")}
+        rows = {name: getattr(step, f"{field}_{name}") for name in ("minibatch", "chunk")}
         usual = in_groups(config.pp_size, chunks, config.num_mbs, backward=field != "fwd")
-        if not said["minibatch"] and not said["chunk"] and (chunks == 1 or field != "wgrad"):
+        if not rows["minibatch"] and not rows["chunk"] and (chunks == 1 or field != "wgrad"):
             return usual
-        for name, row in said.items():
+        for name, row in rows.items():
             if len(row) != len(usual) and (row or name == "minibatch" or chunks > 1):
                 raise BadInput(f"{where}: field '{field}_{name}' has {len(row)} values for {len(usual)} passes")
             limit = config.num_mbs if name == "minibatch" else chunks
             if row and max(row) >= limit:
                 raise BadInput(f"{where}: field '{field}_{name}' has {max(row)}, and {CONFIG} says {limit} of them")
-        return list(zip(said["chunk"] or [0] * len(usual), said["minibatch"], strict=True))
+        return list(zip(rows["chunk"] or [0] * len(usual), rows["minibatch"], strict=True))
 
     def wait_at_the_loss(self, chunk: int) -> float:
         """ms between a forward of this chunk and its backward, at least."""

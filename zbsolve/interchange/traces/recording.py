@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from ...build.plain import MAX_PASSES
 from ...placement import check
 from ...tables import pass_name
-from ...util.errors import BadInput
+from ...util.errors import BadInput, naming
 from ...util.text import first_difference
 
 BACKWARD = ("B", "BW")  # kinds that wait for a gradient and hand one on
@@ -71,7 +71,7 @@ class RecordedStep:
     def rows(self) -> tuple[tuple[RanPass, ...], ...]:
         """The passes of each rank in the order in which they ran."""
         rows: list[list[RanPass]] = [[] for _ in range(1 + max(each_pass.rank for each_pass in self.passes))]
-        for each_pass in sorted(self.passes, key=lambda one: (one.start, one.end)):
+        for each_pass in sorted(self.passes, key=lambda ran: (ran.start, ran.end)):
             rows[each_pass.rank].append(each_pass)
         return tuple(map(tuple, rows))
 
@@ -88,16 +88,16 @@ class RecordedStep:
     def hops(self) -> Iterator[Hop]:
         """All messages between ranks: activations down the stages, gradients up."""
         forward = {(each_pass.stage, each_pass.microbatch): each_pass for each_pass in self.passes if each_pass.kind == "F"}
-        backward = {(one.stage, one.microbatch): one for one in self.passes if one.kind in BACKWARD}
-        for found, step in ((forward, 1), (backward, -1)):
-            for (stage, microbatch), ran_pass in found.items():
-                other = found.get((stage + step, microbatch))
+        backward = {(ran.stage, ran.microbatch): ran for ran in self.passes if ran.kind in BACKWARD}
+        for by_place, step in ((forward, 1), (backward, -1)):
+            for (stage, microbatch), ran_pass in by_place.items():
+                other = by_place.get((stage + step, microbatch))
                 if other is not None and other.rank != ran_pass.rank:
                     yield Hop(ran_pass, other)
 
     def moved(self, offsets: Sequence[float]) -> RecordedStep:
         """The step by other clocks: `offsets[r]` µs are added to the times of rank r."""
-        passes = (one._replace(start=one.start + offsets[one.rank], end=one.end + offsets[one.rank]) for one in self.passes)
+        passes = (ran._replace(start=ran.start + offsets[ran.rank], end=ran.end + offsets[ran.rank]) for ran in self.passes)
         return RecordedStep(self.name, tuple(passes))
 
 
@@ -120,16 +120,14 @@ class Recording:
     def placement(self) -> tuple[int, ...]:
         """Stage → rank. Raises BadInput where a stage has no pass or several ranks."""
         homes: dict[int, int] = {}
-        for one in self.steps[0].passes:
-            if homes.setdefault(one.stage, one.rank) != one.rank:
-                raise BadInput(f"{self.where}: stage {one.stage} is on rank {homes[one.stage]} and on rank {one.rank}")
+        for ran in self.steps[0].passes:
+            if homes.setdefault(ran.stage, ran.rank) != ran.rank:
+                raise BadInput(f"{self.where}: stage {ran.stage} is on rank {homes[ran.stage]} and on rank {ran.rank}")
         hole = next((stage for stage in range(len(homes)) if stage not in homes), None)
         if hole is not None:
             raise BadInput(f"{self.where}: no rank has a pass of stage {hole}: is a rank's file missing?")
-        try:
+        with naming(self.where):
             return check([homes[stage] for stage in range(len(homes))])
-        except BadInput as error:
-            raise BadInput(f"{self.where}: {error}") from None
 
     def checked(self) -> Recording:
         """The recording without steps of another order, where nearly all have one. Raises BadInput, naming step, rank and
@@ -141,7 +139,7 @@ class Recording:
             self._check_times(step)
         same = self._of_one_order()
         first = same.steps[0]
-        count = (1 + max(each_pass.stage for each_pass in first.passes)) * (1 + max(one.microbatch for one in first.passes))
+        count = (1 + max(each_pass.stage for each_pass in first.passes)) * (1 + max(ran.microbatch for ran in first.passes))
         if count > MAX_PASSES:
             raise BadInput(f"{self.where}: {count} microbatches of stages are more than zbsolve handles ({MAX_PASSES})")
         same._check_whole(first, len(same.placement), 1 + max(each_pass.microbatch for each_pass in first.passes))
@@ -156,8 +154,8 @@ class Recording:
         odd = next(step for step, order in zip(self.steps, orders, strict=True) if order != usual)
         if count < MOST * len(orders):
             self._refuse_other_order(kept[0], odd)
-        said = f"{len(orders) - count} of {len(orders)} steps, which ran another order than most (step {odd.name})"
-        return replace(self, steps=kept, left_out=(*self.left_out, said))
+        note = f"{len(orders) - count} of {len(orders)} steps, which ran another order than most (step {odd.name})"
+        return replace(self, steps=kept, left_out=(*self.left_out, note))
 
     def _at(self, step: RecordedStep, rank: int) -> str:
         return f"{self.where}: step {step.name}: rank {rank}"
@@ -181,12 +179,12 @@ class Recording:
 
     def _check_whole(self, step: RecordedStep, stages: int, microbatches: int) -> None:
         """Every stage of every microbatch has F, and BW or B and W."""
-        found: dict[tuple[int, int], set[str]] = {}
+        kinds_of: dict[tuple[int, int], set[str]] = {}
         for each_pass in step.passes:
-            found.setdefault((each_pass.stage, each_pass.microbatch), set()).add(each_pass.kind)
+            kinds_of.setdefault((each_pass.stage, each_pass.microbatch), set()).add(each_pass.kind)
         for stage in range(stages):
             for microbatch in range(microbatches):
-                kinds = found.get((stage, microbatch), set())
+                kinds = kinds_of.get((stage, microbatch), set())
                 if kinds not in ({"F", "BW"}, {"F", "B", "W"}):
                     raise BadInput(
                         f"{self._at(step, self.placement[stage])}: stage {stage} of microbatch {microbatch} has "
@@ -196,7 +194,7 @@ class Recording:
     def _refuse_other_order(self, first: RecordedStep, step: RecordedStep) -> NoReturn:
         """Raises BadInput for the first pass at which the orders of two steps differ."""
         pairs = enumerate(zip_longest(step.order, first.order, fillvalue=()))
-        rank, differs = next((rank, found) for rank, pair in pairs if (found := first_difference(*pair)))
+        rank, differs = next((rank, spot) for rank, pair in pairs if (spot := first_difference(*pair)))
         place, ran, other = differs
         raise BadInput(
             f"{self._at(step, rank)}: ran {ran} at place {place}, where step {first.name} ran {other}: steps are mixed; a "

@@ -46,7 +46,7 @@ def read(path: Path) -> Recording:
         groups.setdefault((step, replica), []).append(RanPass(KINDS[kind], stage, microbatch, rank, a, b))
     _check_last(path, table)
     steps, left_out = _whole(groups)
-    return Recording(str(path), FORMAT, ONE, steps, _links(table), {"replicas": len({one for _, one in groups})}, left_out)
+    return Recording(str(path), FORMAT, ONE, steps, _links(table), {"replicas": len({dp for _, dp in groups})}, left_out)
 
 
 def _check_last(path: Path, table: Columns) -> None:
@@ -74,18 +74,18 @@ def _columns(path: Path) -> Columns:
         table = file.read(columns=list(COLUMNS))
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInput(f"{path}: damaged parquet file: {str(error).splitlines()[0][:100]}") from None
-    found = {name: table[name].to_numpy() for name in NUMBERS}
-    for name, column in found.items():
+    columns = {name: table[name].to_numpy() for name in NUMBERS}
+    for name, column in columns.items():
         if column.dtype.kind not in ("iuf" if name in ("start_ts", "duration") else "iu"):
             raise BadInput(f"{path}: column '{name}' has a wrong type ({column.dtype}), or values are missing in it")
-    return found | {"optype": np.array(table["optype"].to_pylist(), str)}
+    return columns | {"optype": np.array(table["optype"].to_pylist(), str)}
 
 
 def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[RecordedStep, ...], tuple[str, ...]]:
     """The steps with as many passes as most have, and a line on the others."""
     usual = Counter(len(group) for group in groups.values()).most_common(1)[0][0]
-    kept = {of: one for of, one in groups.items() if len(one) == usual}
-    steps = tuple(RecordedStep(f"{step}, replica {replica}", tuple(one)) for (step, replica), one in sorted(kept.items()))
+    kept = {of: group for of, group in groups.items() if len(group) == usual}
+    steps = tuple(RecordedStep(f"{step}, replica {replica}", tuple(row)) for (step, replica), row in sorted(kept.items()))
     fewer = len(groups) - len(kept)
     return steps, (f"{fewer} of {len(groups)} steps, which do not have {usual} passes",) if fewer else ()
 
@@ -93,16 +93,16 @@ def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[R
 def _links(table: Columns) -> dict[tuple[int, int], list[float]]:
     """µs that messages took, by pair of ranks, where each rank has one stage: then the n-th send of a rank in a step meets
     the n-th receive of its neighbour."""
-    found: dict[tuple[int, int], list[float]] = {}
+    delays: dict[tuple[int, int], list[float]] = {}
     if table["gmc"].max(initial=-1) > table["stage"].max(initial=-1):
-        return found
+        return delays
     for send, receive, up in MESSAGES:
         sent, there = (_by_number(table, optype) for optype in (send, receive))
         for (step, replica, number, rank), (begun, _) in sent.items():
             other = there.get((step, replica, number, rank + up))
             if other is not None:
-                found.setdefault((rank, rank + up), []).append(max(0.0, other[1] - max(begun, other[0])) * SECOND)
-    return found
+                delays.setdefault((rank, rank + up), []).append(max(0.0, other[1] - max(begun, other[0])) * SECOND)
+    return delays
 
 
 def _by_number(table: Columns, optype: str) -> dict[tuple[int, int, int, int], tuple[float, float]]:

@@ -42,10 +42,10 @@ def tolerance(step: RecordedStep, clocks: str) -> float:
 
 def least_delays(step: RecordedStep) -> Delays:
     """From rank to rank: µs of the shortest way from the end of a pass to the start of the one that takes its message."""
-    found: Delays = {}
+    delays: Delays = {}
     for hop in step.hops():
-        found[hop.pair] = min(hop.delay, found.get(hop.pair, hop.delay))
-    return found
+        delays[hop.pair] = min(hop.delay, delays.get(hop.pair, hop.delay))
+    return delays
 
 
 def fit(recording: Recording) -> bool:
@@ -73,8 +73,8 @@ def only_fitting(recording: Recording) -> Recording:
             f"{format_time(-hop.delay)} before {hop.sender.name} on rank {hop.sender.rank} ended, whose message it takes"
         )
     kept = tuple(step for i, step in enumerate(recording.steps) if i not in wrong)
-    said = f"{len(wrong)} of {len(recording.steps)} steps, whose clocks do not fit (step {name})"
-    return replace(recording, steps=kept, left_out=(*recording.left_out, said))
+    note = f"{len(wrong)} of {len(recording.steps)} steps, whose clocks do not fit (step {name})"
+    return replace(recording, steps=kept, left_out=(*recording.left_out, note))
 
 
 def aligned(recording: Recording) -> Recording:
@@ -134,8 +134,8 @@ def trace_of(recording: Recording) -> Trace:
     factors = factors_of(trace, lengths)
     if not factors:
         return trace
-    told = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
-    return _run(recording, with_times(trace.problem, lengths.base).scaled(factors, inf), trace.facts | told)
+    facts = {"microbatch_factors": list(factors), "spread": lengths.spread, "spread_left": lengths.left}
+    return _run(recording, with_times(trace.problem, lengths.base).scaled(factors, inf), trace.facts | facts)
 
 
 def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None = None) -> Trace:
@@ -157,8 +157,8 @@ def _without_warm_up(recording: Recording) -> Recording:
     warm = next((i for i, step in enumerate(recording.steps) if step.length <= WARM * usual), 0)
     if not warm:
         return recording
-    said = f"warm-up: the first {warm} of {len(recording.steps)} steps, over {WARM:g} times as long as the median"
-    return replace(recording, steps=recording.steps[warm:], left_out=(*recording.left_out, said))
+    note = f"warm-up: the first {warm} of {len(recording.steps)} steps, over {WARM:g} times as long as the median"
+    return replace(recording, steps=recording.steps[warm:], left_out=(*recording.left_out, note))
 
 
 def problem_of(recording: Recording, blocking: bool = False) -> Problem:
@@ -198,13 +198,13 @@ def _medians(recording: Recording) -> dict[tuple[str, int], int]:
 
 def _comm(recording: Recording) -> dict[Pair, float]:
     """µs of a message by pair of ranks: as recorded, else as told from when passes ran."""
-    found: dict[Pair, float] = {pair: round(median(times)) for pair, times in recording.links.items() if len(times)}
-    told = _told(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
+    times_of: dict[Pair, float] = {pair: round(median(times)) for pair, times in recording.links.items() if len(times)}
+    waits = _told(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
     for a, b in zip(recording.placement, recording.placement[1:], strict=False):
         for pair in ((a, b), (b, a)):
-            if a != b and pair not in found:
-                found[pair] = round(max(0.0, told.get(pair, 0.0)))
-    return found
+            if a != b and pair not in times_of:
+                times_of[pair] = round(max(0.0, waits.get(pair, 0.0)))
+    return times_of
 
 
 def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
@@ -222,8 +222,8 @@ def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]
                 waited.setdefault(pair, []).append(hop.delay)
     medians = {pair: median(delays) for pair, delays in waited.items()}
     usual = median(medians.values()) if medians else np.inf
-    found = {pair: medians.get(pair, min(delay, usual)) for pair, delay in least.items()}
-    return found | {(b, a): took for (a, b), took in found.items()} if both_ways else found
+    typical = {pair: medians.get(pair, min(delay, usual)) for pair, delay in least.items()}
+    return typical | {(b, a): took for (a, b), took in typical.items()} if both_ways else typical
 
 
 def _timeline(problem: Problem, step: RecordedStep) -> Timeline:

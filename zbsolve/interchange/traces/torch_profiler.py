@@ -58,8 +58,8 @@ class EventForm(msgspec.Struct):
     @property
     def label(self) -> str:
         """Its name; of a kernel, what it is labelled with."""
-        said = self.args.name if self.cat == KERNEL and self.args is not None else self.name
-        return said if isinstance(said, str) else self.name
+        label = self.args.name if self.cat == KERNEL and self.args is not None else self.name
+        return label if isinstance(label, str) else self.name
 
 
 class RankForm(msgspec.Struct):
@@ -94,33 +94,33 @@ class _File:
             raise BadInput(
                 f"{self.path}: label {printable(overlapped)}: combined passes cannot be told apart; run it without them"
             )
-        found = {where: [one for one in events if one.cat == where and _place(one)] for where in (ON_HOST, ON_DEVICE)}
-        if on_device := found[ON_DEVICE] or self._captured:
+        labels = {where: [e for e in events if e.cat == where and _place(e)] for where in (ON_HOST, ON_DEVICE)}
+        if on_device := labels[ON_DEVICE] or self._captured:
             streams: dict[int | str, float] = {}
             for event_form in on_device:
                 streams[event_form.tid] = streams.get(event_form.tid, 0.0) + event_form.dur
             busiest = max(streams, key=lambda tid: streams[tid])
-            return sorted((event_form for event_form in on_device if event_form.tid == busiest), key=lambda one: one.ts)
+            return sorted((event_form for event_form in on_device if event_form.tid == busiest), key=lambda event: event.ts)
         if any(event.cat == KERNEL for event in events):
             raise BadInput(
                 f"{self.path}: kernels, but no labels of passes on the device's time line (cat '{ON_DEVICE}', or "
                 "args.name of kernels)"
             )
-        if not found[ON_HOST]:
+        if not labels[ON_HOST]:
             raise BadInput(f"{self.path}: {NO_LABELS}")
-        return sorted(found[ON_HOST], key=lambda event_form: event_form.ts)
+        return sorted(labels[ON_HOST], key=lambda event_form: event_form.ts)
 
     @property
     def _captured(self) -> list[EventForm]:
         """Passes of captured steps, by their kernels' labels: each from its first kernel to its last, stream by stream."""
         kernels = [event_form for event_form in self.form.traceEvents if event_form.cat == KERNEL and _place(event_form)]
         kernels.sort(key=lambda event_form: (str(event_form.tid), event_form.ts))
-        found = []
-        for (tid, label), group in groupby(kernels, key=lambda one: (one.tid, one.label)):
-            mine = list(group)
-            start, end = mine[0].ts, max(event_form.ts + event_form.dur for event_form in mine)
-            found.append(EventForm(label, ON_DEVICE, start, end - start, tid))
-        return found
+        passes = []
+        for (tid, label), group in groupby(kernels, key=lambda event: (event.tid, event.label)):
+            run = list(group)
+            start, end = run[0].ts, max(event_form.ts + event_form.dur for event_form in run)
+            passes.append(EventForm(label, ON_DEVICE, start, end - start, tid))
+        return passes
 
     @cached_property
     def stages(self) -> frozenset[int]:
@@ -141,11 +141,11 @@ class _File:
     @cached_property
     def _operations(self) -> dict[int | str, list[float]]:
         """When operations began, by thread."""
-        found: dict[int | str, list[float]] = {}
+        begins: dict[int | str, list[float]] = {}
         for event_form in self.form.traceEvents:
             if event_form.cat == OPERATION:
-                found.setdefault(event_form.tid, []).append(event_form.ts)
-        return {tid: sorted(times) for tid, times in found.items()}
+                begins.setdefault(event_form.tid, []).append(event_form.ts)
+        return {tid: sorted(times) for tid, times in begins.items()}
 
     def begins(self, label: EventForm) -> float:
         """When the first operation inside a label begins; its end where there is none."""
@@ -164,7 +164,7 @@ def _place(event: EventForm) -> Place | None:
 
 def read(path: Path, files: Sequence[Path]) -> Recording:
     """The run of all ranks. path: as it was named. Raises BadInput naming file, rank and label."""
-    everybody = sorted((_read(file) for file in files), key=lambda one: one.rank)
+    everybody = sorted((_read(file) for file in files), key=lambda each: each.rank)
     kept, left_out = _one_pipeline(everybody)
     home = {stage: rank for rank, file in enumerate(kept) for stage in file.stages}
     _check_all_there(path, kept, home)
@@ -179,8 +179,8 @@ def read(path: Path, files: Sequence[Path]) -> Recording:
     steps = []
     for number, labels in enumerate(zip(*counts, strict=True), 1):
         passes = list[RanPass]()
-        for rank, (file, mine) in enumerate(zip(kept, labels, strict=True)):
-            passes += _passes(file, mine, rank, home, (file.form.baseTimeNanoseconds - first) / 1e3)
+        for rank, (file, marks) in enumerate(zip(kept, labels, strict=True)):
+            passes += _passes(file, marks, rank, home, (file.form.baseTimeNanoseconds - first) / 1e3)
         steps.append(RecordedStep(str(number), tuple(passes)))
     info = kept[0].form.distributedInfo
     facts = {"ranks": len(kept), **({"backend": info.backend} if info and info.backend else {})}
@@ -200,14 +200,14 @@ def _one_pipeline(files: Iterable[_File]) -> tuple[list[_File], tuple[str, ...]]
     kept: dict[frozenset[int], _File] = {}
     again: list[int] = []
     seen: dict[int, Path] = {}
-    for one in files:
-        if one.rank in seen:
-            raise BadInput(f"{one.path}: rank {one.rank}, as {seen[one.rank].name} is: a file a rank is needed")
-        seen[one.rank] = one.path
-        if kept.setdefault(one.stages, one) is not one:
-            again.append(one.rank)
-    said = f"replicas: ranks {', '.join(map(str, again))} ran the same stages as others"
-    return list(kept.values()), (said,) if again else ()
+    for file in files:
+        if file.rank in seen:
+            raise BadInput(f"{file.path}: rank {file.rank}, as {seen[file.rank].name} is: a file a rank is needed")
+        seen[file.rank] = file.path
+        if kept.setdefault(file.stages, file) is not file:
+            again.append(file.rank)
+    note = f"replicas: ranks {', '.join(map(str, again))} ran the same stages as others"
+    return list(kept.values()), (note,) if again else ()
 
 
 def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -> None:
@@ -216,7 +216,7 @@ def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -
         missing = next((stage + 1 for stage in sorted(file.sending) if stage + 1 not in home), None)
         if missing is not None:
             world = f" (world size {file.form.distributedInfo.world_size})" if file.form.distributedInfo else ""
-            ranks = ", ".join(str(one.rank) for one in files)
+            ranks = ", ".join(str(each.rank) for each in files)
             raise BadInput(
                 f"{path}: stage {missing - 1} on rank {file.rank} sends to stage {missing}, and no file has passes of that: "
                 f"the file of a rank is missing (there are those of ranks {ranks}{world}); name the folder of all"
@@ -225,19 +225,19 @@ def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -
 
 def _steps(file: _File) -> list[dict[Place, EventForm]]:
     """The n-th label of each pass belongs to step n. Raises BadInput where there are not equally many."""
-    found: dict[Place, list[EventForm]] = {}
+    marks: dict[Place, list[EventForm]] = {}
     for label in file.labels:
         place = _place(label)
         if place is not None:
-            found.setdefault(place, []).append(label)
-    most = max(found.values(), key=len)
-    fewest = min(found.values(), key=len)
+            marks.setdefault(place, []).append(label)
+    most = max(marks.values(), key=len)
+    fewest = min(marks.values(), key=len)
     if len(fewest) < len(most):
         raise BadInput(
             f"{file.path}: rank {file.rank}: label {fewest[0].name} is there {len(fewest)} times and {most[0].name} "
             f"{len(most)} times: steps are mixed, or the profile begins or ends inside one"
         )
-    return [{place: row[number] for place, row in found.items()} for number in range(len(most))]
+    return [{place: row[number] for place, row in marks.items()} for number in range(len(most))]
 
 
 def _passes(

@@ -16,10 +16,10 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     itself, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
     way = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
-    rest = way - row.chain
-    if rest < 0:
+    slack = way - row.chain
+    if slack < 0:
         return False
-    if m > 1 and row.slices == 1 and p * row.chunks * at_most(rest // (m - 1), max(row.block.F, row.block.B)) < blocks:
+    if m > 1 and row.slices == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
     turn = turnaround(row)

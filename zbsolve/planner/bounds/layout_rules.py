@@ -120,16 +120,16 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
     exchange = costs.exchange
     whole: Ints = least_makespans(bound_rows(costs, layout, capacity))
     costs = costs._replace(exchange=Exchanges(*(0 * column for column in exchange)))
-    found: Ints = least_makespans(bound_rows(costs, layout, capacity)) if exchange.most.any() else whole
+    plain: Ints = least_makespans(bound_rows(costs, layout, capacity)) if exchange.most.any() else whole
     free: Ints = least_makespans(bound_rows(costs, layout, None))
     work, chain = work_bounds(costs, layout), chain_bounds(costs, layout)
     binds = {
         NO_ROOM: whole == NEVER,
-        MEMORY: found > free,
-        EXCHANGE: whole > found + exchange.least,
-        WORK: found <= work,
-        COPIES: found > _without_copies(costs, layout, free),
-        CHAIN: found <= chain,
+        MEMORY: plain > free,
+        EXCHANGE: whole > plain + exchange.least,
+        WORK: plain <= work,
+        COPIES: plain > _without_copies(costs, layout, free),
+        CHAIN: plain <= chain,
     }
     return whole, np.select([*binds.values()], [RULES.index(bind) for bind in binds], RULES.index(FILL))
 
@@ -140,9 +140,9 @@ def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
     if not len(some):
         return free
     none = costs._replace(copies=costs.copies._replace(out=0 * free, back=0 * free, chain=0 * free))
-    found = free.copy()
-    found[some] = least_makespans(bound_rows(none, layout, None)[some])
-    return found
+    bounds = free.copy()
+    bounds[some] = least_makespans(bound_rows(none, layout, None)[some])
+    return bounds
 
 
 def work_bounds(costs: Costs, layout: Layout) -> Ints:
@@ -196,10 +196,10 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
 def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
     """All that a step's value and memory grow with. Exchanges and updates are in proportion to a rank's parameters."""
     behind = exchange_pass(1.0, layout, cluster), update(1.0, layout, cluster, model.update_us)
-    found = model_costs(model, layout, cluster)
-    layers = (*found.first, *found.block, *found.last, found.rest_kept)
+    layers_of = model_costs(model, layout, cluster)
+    layers = (*layers_of.first, *layers_of.block, *layers_of.last, layers_of.rest_kept)
     several = np.asarray(layout.slices) > 1
-    sizes = (*layers, costs.sent, *behind, found.states, costs.waiting, *costs.shard)
+    sizes = (*layers, costs.sent, *behind, layers_of.states, costs.waiting, *costs.shard)
     return (*sizes, *(-1 * several * layer for layer in layers))
 
 

@@ -93,9 +93,9 @@ def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 
 @inner_kernel
-def fewest(one: int, other: int) -> int:
+def fewest(first: int, other: int) -> int:
     """The smaller of both that is above 0."""
-    return max(one, other) if one == 0 or other == 0 else min(one, other)
+    return max(first, other) if first == 0 or other == 0 else min(first, other)
 
 
 @inner_kernel

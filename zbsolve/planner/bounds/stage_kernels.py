@@ -70,11 +70,11 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
     most = min(most, at_most(way - head - drain, row.block.F + m * row.copies.out + row.copies.back + row.block.B))
     most = min(most, at_most(way - head - drain, row.block.F + row.copies.out + m * row.copies.back + row.block.B))
-    rest = way - row.chain
-    if rest < 0:
+    slack = way - row.chain
+    if slack < 0:
         return -1
     if m > 1 and row.slices == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
-        most = min(most, at_most(rest // (m - 1) - forward, row.block.F), at_most(rest // (m - 1) - backward, row.block.B))
+        most = min(most, at_most(slack // (m - 1) - forward, row.block.F), at_most(slack // (m - 1) - backward, row.block.B))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
     # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
     turns = turns_within(row, way - head - drain, row.chain - head - drain) if row.slices == 1 else m

@@ -48,7 +48,7 @@ def _made_again(block: Layer) -> Layer:
 def _shared_out(block: Layer, layout: Layout, cluster: Cluster) -> Layer:
     """A block whose parameters or gradients ZeRO shards: passes gather and reduce them."""
     parameters = block.parameter_bytes / formulas.WEIGHT_BYTES
-    gather, reduce = (float(one) for one in formulas.sharded(parameters, layout, cluster))
+    gather, reduce = (float(us) for us in formulas.sharded(parameters, layout, cluster))
     return replace(
         block,
         F=block.F + gather,
@@ -116,8 +116,8 @@ class LayerCosts(NamedTuple):
 
     def layer(self, name: str, slices: int = 1) -> Layer:
         """The layer with these costs. The fields are numbers."""
-        said = {one: value for one, value in self._asdict().items() if not one.startswith("extra_")}
-        known: dict[str, Any] = {one: float(value) if one in KINDS else int(value) for one, value in said.items()}
+        values = {field: value for field, value in self._asdict().items() if not field.startswith("extra_")}
+        known: dict[str, Any] = {field: float(value) if field in KINDS else int(value) for field, value in values.items()}
         F, B, W = ((float(more), 0.0) for more in self.extra)
         extra = SliceExtra(slices, F, B, W, (B[0] + W[0], 0.0)) if slices > 1 else None
         return Layer(name, **known, slice_extra=extra)
@@ -161,18 +161,18 @@ def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
     first, block, last = layers
     several = np.where(np.asarray(layout.slices) > 1, 1, 0)
     attention, keys = formulas.attention_times(shape, layout, cluster), np.ceil(formulas.key_bytes(shape, layout))
-    forward, backward = (several * one for one in attention)
+    forward, backward = (several * us for us in attention)
     block = block._replace(attention_F=forward, attention_B=backward, kv_bytes=several * keys)
     shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
     states = formulas.state_bytes(layout, shape.state_parts) / formulas.WEIGHT_BYTES
-    rest = np.ceil(rest_bytes(shape, layout).until_b)
+    rest_kept = np.ceil(rest_bytes(shape, layout).until_b)
     shards = shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
-    return ModelCosts(first, block, last, states, shared, *shards, rest)
+    return ModelCosts(first, block, last, states, shared, *shards, rest_kept)
 
 
 def _costs(times: formulas.Times, held: formulas.Held, parameters: Many, sent: Many) -> LayerCosts:
     F, B, W = formulas.whole(times)
-    sizes = [np.ceil(one) for one in (*held, formulas.WEIGHT_BYTES * parameters, sent)]
+    sizes = [np.ceil(size) for size in (*held, formulas.WEIGHT_BYTES * parameters, sent)]
     return LayerCosts(F, B, W, B + W, *sizes)
 
 

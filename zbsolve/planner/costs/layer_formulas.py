@@ -264,4 +264,4 @@ def extra_times(function: Callable[..., Times], shape: Shape, layout: Layout, cl
     """Whole µs that each slice of a layer's passes takes beyond its part of the whole. function: of `layer_formulas`."""
     sliced, parts = function(shape, mean_slice(layout), cluster), whole(function(shape, layout, cluster))
     pairs = zip(sliced, parts, strict=True)
-    return Times(*(np.maximum(0, np.rint(one - part / layout.slices)) for one, part in pairs))
+    return Times(*(np.maximum(0, np.rint(us - part / layout.slices)) for us, part in pairs))

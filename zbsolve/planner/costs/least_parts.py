@@ -135,8 +135,8 @@ def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluste
     block = np.where(full | (half & several), whole, np.where(half, whole // 2, 0))
     chain = np.where(full, last, np.where(half & ~several, last // 2, 0))
     longest = np.where(offload != NO_OFFLOAD, 2 * np.ceil(most / rate + layout.stages * (cluster.copies.latency + 2)), 0)
-    found = half & several, block, block, np.where(layout.vocabulary, 0, 2 * chain), longest
-    return Copies(*(column.astype(np.int64) for column in found))
+    columns = half & several, block, block, np.where(layout.vocabulary, 0, 2 * chain), longest
+    return Copies(*(column.astype(np.int64) for column in columns))
 
 
 # --- Exchange of gradients ---

@@ -109,17 +109,17 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     """Of each layout of a table. Where first and last layer differ in size, the smaller one counts for both. Tensors that
     two layers count are taken off. All of the first layer's backward counts as W: nothing waits for it. Raises BadInput
     where numbers are too large to count."""
-    found, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
-    first, block, last = found.first, found.block, found.last
+    layers, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
+    first, block, last = layers.first, layers.block, layers.last
     table = np.minimum(first.parameter_bytes, last.parameter_bytes)
     slices = np.asarray(layout.slices)
     output = _ints(np.ceil(np.minimum(first.output_bytes, block.output_bytes) / slices))
-    part = slices_of(found, model.layers, layout, cluster, output)
+    part = slices_of(layers, model.layers, layout, cluster, output)
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
-    kept, head_kept = _ints(block.kept - twice), _ints(np.where(layout.vocabulary, found.rest_kept, head_kept))
+    kept, head_kept = _ints(block.kept - twice), _ints(np.where(layout.vocabulary, layers.rest_kept, head_kept))
     pending = _ints(block.held_until_W + block.held_from_B)
-    most = first.kept + model.layers * block.kept + last.kept + found.rest_kept
+    most = first.kept + model.layers * block.kept + last.kept + layers.rest_kept
     ends = _all_slices(first, slices)
     head = Times(*(_ints(whole_vocabulary * time) for time in _all_slices(last, slices)))
     always, parameters, gradients = gathered_of(model, layout)
@@ -129,17 +129,17 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
         Times(_ints(whole_vocabulary * ends.F), 0 * head.F, _ints(whole_vocabulary * (ends.B + ends.W))),
         head,
         sent=_ints(slices * part.sent),
-        states=_ints(np.floor(found.states * block.parameter_bytes) + np.floor(always * block.parameter_bytes)),
-        table_states=_ints(whole_vocabulary * (np.floor(found.states * table) + np.floor(always * table))),
-        tied=bool(np.any(found.shared)),
+        states=_ints(np.floor(layers.states * block.parameter_bytes) + np.floor(always * block.parameter_bytes)),
+        table_states=_ints(whole_vocabulary * (np.floor(layers.states * table) + np.floor(always * table))),
+        tied=bool(np.any(layers.shared)),
         kept=kept_of(kept, head_kept, pending, layout),
         transient=_ints(part_of_transient(block, layout)),
         waiting=_ints(MESSAGES * output),
-        shard=Shards(*map(_ints, found.shard)),
+        shard=Shards(*map(_ints, layers.shard)),
         slices=_ints(slices),
         part=part,
         copies=copies_of(kept, head_kept, most, layout, cluster),
-        exchange=exchanges_of(found, model.layers, layout, cluster),
+        exchange=exchanges_of(layers, model.layers, layout, cluster),
         gathered=_ints(parameters * block.parameter_bytes),
         unreduced=_ints(gradients * block.parameter_bytes),
         away=_ints((np.asarray(layout.offload) != NO_OFFLOAD) * float(min(MOST - 1, cluster.host_memory or MOST))),
@@ -164,7 +164,7 @@ def gathered_of(model: Model, layout: Layout) -> tuple[Many, Many, Many]:
 
 
 def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
-    return Times(*(one + slices * more for one, more in zip(layer.least, layer.extra, strict=True)))
+    return Times(*(least + slices * more for least, more in zip(layer.least, layer.extra, strict=True)))
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
@@ -200,7 +200,7 @@ def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
 
 def _ints(values: ArrayLike) -> Ints:
     """Raises BadInput for what sums cannot count."""
-    found = np.atleast_1d(np.asarray(values))
-    if not (abs(found) < MOST).all():
-        raise BadInput(f"cost model: {np.abs(found).max():.3g} µs or bytes of a layer: is a size of model or cluster right?")
-    return found.astype(np.int64)
+    array = np.atleast_1d(np.asarray(values))
+    if not (abs(array) < MOST).all():
+        raise BadInput(f"cost model: {np.abs(array).max():.3g} µs or bytes of a layer: is a size of model or cluster right?")
+    return array.astype(np.int64)

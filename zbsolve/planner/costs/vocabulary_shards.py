@@ -114,7 +114,7 @@ def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
     logits = tokens * words / layout.tp
     product = 2 * logits * shape.hidden / (cluster.peak * cluster.efficiency / 1e6)
     moved = cluster.traffic * formulas.HEAD_BYTES * logits / cluster.hbm
-    rest = rest_bytes(shape, layout)
+    kept = rest_bytes(shape, layout)
     return _Shard(
         S=2 * (product + moved) + formulas.all_reduce(shape, layout, cluster),
         T=product,
@@ -122,7 +122,7 @@ def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
         statistics=_collective(layout.pp * STATISTIC_BYTES * tokens, layout, cluster),
         lookup=formulas.embedding_times(shape, layout, cluster).F,
         kept=formulas.HALF * logits,
-        hidden=rest.until_b,
+        hidden=kept.until_b,
         transient=LOSS_BYTES * logits,
         parameters=shard_bytes(shape, layout),
     )

@@ -116,9 +116,9 @@ def to_svg(drawing: Drawing) -> str:
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{next(size)}' height='{next(size)}' viewBox='0 0 {width} {height}' "
         f"role='img' font-family='{FONT}'>"
     )
-    said = (f"<title>{_safe(drawing.title)}</title>", f"<desc>{_safe(drawing.description)}</desc>")
+    words = (f"<title>{_safe(drawing.title)}</title>", f"<desc>{_safe(drawing.description)}</desc>")
     page = f"<rect width='{width}' height='{height}' fill='{PAPER}'/>"
-    return "\n".join([head, *said, page, *map(_element, drawing.marks), "</svg>"]) + "\n"
+    return "\n".join([head, *words, page, *map(_element, drawing.marks), "</svg>"]) + "\n"
 
 
 def _element(mark: Mark) -> str:
@@ -145,8 +145,8 @@ def _element(mark: Mark) -> str:
             return _text(mark)
 
 
-def _end(tag: str, said: str) -> str:
-    return f"><title>{_safe(said)}</title></{tag}>" if said else "/>"
+def _end(tag: str, title: str) -> str:
+    return f"><title>{_safe(title)}</title></{tag}>" if title else "/>"
 
 
 def _text(words: Words) -> str:

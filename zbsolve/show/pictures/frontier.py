@@ -57,7 +57,7 @@ LOOKS = {
 
 def curves_drawing(curves: Curves, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
     """The picture in this style, with its headline above and its sentence below."""
-    every = sorted((point for one in curves.frontiers.values() for point in one.points), key=lambda point: point.memory)
+    every = sorted((point for way in curves.frontiers.values() for point in way.points), key=lambda point: point.memory)
     entries: list[Entry] = [(name, partial(_sample, LOOKS[name])) for name in curves.frontiers]
     entries.append(("filled: proven optimal", lambda x, y: [*_mark(x + 7, y, LOOKS[KEPT], True)]))
     entries.append(("proven: no choice is shorter", lambda x, y: [Line(((x, y), (x + 14, y)), TICK, 1.6, (1.5, 2.5))]))
@@ -85,13 +85,13 @@ def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> It
     firsts = [(points[0].memory, points[0])]
     firsts += [(max(point.peak, before.memory), point) for before, point in pairwise(points) if point.value < before.value]
     for memory, point in firsts:
-        said = f"{name}, {format_bytes(memory)}: {format_time(point.value)}{f', {point.choice}' if point.choice else ''}"
-        yield from _mark(chart.x(memory), chart.y(point.value), look, point.bound >= point.value, said)
+        title = f"{name}, {format_bytes(memory)}: {format_time(point.value)}{f', {point.choice}' if point.choice else ''}"
+        yield from _mark(chart.x(memory), chart.y(point.value), look, point.bound >= point.value, title)
 
 
-def _mark(x: float, y: float, look: Look, filled: bool, said: str = "") -> Iterator[Mark]:
+def _mark(x: float, y: float, look: Look, filled: bool, title: str = "") -> Iterator[Mark]:
     """The mark of a curve around (x, y), hollow where it is not filled."""
-    yield Area(tuple((x + a, y + b) for a, b in look.mark), look.colour, said)
+    yield Area(tuple((x + a, y + b) for a, b in look.mark), look.colour, title)
     if not filled:
         yield Area(tuple((x + a / 2, y + b / 2) for a, b in look.mark), PAPER)
 
@@ -137,12 +137,12 @@ def chart_drawing(
     frontier: Frontier,
     entries: Sequence[Entry],
     inside: Callable[[Chart], Iterable[Mark]],
-    said: tuple[str, str],
+    texts: tuple[str, str],
     style: Style,
 ) -> Drawing:
-    """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`said`);
+    """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`texts`);
     its scales are those of `frontier`."""
-    headline, sentence = said
+    headline, sentence = texts
     scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
     width = style.width / scale
     title = headline if style.title is None else printable(style.title)
@@ -222,9 +222,9 @@ class Chart:
         yield Line(tuple(upper), VALUE_COLOUR, 2.2)
         for point in self.frontier.points:
             fill = VALUE_COLOUR if point.bound >= point.value else PAPER
-            said = f"{format_bytes(point.memory)}: {format_time(point.value)}, bound {format_time(point.bound)}, "
-            said += f"{format_gap(point.gap)}, by {point.solver}"
-            yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, said)
+            title = f"{format_bytes(point.memory)}: {format_time(point.value)}, bound {format_time(point.bound)}, "
+            title += f"{format_gap(point.gap)}, by {point.solver}"
+            yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, title)
 
     def steps(self, points: Sequence[Point], what: str = "value") -> Corners:
         """The corners of a line through points. A value holds from the memory that the schedule really needs, a "bound"
@@ -256,18 +256,18 @@ class Chart:
             for what in ("value", "bound")
             for (x, y), (right, lower) in pairwise(self.steps(self.frontier.points, what))
         ]
-        for limit in sorted(self.frontier.named, key=lambda one: (one.memory, -one.value)):
+        for limit in sorted(self.frontier.named, key=lambda named: (named.memory, -named.value)):
             x, y = self.x(limit.memory), self.y(limit.value)
             over = excess(self.frontier, limit)
             more = f", needs {format_bytes(limit.memory)}" if limit.memory > self.high else ""
             text = f"{limit.name}{f' {over}' if over else ''}{more}"
-            said = f"{limit.name}: {format_time(limit.value)} with {format_bytes(limit.memory)}{f', {over}' if over else ''}"
+            hint = f"{limit.name}: {format_time(limit.value)} with {format_bytes(limit.memory)}{f', {over}' if over else ''}"
             wide = text_width(text, 12)
             place = self._place(x, y, wide, taken, lines)
             if abs(place[1] - y) > 20:
                 nearest = min(max(x, place[0]), place[0] + wide)
                 yield Line(((x, y), (nearest, place[1])), TICK, 0.6)
-            yield _diamond(x, y, said)
+            yield _diamond(x, y, hint)
             yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
 
     def _place(self, x: float, y: float, wide: float, taken: Boxes, lines: Boxes) -> tuple[float, float]:
@@ -292,7 +292,7 @@ def _scaled(mark: Mark, scale: float) -> Mark:
     if isinstance(mark, Area | Line):
         changed["points"] = tuple((x * scale, y * scale) for x, y in mark.points)
     if isinstance(mark, Line):
-        changed["dashes"] = tuple(one * scale for one in mark.dashes)
+        changed["dashes"] = tuple(length * scale for length in mark.dashes)
     return replace(mark, **changed)
 
 
@@ -309,8 +309,8 @@ def _legend(entries: Sequence[Entry], y: float, width: float) -> tuple[list[Mark
     return marks, row + 9
 
 
-def _diamond(x: float, y: float, said: str = "") -> Area:
-    return Area(((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)), NAMED_COLOUR, said)
+def _diamond(x: float, y: float, title: str = "") -> Area:
+    return Area(((x, y - 6), (x + 6, y), (x, y + 6), (x - 6, y)), NAMED_COLOUR, title)
 
 
 def _three_digits(us: float) -> str:

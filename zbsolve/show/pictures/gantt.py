@@ -134,8 +134,8 @@ class Gantt:
             x, stop = axis.x(start), axis.x(end)
             wide = stop - x
             colour = self.shades[KINDS[p.kind[row]]][self.chunks[row]]
-            said = f"{names[row]}: {format_time(start)} to {format_time(end)}" if self.style.hover else ""
-            yield Box(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, colour, said=said)
+            title = f"{names[row]}: {format_time(start)} to {format_time(end)}" if self.style.hover else ""
+            yield Box(x, y, max(wide - (0.6 if wide > 3 else 0), 0.3), tall, colour, said=title)
             message = min(wide, sent[row] * axis.scale)
             if message:
                 yield Box(stop - message, y + tall / 3, max(message - (0.6 if wide > 3 else 0), 0.3), tall / 3, MESSAGE)
@@ -151,8 +151,8 @@ def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]
     """What the colours mean, of all these timelines together: (colours, text) of each."""
     colours: dict[str, tuple[str, ...]] = {}
     for gantt in gantts:
-        for kind, found in gantt.shades.items():
-            colours[kind] = max(colours.get(kind, ()), found, key=len)
+        for kind, own in gantt.shades.items():
+            colours[kind] = max(colours.get(kind, ()), own, key=len)
     entries = [((colours[kind][0],), f"{kind} {TABLE[kind].words}") for kind in KINDS if kind in colours]
     stages = max(colours.values(), key=len)
     if any(gantt.sent.any() for gantt in gantts):
@@ -195,8 +195,8 @@ class MemoryStrips:
     def marks(self, axis: Axis, y: float, peaks: bool) -> Iterator[Mark]:
         """Everything, from `y` down; peaks stand at the right where `peaks`, else within the strips."""
         limits = sorted(set(self.capacity or ()))
-        said = format_bytes(limits[0]) if len(limits) == 1 else f"{format_bytes(limits[0])} or more" if limits else ""
-        drawn = f", dashed: capacity {said}" if limits and limits[-1] <= self.top else f", capacity {said}" if limits else ""
+        room = format_bytes(limits[0]) if len(limits) == 1 else f"{format_bytes(limits[0])} or more" if limits else ""
+        drawn = f", dashed: capacity {room}" if limits and limits[-1] <= self.top else f", capacity {room}" if limits else ""
         yield Words(axis.left, y + LINE * self.size / 2, f"memory held{drawn}", self.size, bold=True)
         y += LINE * self.size
         for rank in self.ranks:

@@ -51,8 +51,8 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
         unsure = measured.held is None and schedule.problem.edges.bytes.any()
         both = ("predicted", "", runs[0][1]), ("measured", f" (memory: {NOT_COUNTED})" if unsure else "", measured)
         runs = [(f"{name}: {format_time(step_time(timeline))}{note}", timeline) for name, note, timeline in both]
-    said = [value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
-    return _Chart(runs, style).drawing(headline(schedule), said)
+    notes = [value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
+    return _Chart(runs, style).drawing(headline(schedule), notes)
 
 
 def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USUAL) -> Drawing:
@@ -62,10 +62,10 @@ def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USU
         raise BadInput("comparison: no schedule is there to draw")
     base = named[0][1].timeline()
     runs = [(_told(name, one, None if i == 0 else named[0]), one.timeline()) for i, (name, one) in enumerate(named)]
-    said = [text for text, _ in runs]
+    titles = [text for text, _ in runs]
     objective = named[0][1].problem.objective
     title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1], of_all=True)}"
-    return _Chart(runs, style, base).drawing(title, [], " ".join(said))
+    return _Chart(runs, style, base).drawing(title, [], " ".join(titles))
 
 
 def _told(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> str:
@@ -107,7 +107,7 @@ class _Chart:
         strips = [MemoryStrips(gantt.timeline, style) if style.memory and gantt.holds else None for gantt in gantts]
         self.rows = list(zip(captions, gantts, strips, strict=True))
 
-    def drawing(self, headline: str, said: Sequence[str], description: str = "") -> Drawing:
+    def drawing(self, headline: str, sentences: Sequence[str], description: str = "") -> Drawing:
         """The picture with its headline above and what is said of it below."""
         size, left = self.size, self.axis.left
         title = headline if self.style.title is None else self.style.title
@@ -116,7 +116,7 @@ class _Chart:
         y = 0.5 * size + len(heading) * LINE * 1.25 * size
         entries = legend_entries([gantt for _, gantt, _ in self.rows])
         keys, y = legend(entries, left, y, 0.96 * size, self.width)
-        notes = [line for text in (said if self.style.notes else ()) for line in wrapped(text, size, self.width)]
+        notes = [line for text in (sentences if self.style.notes else ()) for line in wrapped(text, size, self.width)]
         tall = rows_height(self.style, sum(gantt.units for _, gantt, _ in self.rows))
         body, y = self._body(y + 0.4 * size, tall)
         marks += [*keys, *body]
@@ -124,7 +124,7 @@ class _Chart:
         marks += paragraph(notes, left, y, Words(0, 0, "", size, SOFT))
         y += len(notes) * LINE * size
         height = round(y + 0.5 * size)
-        words = description or " ".join(said)
+        words = description or " ".join(sentences)
         return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
 
     def _body(self, y: float, tall: float) -> tuple[list[Mark], float]:
