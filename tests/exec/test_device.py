@@ -29,13 +29,12 @@ from zbsolve.exec.device.rank_device import (  # noqa: E402
     Guard,
     Marks,
     RankDevice,
-    _close,
-    _look,
     read_marks,
 )
 from zbsolve.exec.run import host  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402
+from zbsolve.exec.transport.mailbox import Looker, _close, _look  # noqa: E402
 from zbsolve.exec.transport.peers import Peers  # noqa: E402
 
 PROGRAMS = lower(preset("zb-h1", problem_for("zb-h1", 3, 6)))
@@ -98,16 +97,38 @@ def guard(stopped: int | None = None, seconds: float = 0.3) -> tuple[Guard, list
     return Guard(peers, PROGRAMS[1].actions), ended  # type: ignore[arg-type]
 
 
+class Looks:
+    """One that a thread looks after."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def look(self) -> None:
+        self.times += 1
+
+
 def test_nobody_looks_after_a_rank_that_is_closed() -> None:
     """At the end of its process: torch ends that by a signal where another thread is in it."""
-    one, _ = guard()
-    looks, busy, closed = list[int](), threading.Event(), threading.Event()
-    one.look = lambda: looks.append(1)  # type: ignore[method-assign]
-    looking = threading.Thread(target=_look, args=(weakref.ref(one), busy, closed))  # type: ignore[arg-type]
+    one, busy, closed = Looks(), threading.Event(), threading.Event()
+    looking = threading.Thread(target=_look, args=(weakref.WeakMethod(one.look), busy, closed, 0.2))
     looking.start()
     _close(busy, closed)
     looking.join(10)
-    assert (looking.is_alive(), looks) == (False, [])
+    assert (looking.is_alive(), one.times) == (False, 0)
+
+
+def test_a_thread_that_looks_ends_with_what_it_looks_after() -> None:
+    before, one = threading.active_count(), Looks()
+    looker = Looker(one.look, 1e-3)
+    looker.busy.set()
+    until = time.monotonic() + 10
+    while not one.times and time.monotonic() < until:
+        time.sleep(1e-3)
+    assert one.times
+    del one
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(1e-3)
+    assert threading.active_count() == before
 
 
 def test_a_rank_hears_of_one_that_stopped_while_it_waits_for_its_device() -> None:

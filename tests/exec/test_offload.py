@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from benchmarks.splits import Sizes
 from zbsolve import BadInput, Problem, Trace
 from zbsolve.build import with_offload
 from zbsolve.cli import main
-from zbsolve.exec.device.copying import Launched, LaunchedCopies, timed_event
+from zbsolve.exec.device.copying import Launched, LaunchedCopies
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.offload.keeper import ALIGNED, HostPool, Keeper, come_back_together, in_groups, packed, room_for
 from zbsolve.models.presets import mlp
@@ -167,9 +167,7 @@ class Deferred(LaunchedCopies):
     def mark(self) -> Any:
         return None
 
-    def begin(
-        self, name: str, work: Callable[[], None], behind: Iterable[Any], event: Callable[[], Any] = timed_event
-    ) -> Launched:
+    def begin(self, name: str, work: Callable[[], None], behind: Sequence[Any], over: None = None) -> Launched:
         self.count += 1
         copies = [one for one in behind if one is not None]
         self.waiting.setdefault(name, []).append((self.count, work, copies))
@@ -193,7 +191,7 @@ class Deferred(LaunchedCopies):
 
 def events(offload: Any, name: str) -> tuple[Any, Any]:
     """Events of the device at the start and the end of a pass's copy in the last step."""
-    copy = offload.side.done[name] if name in offload.side.done else offload.side.begun[name].copy
+    copy = offload.side.done[name] if name in offload.side.done else offload.side.begun[name][0]
     return copy.start, copy.end
 
 

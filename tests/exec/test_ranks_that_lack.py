@@ -46,3 +46,10 @@ def test_clipping_where_a_rank_trains_nothing(how: str, validated: bool, tmp_pat
 def test_a_rank_that_trains_needs_an_optimizer() -> None:
     said = on_ranks(2, f"{JOBS}:no_optimizer")
     assert said == [f"PostValidated: rank {rank} trains parameters, so it needs an optimizer, not None" for rank in range(2)]
+
+
+def test_a_shared_parameter_has_a_gradient_where_any_rank_uses_it() -> None:
+    for rank in on_ranks(2, f"{JOBS}:tied_gradients"):
+        assert rank["small"] is None
+        assert rank["large"] is not None
+        assert rank["large"] <= 1e-15

@@ -25,6 +25,8 @@ from zbsolve.models.presets import Block, Embed
 from zbsolve.models.slicing import slice_offset, sliced_attention
 from zbsolve.util.errors import BadInput
 
+from ..support.exec_tools import bytes_in
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6}
 LENGTH, WIDTH, WORDS = 12, 16, 23
@@ -163,7 +165,7 @@ def test_slices_are_the_whole(name: str, lengths: tuple[int, ...], kind: torch.d
             with store.forward(m, i, offset):
                 one = stage.forward(m * count + i, *parts[m][i], split=m == 1, seed=m, recompute=again)
             found[f"loss {m}"] += share_of_loss(one, shares[m][i])
-    held = store.bytes
+    held = bytes_in(store)
     for i in reversed(range(count)):
         for m in (1, 0):
             if m == 1 and i % 2 == 0:
@@ -173,7 +175,7 @@ def test_slices_are_the_whole(name: str, lengths: tuple[int, ...], kind: torch.d
                 stage.backward(m * count + i, None, shares[m][i])
     for i in range(count):
         stage.weights(count + i)
-    assert store.bytes == 0 < held
+    assert bytes_in(store) == 0 < held
     compare(found | gradients(layers), wanted, kind)
 
 
@@ -185,13 +187,13 @@ def test_keys_are_held_once_and_gradients_from_the_first_backward_on() -> None:
     for i, (part, offset) in enumerate(zip(cut_sequence(x, lengths, "x"), offsets(lengths), strict=True)):
         with store.forward(0, i, offset):
             outputs.append(layer(part))
-        held.append(store.bytes)
+        held.append(bytes_in(store))
     assert held == [sum(bytes_of[: i + 1]) for i in range(3)]
     held = []
     for i in (2, 1, 0):
         with store.backward(0, i):
             outputs[i].sum().backward()
-        held.append(store.bytes)
+        held.append(bytes_in(store))
     assert held == [2 * (bytes_of[0] + bytes_of[1]), 2 * bytes_of[0], 0]
     assert gradient_bytes(x.bfloat16()) == 4 * x.numel()
 
@@ -218,7 +220,7 @@ def test_a_forward_without_gradients_drops_what_no_window_sees(window: int, slic
     for i in range(4):
         with torch.no_grad(), store.forward(0, i, 3 * i):
             layer((torch.randn(2, 3, WIDTH), torch.zeros(2, 3)))
-        held.append(store.bytes // (2 * 2 * 3 * 8 * 4))
+        held.append(bytes_in(store) // (2 * 2 * 3 * 8 * 4))
     assert held == slices
 
 
@@ -327,7 +329,7 @@ def test_slices_out_of_order_are_refused() -> None:
     with pytest.raises(BadInput, match="slice 1 of microbatch 4 were not taken"), store.backward(4, 1):
         pass
     store.drop(4)
-    assert store.bytes == 0
+    assert bytes_in(store) == 0
 
 
 def test_a_checkpoint_inside_a_layer_is_refused() -> None:

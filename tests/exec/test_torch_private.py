@@ -387,6 +387,7 @@ COMPILED = {"compiled"}
 ON_RANKS = {
     "default_group",
     "default_store",
+    "backend_name",
     "backend_of",
     "backend_timeout",
     "pipeline_runtime",
@@ -411,10 +412,11 @@ def groups(rank: int, _: None) -> dict[str, Any]:
     backend = private.backend_of(group, torch.device("cpu"))
     with pytest.raises(RuntimeError):
         private.backend_of(group, torch.device("meta"))
+    assert private.backend_name(group, torch.device("meta")) == ""
     return {
         "group": dist.get_process_group_ranks(group),
         "store": store.get("key").decode(),
-        "backend": backend.name(),
+        "backend": private.backend_name(group, torch.device("cpu")),
         "timeout": private.backend_timeout(backend) / timedelta(seconds=1),
         "own": private.own_backend("gloo", "a name", (0, 1), timedelta(seconds=5)).name(),
         "runtime": _runtime(),

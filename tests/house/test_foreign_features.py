@@ -17,9 +17,9 @@ from ..support.house import MODULES
 
 # Feature → how a condition names it; the files that are its own; how many other files have such a condition.
 FEATURES = {
-    "vocabulary": (r"vocab|BARRIERS", r"vocab", 16),
+    "vocabulary": (r"vocab|BARRIERS", r"vocab", 14),
     "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 31),
-    "offload": (r"offload", r"offload", 9),
+    "offload": (r"offload", r"offload", 7),
     "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 13),
     "recompute": (r"recompute", r"recompute", 11),
     "attention exchange": (r"attention_exchange", r"attention", 4),

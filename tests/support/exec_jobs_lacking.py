@@ -111,3 +111,38 @@ def no_optimizer(rank: int, _: None) -> str:
     """What a rank hears that trains, and gives no optimizer."""
     runner = Pipeline(model(0), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
     return refusal(lambda: PostValidated(runner, None, max_norm=1.0))
+
+
+class Holds(nn.Module):
+    """Two parameters, of which a layer uses those that are named, one large enough to be summed where it lies."""
+
+    def __init__(self, *used: str) -> None:
+        super().__init__()
+        self.used, self.small, self.large = used, nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(400, 400))
+        self.row = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.row
+        x = x * self.small if "small" in self.used else x
+        return x + self.large.mean() if "large" in self.used else x
+
+
+def tied_gradients(rank: int, _: None) -> dict[str, float | None]:
+    """Of two parameters that two ranks share, one used by no rank and one by the second alone: the largest difference of the
+    gradient from the unsplit model's behind two steps; None where both have none."""
+    layers, whole = ([layer.double() for layer in (Holds(), Holds("large"))] for _ in range(2))
+    tied = [[(0, name), (1, name)] for name in ("small", "large")]
+    schedule = random_schedule(a_problem((0, 1), 4, layers=2), 3)
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied, timeout=20)
+    for name in ("small", "large"):
+        setattr(whole[1], name, getattr(whole[0], name))
+    for step in range(2):
+        x, y = batch(step)
+        runner.step(x, y)
+        nn.functional.mse_loss(whole[1](whole[0](x)), y).backward()  # type: ignore[no-untyped-call]
+    mine, found = next(iter(runner.layers.values())), dict[str, float | None]()
+    for name in ("small", "large"):
+        gradient, right = getattr(mine, name).grad, getattr(whole[0], name).grad
+        same = gradient is None and right is None
+        found[name] = None if same else float((gradient - right).abs().max())
+    return found

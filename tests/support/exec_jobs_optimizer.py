@@ -15,13 +15,14 @@ from zbsolve import Schedule, pipeline
 from zbsolve.build import with_updates
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
+from zbsolve.exec.exchange import Shared
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.updates import as_one
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, part_of, random_schedule, refusal, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
 
@@ -85,7 +86,7 @@ def batch(schedule: Schedule, step: int) -> tuple[Tensor, Tensor]:
 
 def once(runner: Pipeline) -> list[nn.Parameter]:
     """Without those that an earlier rank holds too."""
-    elsewhere = {id(p) for p in runner.shared.elsewhere()}
+    elsewhere = {id(p) for p in part_of(runner, Shared).elsewhere()}
     return [p for p in runner.parameters() if p.grad is not None and id(p) not in elsewhere]
 
 

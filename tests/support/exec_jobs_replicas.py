@@ -16,9 +16,10 @@ from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, named
+from zbsolve.exec.exchange import Shared
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, random_schedule, refusal, worst
+from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
 from .trials import Batches, Trial, mesh_of, tried
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
@@ -79,7 +80,7 @@ def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
     assert runner.replicas is not None
     mine = torch.cat([t.detach().reshape(-1).double() for t in tensors])
     both = [torch.zeros_like(mine) for _ in range(2)]
-    dist.all_gather(both, mine, group=runner.replicas.group)
+    dist.all_gather(both, mine, group=runner.replicas)
     return torch.equal(both[0], both[1])
 
 
@@ -124,7 +125,7 @@ def gradients(rank: int, _: None) -> dict[str, Any]:
             "ended": ends,
             "tensors": len(gradients),
             "early": early,
-            "sums": sorted(runner.shared.exchanged),
+            "sums": sorted(part_of(runner, Shared).exchanged),
         }
 
     return tried(rank, f"{__name__}:TRIALS", run)
@@ -230,7 +231,7 @@ def validated(rank: int, _: None) -> dict[str, Any]:
 def barrier(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float) -> str:
     """The norm of the ranks of this pipeline, then clip and step."""
     runner.wait_gradients()
-    shared = {id(p) for p in runner.shared.parameters()} if runner.rank else set()
+    shared = {id(p) for p in part_of(runner, Shared).parameters()} if runner.rank else set()
     once = [p.grad for p in runner.parameters() if p.grad is not None and id(p) not in shared]
     mine = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in once]).square().sum()
     everything = [torch.zeros((), dtype=torch.float64) for _ in range(2)]

@@ -19,9 +19,10 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base import torch_private as private
 from zbsolve.exec.check import difference, named
 from zbsolve.exec.emulate import Times
+from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, worst
+from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
 from .trials import Batches, Trial, mesh_of, tried
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
@@ -93,7 +94,7 @@ def trial(problem: Any, order: int = 0, **more: Any) -> Trial:
 
 def sharded(runner: Pipeline) -> bool:
     """Is everything sharded again, and nothing left of what was gathered?"""
-    parameters = [one for stage in runner.sharding.stages.values() for one in stage.parameters]  # type: ignore[union-attr]
+    parameters = [one for stage in part_of(runner, Sharding).stages.values() for one in stage.parameters]
     left = sum(one.gathered_bytes + one.gradient_bytes for one in parameters)
     return left == 0 and {type(p).__name__ for p in runner.parameters()} == {"DTensor"}
 

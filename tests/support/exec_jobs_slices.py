@@ -37,7 +37,7 @@ from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, bytes_in, random_schedule, refusal, split_layers
 from .trials import Trial
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
@@ -199,7 +199,7 @@ def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[dict[str, Any],
         pipe = trial.pipeline()
         answers = counted(pipe)
         ran = trial.ran(pipe)
-        keys = [one.store.bytes for part in pipe.parts if isinstance(part, Slices) for one in part.slices.values()]
+        keys = [bytes_in(one.store) for part in pipe.parts if isinstance(part, Slices) for one in part.slices.values()]
         ran["left"] += sum(keys)
         worst = {name: max(value, ran[name]) for name, value in worst.items()}
         assert len(answers) % 2 == 0

@@ -18,7 +18,7 @@ from zbsolve.exec.emulate import Times
 from zbsolve.models.losses import CrossEntropy
 
 from .exec_tools import a_problem, random_schedule, refusal
-from .trials import Trial
+from .trials import Trial, mesh_of
 
 WIDTH, LENGTH = 8, 5
 
@@ -83,6 +83,7 @@ class Case:
     meta: bool = False
     emulated: bool = False
     builder: bool = False
+    mesh: bool = False  # and a function that may parallelize stages
     masked: bool = False  # its inputs are dicts of ids and a padding mask
 
 
@@ -101,6 +102,7 @@ CASES = [
     Case("float32", kind=torch.float32, meta=True),
     Case("emulated", (0, 1, 2, 2, 1, 0), barriers=2, embedding=True, emulated=True),
     Case("autocast", kind=torch.float32, autocast=True, embedding=True),
+    Case("mesh", embedding=True, tied=True, mesh=True),
     Case("dicts", embedding=True, tied=True, rows=(3, 2, 2, 2), masked=True),
 ]
 
@@ -146,6 +148,8 @@ def trial_of(case: Case, seed: int = 0, problem: Problem | None = None) -> Trial
         options["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
     elif not case.builder:
         options["layers"] = model(case)
+    if case.mesh:
+        options |= {"mesh": mesh_of(dp=1, pp=3), "parallelize": lambda stage, whole: None}
     return Trial(
         problem=schedule,
         layers=layers,

@@ -14,13 +14,26 @@ from torch import nn
 
 from zbsolve import BadInput, Problem, Schedule, pipeline
 from zbsolve.exec import Pipeline
+from zbsolve.exec.base.part import P
 from zbsolve.exec.check import Value, difference, named, reference, values
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.one_device import OneDevice
+from zbsolve.exec.slices.store import SliceStore
 from zbsolve.models.model import Model, Place
 from zbsolve.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
+
+
+def part_of(runner: Pipeline, kind: type[P]) -> P:
+    """The part of a type that a rank has."""
+    return next(part for part in runner.parts if isinstance(part, kind))
+
+
+def bytes_in(store: SliceStore) -> int:
+    """Bytes of all keys, values and gradients that a store holds."""
+    tensors = {id(one): one for chunks in store._held.values() for chunk in chunks.values() for one in chunk.tensors}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def random_schedule(problem: Problem, seed: int = 0, in_order: bool = False) -> Schedule:

@@ -14,11 +14,12 @@ from zbsolve.exec import Pipeline
 from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.check import difference, named, reference
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.updates import Updates
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
 from zbsolve.systems.problems import problem_for
 
-from .exec_tools import random_schedule, refusal
+from .exec_tools import part_of, random_schedule, refusal
 from .trials import Trial
 
 WIDTH, HIDDEN, ROWS = 4, 512, 8
@@ -188,7 +189,7 @@ def run_updates(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     problem = updates(step, 1, every=every, delay=delay, parameter_bytes=size)
     schedule = random_schedule(problem, argument["random"]) if "random" in argument else preset(name, problem)
     most = [0]
-    hooks = Hooks(announce=lambda _: most.append(max(len(one.kept) for one in runner.versions.values())))
+    hooks = Hooks(announce=lambda _: most.append(max(len(one.kept) for one in part_of(runner, Updates).stages.values())))
     runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, hooks=hooks, update=update)
     inputs, targets = batch(microbatches)
     losses = [runner.step(inputs, targets).loss for _ in range(2)]

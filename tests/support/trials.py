@@ -24,6 +24,7 @@ from zbsolve.exec.base.values import tensors_of
 from zbsolve.exec.check import difference, reference
 from zbsolve.exec.feed import first_tensor, step_seed
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.models.sides import batch_with, row_of
 
 from .exec_tools import random_schedule, worst
@@ -143,8 +144,9 @@ def places_of(pipe: Pipeline) -> int:
     """How many pipelines have a batch of their own."""
     if pipe.mesh is not None:
         return pipe.mesh.places
-    beside = pipe.replicas or pipe.sharding
-    return 1 if beside is None else beside.size
+    if pipe.replicas is not None:
+        return dist.get_world_size(pipe.replicas)
+    return next((len(part.ranks) for part in pipe.parts if isinstance(part, Sharding)), 1)
 
 
 def left_in(pipe: Pipeline) -> int:

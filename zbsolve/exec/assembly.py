@@ -14,7 +14,7 @@ from .handlers import connect_parts
 from .interpreter import Interpreter
 from .own import own_stages
 from .rank import RankRunner
-from .reports import Reports
+from .reports import Reports, Table
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers, clock_lead
 from .transport.wires import Wires
@@ -41,13 +41,14 @@ def connected(
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
     parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, hooks))
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
+    table = Table.of(view.schedule, own.programs, emulate is not None, gpu is not None)
     return RankRunner(
         schedule=view.schedule,
         module=own.module,
         peers=peers,
         mailbox=mailbox,
         interpreter=Interpreter(program, RankState(stages, tuple(parts)), mailbox, hooks),
-        reports=Reports(view, own.programs, peers, clock_lead(wires), emulate is not None, gpu is not None),
+        reports=Reports(view, table, peers, clock_lead(wires)),
         gpu=gpu,
         shapes=ShapeNumbers(problem.routes, range(view.microbatches * problem.slices), wires.rank, wires.size, compared=2),
     )

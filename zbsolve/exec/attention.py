@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..build.attention_exchange import HandedOver, handed_over
 from ..problem import Problem
-from ..tables import Ints, pass_name
+from ..tables import Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
 from .base.part import Part, RankState, Run
@@ -33,7 +33,7 @@ from .transport.format import FORMAT_BYTES, Format
 from .transport.peers import Peers
 from .transport.wires import CPU, reason
 
-HELPERS = {"F": "FH", "B": "BH", "BW": "BH"}  # kind of pass → of its helper
+HELPS = {"FH": ("F",), "BH": ("B", "BW")}  # kind of helper → of the passes that it helps
 FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
@@ -52,7 +52,7 @@ class AttentionPeers(Part):
     @classmethod
     def of(cls, c: Connecting) -> AttentionPeers | None:
         """The part of a rank; None where no rank helps another. Raises BadInput where it does not run."""
-        if not {"FH", "BH"} & set(c.problem.passes.kinds):
+        if not HELPS.keys() & set(c.problem.passes.kinds):
             return None
         if c.device.type != "cpu":
             raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is the device {c.device}")
@@ -60,7 +60,7 @@ class AttentionPeers(Part):
 
     def around(self, kind: str, run: Run) -> Run:
         """While a pass runs that has a helper, its slices ask that one for a part of their attention."""
-        helper = HELPERS.get(kind)
+        helper = next((one for one, kinds in HELPS.items() if kind in kinds), None)
         if helper is None:
             return run
 
@@ -195,17 +195,6 @@ def _check_help(graph: Graph, rows: Ints) -> None:
             graph.need(one.kind[0] + kind, one)
 
 
-def helped_passes(problem: Problem) -> Ints:
-    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
-    pairs, helps = list[tuple[int, int]](), {"FH", "BH"} & set(problem.passes.kinds)
-    for row in problem.rows(*sorted(helps)).tolist() if helps else ():
-        helper = problem.passes[row]
-        kinds = ("F",) if helper.kind == "FH" else ("B", "BW")
-        names = (pass_name(kind, helper.stage, helper.microbatch, helper.slice) for kind in kinds)
-        pairs.append((row, next(problem.index[name] for name in names if name in problem.index)))
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
 _PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # F or B, which comes behind, does it
 _HELP = Handler(
     lambda state, action, _: state.part(AttentionPeers).help(action),
@@ -213,4 +202,4 @@ _HELP = Handler(
     sliced=True,
     ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
 )
-HANDLERS = {**dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART), **dict.fromkeys(("FH", "BH"), _HELP)}
+HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART) | {kind: replace(_HELP, helps=of) for kind, of in HELPS.items()}

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Bools
+from ..tables import Bools, pass_name
 from ..util.errors import BadInput
-from .attention import helped_passes
 from .base.program import Await
-from .handlers import passes_where
+from .handlers import HANDLERS, passes_where
 
 Times = NDArray[Any]
 
@@ -182,9 +181,19 @@ def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
     return np.unique(meetings, return_inverse=True)[1].ravel()
 
 
+def _helped(problem: Problem) -> Ints:
+    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
+    pairs = list[tuple[int, int]]()
+    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
+        helper = problem.passes[row]
+        names = (pass_name(k, helper.stage, helper.microbatch, helper.slice) for k in HANDLERS[helper.kind].helps)
+        pairs.append((row, next(problem.index[name] for name in names if name in problem.index)))
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
 def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
     """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
-    helps = helped_passes(handover.schedule.problem)
+    helps = _helped(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
     ends = np.stack([handover.before, handover.after], 1)  # of each message
     pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, ends])

@@ -75,16 +75,12 @@ def group_device(mesh: Any, group: Any) -> torch.device:
     import torch
     import torch.distributed as dist
 
-    from .base.torch_private import backend_of, default_group
+    from .base.torch_private import backend_name, default_group
 
     if not torch.cuda.is_available() or not dist.is_initialized() or (mesh is not None and mesh.device_type != "cuda"):
         return torch.device("cpu")
     group = default_group() if group is None else group
-    try:
-        name = backend_of(group, torch.device("cuda")).name()
-    except RuntimeError:
-        name = ""
-    if mesh is None and name != "nccl":
+    if mesh is None and backend_name(group, torch.device("cuda")) != "nccl":
         return torch.device("cpu")
     bound = getattr(group, "bound_device_id", None) or getattr(default_group(), "bound_device_id", None)
     if bound is not None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,15 +38,12 @@ from .connecting import Connecting
 from .layers import tie
 from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import (
-    Wires,
     abort,
     all_of,
     break_off_groups,
     connect,
     digest,
     joined,
-    receive_tensor,
-    send_tensor,
     stamped,
     waiting,
 )
@@ -53,11 +51,77 @@ from .transport.wires import (
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 
 
+LARGE_BYTES = 1 << 20  # from this size on a gradient is summed where it lies; smaller ones go together
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Gradients of one type on their way over one group of ranks. flat: the small ones end to end, and behind them for each
+    of `parameters` how many ranks have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when those
+    of `works` were there that are, monotonic ns, where somebody asks."""
+
+    parameters: Sequence[nn.Parameter]
+    small: Sequence[nn.Parameter]
+    flat: Tensor
+    large: Sequence[tuple[nn.Parameter, Tensor]]
+    works: Sequence[Any]
+    ended: list[int] = field(default_factory=list)
+
+    @classmethod
+    @torch.no_grad()
+    def started(cls, parameters: Sequence[nn.Parameter], begin: Callable[[Tensor], Any], timed: bool) -> Sum:
+        """begin: starts to sum a tensor over the ranks, and returns the work object. timed: somebody asks when sums are
+        there. (On a GPU marks say it; a callback would wait on streams that nothing joins again, as a capture needs.)"""
+        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
+        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
+        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
+        for i, p in enumerate(parameters):
+            if p.grad is None:
+                there[i].zero_()
+        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
+        total = cls(parameters, small, flat, large, [begin(tensor) for tensor in (flat, *(one for _, one in large))])
+        for work in total.works if timed and not flat.is_cuda else ():
+            stamped(work, total.ended)
+        return total
+
+    def wait(self, what: str, timeout: timedelta) -> int:
+        """Wait for the sums. When the last one was there, monotonic ns. Raises LostRank naming `what`."""
+        with waiting(what):
+            for work in self.works:
+                joined(work, timeout, self.flat.device)
+        return max(self.ended) if len(self.ended) == len(self.works) else time.monotonic_ns()
+
+    @torch.no_grad()
+    def give(self, count: int = 1) -> None:
+        """Put the sums into `.grad`, divided by `count`. A parameter that has a gradient on no rank stays without."""
+        pieces, there = self.flat[: -len(self.parameters)], self.flat[-len(self.parameters) :]
+        missing = any(p.grad is None for p in self.parameters)  # look only then: on a GPU it would wait
+        nowhere = {id(p) for p, n in zip(self.parameters, there.tolist(), strict=True) if not n} if missing else set()
+        shapes = [local(p).shape for p in self.small]
+        pairs = zip(self.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
+        sums = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
+        for p, total in (*sums, *self.large):
+            if id(p) in nowhere:
+                continue
+            total.div_(count)
+            if p.grad is None:
+                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
+            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
+                mine.copy_(total)
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    """The local gradient, laid out as its parameter from now on, so that ranks add up the same parts."""
+    if p.grad is None:
+        return torch.zeros_like(local(p))
+    p.grad = laid_out_as(p.grad, p)
+    return local(p.grad)
+
+
 @dataclass(slots=True)
 class Bucket:
     """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
-    starting values. backend: of their process group. kept: gradients from before the step. work: the sum on its way. ended:
-    gets when it was there, monotonic ns, where that is no GPU."""
+    starting values. backend: of their process group. kept: gradients from before the step. sum: that of the step's."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -65,8 +129,21 @@ class Bucket:
     givers: list[int] = field(default_factory=list)
     backend: Any = None
     kept: list[Tensor | None] = field(default_factory=list)
-    work: Any = None
-    ended: list[int] = field(default_factory=list)
+    sum: Sum | None = None
+
+    def start(self) -> Sum:
+        """The sum, which has begun."""
+        if self.sum is None:
+            self.sum = Sum.started(self.parameters, lambda tensor: self.backend.allreduce([tensor]), timed=True)
+        return self.sum
+
+    def end(self, total: Sum) -> None:
+        """Add the sum, which is there, to what was there before the step."""
+        total.give()
+        for p, kept in zip(self.parameters, self.kept, strict=True):
+            if kept is not None:
+                p.grad = kept if p.grad is None else kept.add_(p.grad)
+        self.sum, self.kept = None, []
 
 
 def buckets(
@@ -98,56 +175,38 @@ def buckets(
 
 
 class Shared(Part):
-    """This rank's part of all that ranks share; every rank of the pipeline makes one. common: its buckets. exchanged: stages
-    with passes C on this rank. timeout: to wait for any sum. behind: called before the sums that no pass C begins. Raises
-    LostRank."""
+    """A rank's part of all that ranks of a pipeline share, which have one value to begin with; every rank makes one.
+    exchanged: stages with passes C on this rank. Gradients that an earlier part makes complete (those of shards) are summed
+    behind that, at the end of the step. Raises LostRank."""
 
-    name = "exchange"
+    name, any_order = "exchange", True
 
-    def __init__(
-        self,
-        wires: Wires,
-        common: Sequence[Bucket],
-        exchanged: Collection[int],
-        device: torch.device,
-        timeout: timedelta,
-        behind: Iterable[Callable[[], None]] = (),
-    ) -> None:
-        self._buckets = [bucket for bucket in common if any(p.requires_grad for p in bucket.parameters)]
-        self.exchanged = frozenset(exchanged)
-        self._done: set[int] = set()
-        self._wires, self._timeout, self._device, self._behind = wires, timeout, device, tuple(behind)
-        for bucket in common:
-            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
-                tensor, others = local(parameter.detach()), [rank for rank in bucket.ranks if rank != giver]
-                if giver != wires.rank:
-                    receive_tensor(wires, tensor, giver)
-                for other in others if giver == wires.rank else ():
-                    send_tensor(wires, tensor, other)
-            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
-        token, kind = wires.token(), "gloo" if device.type == "cpu" else "nccl"
-        for bucket in self._buckets:
-            place = bucket.ranks.index(wires.rank), len(bucket.ranks)
-            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
-            bucket.backend = own_backend(kind, name, place, timeout)
-            # A communicator of NCCL is made with its first sum, which holds the host until all ranks come to it.
-            wires.wait(bucket.backend.allreduce([torch.zeros(1, device=device)]))
-
-    @classmethod
-    def of(cls, c: Connecting) -> Shared:
-        """The part of a rank. Gradients that an earlier part makes complete (those of shards) are summed behind that, at the
-        end of the step."""
+    def __init__(self, c: Connecting) -> None:
+        self._wires, self._timeout, self._device = c.wires, c.peers.timeout, c.device
+        self._behind, self._done = asked(c.parts, "wait_gradients"), set[int]()
+        passes = () if self._behind else c.own.program.actions
+        self.exchanged = frozenset(action.stage for action in passes if action.kind in HANDLERS)
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
-        common, behind = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied), asked(c.parts, "wait_gradients")
-        exchanged = () if behind else [action.stage for action in c.own.program.actions if action.kind in HANDLERS]
-        return cls(c.wires, common, exchanged, c.device, c.peers.timeout, behind)
+        common = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied)
+        token, kind = c.wires.token(), "gloo" if c.device.type == "cpu" else "nccl"
+        for bucket in common:
+            place = bucket.ranks.index(c.wires.rank), len(bucket.ranks)
+            name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
+            bucket.backend = own_backend(kind, name, place, self._timeout)
+            # A communicator of NCCL is made with its first use, which holds the host until all ranks come to it.
+            for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
+                tensor = local(parameter.detach())
+                row = tensor.contiguous()
+                c.wires.wait(bucket.backend.broadcast(row, bucket.ranks.index(giver)))
+                tensor.copy_(row)
+            bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
+        self._buckets = [bucket for bucket in common if bucket.parameters]
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that other ranks hold too."""
         return [p for bucket in self._buckets for p in bucket.parameters]
 
     def elsewhere(self) -> list[nn.Parameter]:
-        """The parameters here that an earlier rank holds too."""
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
     def begin_gradients(self) -> None:
@@ -164,15 +223,15 @@ class Shared(Part):
             return
         self._done.add(stage)
         for bucket in self._buckets:
-            if bucket.work is None and stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
-                _start(bucket)
+            if stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
+                bucket.start()
 
     def forget(self) -> None:
         """The step breaks off: gradients are those from before it."""
         for bucket in self._buckets:
             for parameter, kept in zip(bucket.parameters, bucket.kept, strict=False):
                 parameter.grad = kept
-            bucket.work, bucket.kept = None, []
+            bucket.sum, bucket.kept = None, []
 
     def break_off(self) -> None:
         if self._device.type == "cuda":
@@ -185,106 +244,47 @@ class Shared(Part):
         Raises LostRank."""
         for wait in self._behind if self._buckets else ():
             wait()
-        for bucket in self._buckets:
-            if bucket.work is None:
-                _start(bucket)
+        totals = [bucket.start() for bucket in self._buckets]
         ended: dict[int, Any] = {}
-        for bucket in self._buckets:
-            with waiting(f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"):
-                joined(bucket.work, self._timeout, self._device)
+        for bucket, total in zip(self._buckets, totals, strict=True):
+            what = f"gradients of stage {bucket.stages[0]} over ranks {', '.join(map(str, bucket.ranks))}"
+            when = total.wait(what, self._timeout)
             for stage in bucket.stages:
-                if self.marks is None:
-                    ended[stage] = max(ended.get(stage, 0), *(bucket.ended or [time.monotonic_ns()]))
-                else:
-                    ended[stage] = self.marks.mark()
-            _restore(bucket)
+                ended[stage] = max(ended.get(stage, 0), when) if self.marks is None else self.marks.mark()
+            bucket.end(total)
         return ended
 
 
-def _start(bucket: Bucket) -> None:
-    parts = [
-        torch.zeros_like(local(p.detach())) if p.grad is None else local(laid_out_as(p.grad, p)) for p in bucket.parameters
-    ]
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    pieces = torch.split(flat, [part.numel() for part in parts])
-    for parameter, part, piece in zip(bucket.parameters, parts, pieces, strict=True):
-        parameter.grad = as_local_of(piece.view(part.shape), parameter)
-    bucket.ended, bucket.work = [], bucket.backend.allreduce([flat])
-    if not flat.is_cuda:  # marks say it there; a callback would wait on streams that nothing joins again, as a capture needs
-        stamped(bucket.work, bucket.ended)
-
-
-def _restore(bucket: Bucket) -> None:
-    """Add the sums to what was there before the step."""
-    for parameter, kept in zip(bucket.parameters, bucket.kept, strict=True):
-        if kept is not None:
-            assert parameter.grad is not None
-            parameter.grad = kept.add_(parameter.grad)
-    bucket.work, bucket.kept = None, []
-
-
-LARGE_BYTES = 1 << 20  # from this size on a gradient is reduced where it lies; smaller ones go together
-
-
-@dataclass(frozen=True, slots=True)
-class _OnWay:
-    """Gradients of one type on their way over one group. flat: the small ones end to end, and behind them for each of
-    `parameters` how many replicas have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when the
-    sums of `works` were there that are, monotonic ns, where somebody asks."""
-
-    group: Any
-    parameters: Sequence[nn.Parameter]
-    small: Sequence[nn.Parameter]
-    flat: Tensor
-    large: Sequence[tuple[nn.Parameter, Tensor]]
-    works: Sequence[Any]
-    ended: list[int] = field(default_factory=list)
+OTHERS = "gradients of the other pipelines"
 
 
 class Replicas(Part):
-    """The ranks with these stages in all pipelines. place: the number of this pipeline, of `size`. stages: stage → its
-    parameters here. shared: those that other ranks of the pipeline hold too, whose sums come last. groups: over which ranks
-    a parameter's gradient is averaged; None: somebody else does it. timeout: to connect them on GPUs, where TimeoutError is
-    raised then, and to wait for sums. exchanged: stages with passes C here."""
+    """The ranks with these stages in all pipelines, of which this one is number `place`. Stages give their gradients to the
+    others when they are done; those that ranks of the pipeline share come last. Raises TimeoutError where GPUs do not
+    connect."""
 
-    name = "replicas"
+    name, any_order = "replicas", True
 
-    def __init__(
-        self,
-        group: Any,
-        stages: Mapping[int, Sequence[nn.Parameter]],
-        shared: Iterable[nn.Parameter],
-        groups: Callable[[nn.Parameter], Any],
-        timeout: timedelta,
-        exchanged: Collection[int] = (),
-    ) -> None:
-        self.place, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.group, self.timeout, self._exchanged = group, timeout, frozenset(exchanged)
+    def __init__(self, c: Connecting) -> None:
+        self.place, self.timeout, self._device = dist.get_rank(c.replicas), c.peers.timeout, c.device
+        stages, shared = (
+            {s: stage.parameters() for s, stage in c.stages.items()},
+            next(p for p in c.parts if isinstance(p, Shared)),
+        )
+        later, self._exchanged = shared.parameters(), shared.exchanged
+        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
+            stages[number] = [p for _, p in named]
+            if number not in self._exchanged:  # its collectives end with the step, but a pass C waits for them
+                later += stages[number]
+        groups = groups_of(c.given.mesh, c.replicas)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
-        everyone = (local(p.detach()).device for parameters in stages.values() for p in parameters)
-        self._device = next(everyone, torch.device("cpu"))
-        self._distinct = list({id(one): one for one in (group, *self._groups.values()) if one is not None}.values())
-        connect(self._distinct, self._device, timeout)
-        self._later = {id(p): p for p in shared if self._groups[id(p)] is not None}
+        self._distinct = list({id(one): one for one in (c.replicas, *self._groups.values()) if one is not None}.values())
+        connect(self._distinct, self._device, self.timeout)
+        self._later = {id(p): p for p in later if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
-        self._parts: list[_OnWay] = []
-
-    @classmethod
-    def of(cls, c: Connecting) -> Replicas | None:
-        """The part of a rank; None where there is one pipeline. Stages give their gradients to the others when they are
-        done."""
-        if c.replicas is None:
-            return None
-        stages = {s: stage.parameters() for s, stage in c.stages.items()}
-        shared = next(part for part in c.parts if isinstance(part, Shared))
-        later = shared.parameters()
-        for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
-            stages[number] = [p for _, p in named]
-            if number not in shared.exchanged:  # its collectives end with the step, but a pass C waits for them
-                later += stages[number]
-        return cls(c.replicas, stages, later, groups_of(c.given.mesh, c.replicas), c.peers.timeout, shared.exchanged)
+        self._sums: list[tuple[Sum, int]] = []  # and what to divide it by
 
     def done(self, stage: int) -> None:
         if stage not in self._exchanged:
@@ -308,13 +308,13 @@ class Replicas(Part):
         ended: dict[int, Any] = {}
         for stage in self._exchanged:
             own = {id(p) for p in self._stages.get(stage, ())}
-            for part in self._parts:
-                if any(id(p) in own for p in part.parameters):
-                    ended[stage] = max(ended.get(stage, 0), _ended(part, self.timeout))
+            for total, _ in self._sums:
+                if any(id(p) in own for p in total.parameters):
+                    ended[stage] = max(ended.get(stage, 0), total.wait(OTHERS, self.timeout))
         return ended if self.marks is None else {stage: self.marks.mark() for stage in ended}
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        return bool(self._parts) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
+        return bool(self._sums) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
 
     def break_off(self) -> None:
         """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
@@ -322,63 +322,24 @@ class Replicas(Part):
             break_off_groups(self._distinct, self._device)
 
     def forget(self) -> None:
-        self._parts, self._open = [], dict(self._missing)
+        self._sums, self._open = [], dict(self._missing)
 
     def wait_gradients(self) -> None:
         """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
         none of them stays without. Raises LostRank."""
-        parts, self._parts = self._parts, []
-        for part in parts:
-            _ended(part, self.timeout)
-            self._end(part)
+        sums, self._sums = self._sums, []
+        for total, count in sums:
+            total.wait(OTHERS, self.timeout)
+            total.give(count)
 
     def _start(self, parameters: Sequence[nn.Parameter]) -> None:
         alike: dict[tuple[torch.dtype, str], list[nn.Parameter]] = {}
         for p in parameters:
             alike.setdefault((p.dtype, self._groups[id(p)].group_name), []).append(p)
-        self._parts += [self._part(some, self._groups[id(some[0])]) for some in alike.values()]
-
-    @torch.no_grad()
-    def _part(self, parameters: Sequence[nn.Parameter], group: Any) -> _OnWay:
-        small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
-        large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
-        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
-        for i, p in enumerate(parameters):
-            if p.grad is None:
-                there[i].zero_()
-        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
-        works = [dist.all_reduce(t, group=group, async_op=True) for t in (flat, *(t for _, t in large))]
-        part = _OnWay(group, parameters, small, flat, large, works)
-        for work in works if self._exchanged and not flat.is_cuda else ():
-            stamped(work, part.ended)
-        return part
-
-    @torch.no_grad()
-    def _end(self, part: _OnWay) -> None:
-        count = len(part.parameters)
-        pieces, there = part.flat[:-count], part.flat[-count:]
-        missing = any(p.grad is None for p in part.parameters)  # look only then: on a GPU it would wait
-        nowhere = {id(p) for p, n in zip(part.parameters, there.tolist(), strict=True) if not n} if missing else set()
-        shapes = [local(p).shape for p in part.small]
-        pairs = zip(part.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
-        means = [(p, piece.view(shape)) for (p, piece), shape in zip(pairs, shapes, strict=True)]
-        count = dist.get_world_size(part.group)
-        for p, total in (*means, *part.large):
-            if id(p) in nowhere:
-                continue
-            total.div_(count)
-            if p.grad is None:
-                p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
-            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
-                mine.copy_(total)
-
-
-def _ended(part: _OnWay, timeout: timedelta) -> int:
-    """Wait for a part's sums. When the last one was there, monotonic ns. Raises LostRank."""
-    with waiting("gradients of the other pipelines"):
-        for work in part.works:
-            joined(work, timeout, part.flat.device)
-    return max(part.ended) if len(part.ended) == len(part.works) else time.monotonic_ns()
+        for some in alike.values():
+            group = self._groups[id(some[0])]
+            begin = partial(dist.all_reduce, group=group, async_op=True)
+            self._sums.append((Sum.started(some, begin, bool(self._exchanged)), dist.get_world_size(group)))
 
 
 def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
@@ -391,14 +352,6 @@ def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: wea
             waiting()
 
     return register_optimizer_step_pre_hook(before)
-
-
-def _gradient(p: nn.Parameter) -> Tensor:
-    """The local gradient, laid out as its parameter from now on, so that replicas add up the same parts."""
-    if p.grad is None:
-        return torch.zeros_like(local(p))
-    p.grad = laid_out_as(p.grad, p)
-    return local(p.grad)
 
 
 def begin_alike(group: Any, module: nn.Module, content: str) -> None:

@@ -96,8 +96,8 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     AttentionPeers.of,
     SideInputs.of,
     Sharding.of,
-    Shared.of,
-    Replicas.of,
+    Shared,
+    lambda c: None if c.replicas is None else Replicas(c),
     lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -19,12 +18,11 @@ from .graphs.auto import Parts, parts_by_name
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
 from .mesh import parallelized
-from .sharding.rank import ShardedParameters
 from .sides import reading
 from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
-from .vocabulary.parts import NAME, Shard, cut_shard, sharded_layers
+from .vocabulary.parts import sharded_layers, with_shard
 from .waits import circle
 
 MOST_NAMED = 6  # of what waits for each other
@@ -60,19 +58,9 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     if (beside or model_stages(problem) - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
-    if beside and given.mesh is not None and given.mesh.others:
-        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
-    if beside and NAME in names:
-        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
-    shard = None
-    if beside:
-        shard = cut_shard(problem, wires.rank, layers, len(names), given.loss, tied, given.device)
-    mine, made = {i: layers[i] for i in numbers}, dict[type, Any]()
-    module = nn.ModuleDict({names[i]: layer for i, layer in mine.items()})
-    if shard is not None:
-        module[NAME], made[Shard] = shard.module, shard
-        tied = tuple(group for group in tied if not shard.has(group))
-    return Own(view, programs, program, counts, mine, module, tied, names=names, made=made)
+    module = nn.ModuleDict({names[i]: layers[i] for i in numbers})
+    loss = sliced_loss(problem, given.loss)
+    return with_shard(Own(view, programs, program, counts, layers, module, tied, names, loss), given)
 
 
 def parallel_part(own: Own, given: Given) -> Own:
@@ -80,22 +68,21 @@ def parallel_part(own: Own, given: Given) -> Own:
     if given.parallelize is None or given.mesh is None:
         return own
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
-    names = dict(zip(own.layers, own.module, strict=True))
+    names = {i: own.names[i] for i in own.layers}
     try:
         layers, modules = parallelized(stages, own.layers, names, given.mesh, given.parallelize)
     except BadInput as error:
         raise BadInput(f"rank {own.program.rank}, {error}") from error
-    module = nn.ModuleDict({names[i]: layer for i, layer in layers.items()})
+    module = nn.ModuleDict(dict(own.module.items()) | {names[i]: layer for i, layer in layers.items()})
     return replace(own, layers=layers, module=module, stage_modules=modules)
 
 
 def own_stages(own: Own, given: Given) -> dict[int, Stage]:
-    """This rank's stages; the last one gets the loss, but where shards of a vocabulary make that."""
-    problem, alone = own.view.step, given.parallelize is None and not own.made.get(ShardedParameters)
-    loss = None if Shard in own.made else sliced_loss(problem, given.loss)
+    """This rank's stages."""
+    problem, alone = own.view.step, given.parallelize is None and own.alone
     parts = parts_by_name(given.split, tight=problem.capacity is not None, alone=alone)
     again, microbatches = problem.recomputed, problem.round or own.view.microbatches
-    return stages_of(own.layers, own.program.stages, own.counts, again, loss, microbatches, parts)
+    return stages_of(own.layers, own.program.stages, own.counts, again, own.loss, microbatches, parts)
 
 
 def stages_of(

@@ -29,7 +29,7 @@ from .base.torch_private import default_group
 from .choices import RUN_SPLITS, group_device, merged, with_number
 from .connecting import Given, Own, OwnWork, Update
 from .emulate import Times
-from .exchange import Replicas, Shared, begin_alike, check_same, optimizers_wait
+from .exchange import begin_alike, check_same, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
 from .handlers import passes_where
 from .layers import Layers, check_untrained, forwards_alone
@@ -40,13 +40,13 @@ from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import gathered, put_together, trace_of
-from .sharding.rank import Sharding, with_sharded
+from .sharding.rank import with_sharded
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .step_view import StepView
 from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
-from .updates import Updates, check_updates
+from .updates import check_updates
 from .vocabulary.parts import Shard, WholeVocabulary
 
 
@@ -134,7 +134,7 @@ class Pipeline:
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
             group, replicas = self.mesh.group, self.mesh.replicas
-        self.group, self.wires = group, Wires.of(group, self.device)
+        self.group, self.replicas, self.wires = group, replicas, Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         if split not in RUN_SPLITS:
@@ -154,9 +154,9 @@ class Pipeline:
         self._connect(own, given, group, replicas, emulate)
         if capture:
             self._runner.capture()
-        beside = self.replicas or self.sharding
-        self.alone, self._clip_watch = self.wires.size == 1 and beside is None, gradients.ParameterWatch(self.wires.rank)
-        self.place = self.mesh.place if self.mesh is not None else 0 if beside is None else beside.place
+        places = [part.place for part in self.parts if part.place is not None]
+        self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
+        self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
     def _own_part(self, given: Given, group: Any, replicas: Any) -> Own:
         """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
@@ -185,9 +185,6 @@ class Pipeline:
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             self.mailbox.trained = trained_by_name(self.module)
             self.stages: Mapping[int, Stage] = state.stages
-            self.shared, self.replicas, self.sharding = state.part(Shared), state.find(Replicas), state.find(Sharding)
-            updates = state.find(Updates)
-            self.versions = {} if updates is None else updates.stages
             for close in asked(state.parts, "close"):
                 weakref.finalize(self, close)
         with together(self.peers, "sharding"):
@@ -256,7 +253,7 @@ class Pipeline:
             programs = lower(view, training=not forwards_alone(view.step))
         if self.replicas is not None:
             with together(self.peers, "schedule"):
-                check_same(self.replicas.group, view.content, self.device)
+                check_same(self.replicas, view.content, self.device)
         self.view, self.schedule, self.programs, self.program = view, schedule, programs, programs[self.rank]
         self._runner.switch(view, programs)
 
@@ -293,7 +290,7 @@ class Pipeline:
         Raises BadInput, and RunFailed naming rank, pass and cause.
         """
         sizes = self.cutting.sizes
-        if self.versions and (uneven or sizes or scaler is not None):
+        if self.view.step.round and (uneven or sizes or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor sizes nor scaler")
         if uneven and sizes:
             raise BadInput(f"step: uneven: the schedule says how large microbatches are: {','.join(map(str, sizes))}")

@@ -42,50 +42,11 @@ class MeasuredStep:
     loss: float
 
 
-class Reports:
-    """Sends every rank's times and losses to all ranks, after each step and while the next one runs. Of a step that is seen
-    a rank at a time the heads alone: all columns are as many as the whole step's passes. offset: ns that this rank's clock
-    is ahead of rank 0's. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
-    launching takes others."""
-
-    def __init__(
-        self,
-        view: StepView,
-        programs: Sequence[Program],
-        peers: Peers,
-        offset: int,
-        emulated: bool = False,
-        gpu: bool = False,
-    ) -> None:
-        self.view, self.peers, self._offset, self._gpu = view, peers, offset, gpu
-        self.table = Table.of(view.schedule, programs, emulated, gpu)
-        self._width = HEAD_WORDS + (0 if view.part else 4 * max(len(rows) for rows in self.table.rows))
-
-    def of(self, view: StepView, programs: Sequence[Program]) -> Reports:
-        """The same for another order."""
-        return Reports(view, programs, self.peers, self._offset, self.table.emulated, self._gpu)
-
-    def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
-        """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
-        last = record.launched if self._gpu else record.waited
-        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
-        if self._offset:
-            times = columns[: len(columns) - len(record.waited)]
-            times[times > 0] -= self._offset
-        n = len(record.start)
-        words = np.zeros(max(self._width, HEAD_WORDS + 4 * n), np.int64)
-        words[0] = columns[0]
-        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
-        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
-        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
-        mine = torch.from_numpy(words)
-        return StepReport(self, *self.peers.wires.gather(mine[: self._width]), mine)
-
-
 @dataclass(frozen=True, eq=False)
 class Table:
     """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
-    its program. emulated, gpu: see `Reports`."""
+    its program. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
+    launching takes others."""
 
     schedule: Schedule
     rows: Sequence[Ints]
@@ -134,6 +95,43 @@ class Table:
         np.maximum.at(ready, after[here], end[before[here]])
         ready[joined] = start[joined]
         return start, end, ready, host
+
+
+@dataclass(frozen=True, eq=False)
+class Reports:
+    """Sends every rank's times and losses to all ranks, after each step and while the next one runs. Of a step that is seen
+    a rank at a time the heads alone: all columns are as many as the whole step's passes. table: of the view's passes.
+    offset: ns that this rank's clock is ahead of rank 0's."""
+
+    view: StepView
+    table: Table
+    peers: Peers
+    offset: int
+
+    def of(self, view: StepView, programs: Sequence[Program]) -> Reports:
+        """The same for another order."""
+        return replace(self, view=view, table=Table.of(view.schedule, programs, self.table.emulated, self.table.gpu))
+
+    @cached_property
+    def width(self) -> int:
+        """Numbers that each rank sends to all."""
+        return HEAD_WORDS + (0 if self.view.part else 4 * max(len(rows) for rows in self.table.rows))
+
+    def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
+        """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
+        last = record.launched if self.table.gpu else record.waited
+        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
+        if self.offset:
+            times = columns[: len(columns) - len(record.waited)]
+            times[times > 0] -= self.offset
+        n = len(record.start)
+        words = np.zeros(max(self.width, HEAD_WORDS + 4 * n), np.int64)
+        words[0] = columns[0]
+        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
+        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
+        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
+        mine = torch.from_numpy(words)
+        return StepReport(self, *self.peers.wires.gather(mine[: self.width]), mine)
 
 
 class StepReport:

@@ -22,7 +22,6 @@ from .backward.passes import HANDLERS as PLAIN
 from .base.part import Part
 from .base.program import Action, Message, Program
 from .base.torch_private import version_of
-from .exchange import Replicas, Shared
 from .step_view import StepView
 from .transport.peers import Cells
 
@@ -150,5 +149,5 @@ def check_slack(view: StepView, parts: Iterable[Part]) -> None:
 
 def more_than_plain(view: StepView, parts: Iterable[Part]) -> str:
     """What a step has whose order is not known to be free: a feature, or rounds; "": nothing but sums over ranks."""
-    odd = (part.name for part in parts if not isinstance(part, (Shared, Replicas)))
+    odd = (part.name for part in parts if not part.any_order)
     return next(odd, "" if view.part is None else "a file of rounds")

@@ -70,6 +70,11 @@ class Updates(Part):
         for stage in self.stages.values():
             yield from stage.tensors()
 
+    def optimizers(self) -> Iterator[tuple[Optimizer, Mapping[nn.Parameter, nn.Parameter]]]:
+        for stage in self.stages.values():
+            if stage.optimizer is not None:
+                yield stage.optimizer, dict(zip(stage.newest, stage.parameters, strict=True))
+
     def update(self, action: Action) -> None:
         """The pass U of a stage."""
         assert action.use is not None

@@ -162,7 +162,7 @@ class _Rank:
             end = self.enqueue("shards", f"begins {name}", [self.computed])
             if handler.does == "gather":
                 self.gathered[action.stage] = end
-        elif handler.does in ("offload", "reload"):
+        elif handler.settle is not None:
             self.copy(action)
         elif kind.away:
             goes_on = call if action.goes_on else self.call(f"is over with {name}")
@@ -190,8 +190,8 @@ class _Rank:
 
     def get_help(self, action: Action) -> None:
         """The host of a pass that another rank helps is in it until that has come, and then enqueues the rest."""
-        helper = f"{action.kind[0]}H"
-        if helper in action.companions and HANDLERS[action.kind].takes:
+        helper = next((kind for kind in action.companions if action.kind in HANDLERS[kind].helps), None)
+        if helper is not None:
             over = self.call(f"is over with {action.name}", [self.computed])
             self.together.helped[helper, action.stage, action.part] = over
             self.computed = self.enqueue("compute", f"runs the rest of {action.name}")

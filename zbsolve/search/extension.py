@@ -16,7 +16,7 @@ from ..schedule import Schedule
 from .state import State
 
 # Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
-SIZES = (2.5, 2.0, 3.0, 2.25)
+SIZES, SHORT_STEP = (2.5, 2.0, 3.0, 2.25, 1.5), 400  # the last where no other saves enough, in steps of more passes
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
 SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
 WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
@@ -36,7 +36,8 @@ def sizes_of(problem: Problem) -> list[int]:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
     few = dict.fromkeys(round(times * most) for times in SIZES)
-    return [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
+    saving = [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
+    return saving[:-1] or (saving if len(problem.passes) > SHORT_STEP else [])
 
 
 def worth_more(problem: Problem, few: int) -> bool:
@@ -80,7 +81,6 @@ def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator
         yield
     if small is not None and small.value != last and not state.done:
         _offer_repeated(state, g, small.schedule)
-        yield
 
 
 def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) -> None:

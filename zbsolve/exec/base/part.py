@@ -39,10 +39,12 @@ class Keeper(Protocol):
 class Part:
     """A feature on one rank. name: as errors say it. marks: of this rank's device, where that is a GPU. no_capture: why
     steps with it are not captured as CUDA graphs. no_ahead: why no step begins before the optimizer's last one is
-    validated."""
+    validated. no_outputs: why no rank has the model's outputs. any_order: its results are the same in any order of passes
+    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it."""
 
-    name, no_capture, no_ahead = "", "", ""
+    name, no_capture, no_ahead, no_outputs, any_order = "", "", "", "", False
     marks: Any = None
+    place: int | None = None
 
     def around(self, kind: str, run: Run) -> Run:
         """What runs passes of a kind in place of `run`: the same with what the feature does before and behind it."""
@@ -76,6 +78,14 @@ class Part:
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:
         """Number of a stage that is none of the model's → the trained parameters that its passes have here, with names."""
         return {}
+
+    def elsewhere(self) -> Iterable[nn.Parameter]:
+        """The parameters here that an earlier rank of the pipeline holds too."""
+        return ()
+
+    def optimizers(self) -> Iterable[tuple[torch.optim.Optimizer, Mapping[nn.Parameter, nn.Parameter]]]:
+        """Optimizers of its own, each with its parameters → those of the layers that they stand for."""
+        return ()
 
     def came(self, message: Message, value: Any) -> None:
         """A message beside the row of stages has brought `value`, for the pass that runs next."""

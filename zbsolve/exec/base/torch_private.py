@@ -234,6 +234,14 @@ def backend_of(group: Any, device: torch.device) -> Any:
     return group._get_backend(device)
 
 
+def backend_name(group: Any, device: torch.device) -> str:
+    """Its name, such as "gloo"; "" where there is none."""
+    try:
+        return str(backend_of(group, device).name())
+    except RuntimeError:
+        return ""
+
+
 def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta) -> Any:
     """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of
     some ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ class Copy:
     """A copy that was begun. work: launches or does it; over: called when it is really done. Both are given up then. ended:
     when that was, monotonic ns, 0 until then."""
 
-    def __init__(self, work: Callable[[], None], over: Callable[[], None] | None, behind: Any) -> None:
+    def __init__(self, work: Callable[[], None], over: Callable[[], None] | None, behind: Sequence[Any]) -> None:
         self.work: Callable[[], None] | None = work
         self.over, self.behind, self.event = over, behind, None
         self.ended = 0
@@ -42,12 +42,18 @@ class CopyStreams:
         self.device = device
         self._queues: dict[str, SimpleQueue[Copy | None]] = {}
 
-    def begin(self, stream: str, work: Callable[[], None], over: Callable[[], None] | None = None) -> Copy:
-        """Copy what `work` copies, behind all that was begun on the stream, and call `over`. It never waits itself."""
+    def mark(self) -> Any:
+        """An event behind all that computing has launched so far; None on a CPU, which has done it."""
+        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+
+    def begin(
+        self, stream: str, work: Callable[[], None], behind: Sequence[Any], over: Callable[[], None] | None = None
+    ) -> Copy:
+        """Copy what `work` copies, behind these events and all that was begun on the stream, and call `over`. It never waits
+        itself."""
         if stream not in self._queues:
             queue = self._queues[stream] = SimpleQueue()
             threading.Thread(target=_run, args=(queue, self.device), daemon=True, name=f"copies {stream}").start()
-        behind = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
         copy = Copy(work, over, behind)
         self._queues[stream].put(copy)
         return copy
@@ -98,7 +104,8 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
 def _do(copy: Copy, stream: Any) -> None:
     assert copy.work is not None
     if stream is not None:
-        stream.wait_event(copy.behind)
+        for one in copy.behind:
+            stream.wait_event(one)
     copy.work()
     if stream is not None:
         copy.event = stream.record_event()
@@ -124,24 +131,21 @@ class Launched:
 
 
 class LaunchedCopies:
-    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture them."""
+    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture them. event: makes those that have a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.event = device, timed_event
         self._streams: dict[str, Any] = {}
 
     def mark(self) -> Any:
         """An event behind all that computing has launched so far."""
         return torch.cuda.current_stream(self.device).record_event()
 
-    def begin(
-        self, name: str, work: Callable[[], None], behind: Iterable[Any], event: Callable[[], Any] = timed_event
-    ) -> Launched:
-        """Launch what `work` launches, behind these events and all that was begun on the stream. event: makes those that
-        have a time."""
+    def begin(self, name: str, work: Callable[[], None], behind: Sequence[Any], over: None = None) -> Launched:
+        """Launch what `work` launches, behind these events and all that was begun on the stream."""
         if name not in self._streams:
             self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        stream, start, end = self._streams[name], event(), event()
+        stream, start, end = self._streams[name], self.event(), self.event()
         # Views of host memory are no bytes on the device, for one who counts those.
         with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
             for one in behind:
@@ -156,13 +160,6 @@ class LaunchedCopies:
         torch.cuda.current_stream(self.device).wait_event(copy.over)
 
 
-class Begun(NamedTuple):
-    """Work that is not settled. over: what the rank does by itself when it is."""
-
-    copy: Copy | Launched
-    over: Callable[[], Any]
-
-
 class SideWork:
     """What a rank's passes have begun beside computing, by their names: copies and collectives. launched: a GPU's streams do
     it, and no threads. copies: where it is done. seconds: to wait for any of it. begun: what is not settled."""
@@ -171,18 +168,43 @@ class SideWork:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         self.device, self.seconds = torch.device(device.type, index), seconds
         self.copies: Any = (LaunchedCopies if launched else CopyStreams)(self.device)
-        self.begun: dict[str, Begun] = {}
+        self.begun: dict[str, tuple[Copy | Launched, Callable[[], Any]]] = {}
         self.done: dict[str, Copy | Launched] = {}
+
+    @property
+    def launched(self) -> bool:
+        """Do a GPU's streams do it, so that the host never waits?"""
+        return isinstance(self.copies, LaunchedCopies)
+
+    def begin_step(self, marks: Any) -> None:
+        """A step begins. marks: see `Part`."""
+        self.done.clear()
+        self.copies.event = timed_event if marks is None else marks.event
+
+    def start(
+        self,
+        name: str,
+        stream: str,
+        work: Callable[[], None],
+        over: Callable[[], Any],
+        behind: Sequence[Any] | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> Copy | Launched:
+        """Begin what `work` does for pass `name`, on a stream behind these events (None: all that computing has launched).
+        over: what the rank does by itself when that is settled. done: called by the thread that does it, behind it."""
+        copy: Copy | Launched = self.copies.begin(stream, work, [self.copies.mark()] if behind is None else behind, done)
+        self.begun[name] = copy, over
+        return copy
 
     def settle(self, name: str, sure: bool = True) -> None:
         """From here on the work of pass `name` is done, and what it was from is free. sure: also where that must be waited
         for. Raises TimeoutError, and what the work raised."""
-        begun = self.begun.get(name)
-        if begun is None or not (sure or begun.copy.known()):
+        copy, over = self.begun.get(name, (None, None))
+        if copy is None or over is None or not (sure or copy.known()):
             return
-        self.copies.join(begun.copy, self.seconds)
-        begun.over()
-        self.done[name] = self.begun.pop(name).copy
+        self.copies.join(copy, self.seconds)
+        over()
+        self.done[name], _ = self.begun.pop(name)
 
     def ended(self, name: str) -> Any:
         """When the work of pass `name` was done, monotonic ns, waiting for it; where it was launched the event at its end.

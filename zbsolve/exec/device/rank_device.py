@@ -3,12 +3,10 @@ GPUs, which NCCL moves on streams of their own; and a guard."""
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 from ..base.part import Hooks, Record
 from ..base.program import Action, Message
 from ..transport.failure import LostRank
-from ..transport.mailbox import HostRows
+from ..transport.mailbox import HostRows, Looker
 from ..transport.peers import Peers
 from ..transport.wires import Wires
 
@@ -235,10 +233,7 @@ class Guard:
         self._record: Record | None = None
         self._marks: Marks | None = None
         self._done = 0  # passes of the step that are behind the device
-        self._busy, self._closed = threading.Event(), threading.Event()
-        looking = threading.Thread(target=_look, args=(weakref.ref(self), self._busy, self._closed), daemon=True)
-        looking.start()
-        weakref.finalize(self, _close, self._busy, self._closed)
+        self._busy = Looker(self.look, LOOK_SECONDS).busy
 
     def begin(self, record: Record, marks: Marks) -> None:
         """A step begins."""
@@ -265,7 +260,8 @@ class Guard:
         self._busy.clear()
 
     def look(self) -> None:
-        """One look: has another rank stopped, or does nothing go on here?"""
+        """One look: has another rank stopped, or does nothing go on here? (A device that failed says so to the thread that
+        uses it. None comes at the process's end, which it would abort.)"""
         if self.cause is not None or self._record is None or self._marks is None:
             return
         try:
@@ -300,22 +296,3 @@ class Guard:
                 text = f"waiting for {action.takes.before} from rank {action.takes.source}: nothing for {limit:g} s"
                 return LostRank(f"rank {self._peers.wires.rank}, pass {action.name}: {text}", action.takes.source)
         return LostRank(f"rank {self._peers.wires.rank}, pass {action.name}: not done after {limit:g} s")
-
-
-def _look(guard: weakref.ref[Guard], busy: threading.Event, closed: threading.Event) -> None:
-    """The thread's work, until `closed`."""
-    while not closed.is_set():
-        busy.wait()
-        closed.wait(LOOK_SECONDS)
-        one: Callable[[], None] | None = getattr(guard(), "look", None)
-        if one is None:
-            return
-        if busy.is_set() and not closed.is_set():  # a look at the process's end would abort it
-            with suppress(Exception):  # a device that failed says so to the thread that uses it
-                one()
-        del one
-
-
-def _close(busy: threading.Event, closed: threading.Event) -> None:
-    closed.set()
-    busy.set()

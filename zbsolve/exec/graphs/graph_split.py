@@ -16,17 +16,8 @@ from ...models.losses import auxiliary_loss
 from ..backward.deferral import accumulate, accumulate_product
 from ..backward.layer_split import seed_layer
 from ..backward.stage import Split
+from ..base import torch_private as private
 from ..base.part import Keeper
-from ..base.torch_private import (
-    LOCAL_PART,
-    boxed,
-    buffers_of,
-    compiled,
-    parameters_of,
-    simplify_joint,
-    storage_key,
-    tree_unflatten,
-)
 from ..base.values import Layout, constant, is_dtensor, leaves_of, local, opened
 from .cutting import Cut, Piece, cut
 from .joint import Role, trace
@@ -88,10 +79,10 @@ def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool =
     Raises Untraceable."""
     joint = trace(block, (x,), decompose=inductor)
     if inductor:
-        simplify_joint(joint.graph, joint.mode)
+        private.simplify_joint(joint.graph, joint.mode)
     parts = cut(joint, least=least)
     forward, backward, weights = (
-        compiled(piece.graph, joint.mode, behind) if inductor else boxed(piece.graph)
+        private.compiled(piece.graph, joint.mode, behind) if inductor else private.boxed(piece.graph)
         for piece, behind in ((parts.forward, False), (parts.backward, True), (parts.weights, True))
     )
     mutated = frozenset(str(role.key) for role in joint.gives if role.kind == "mutation")
@@ -128,7 +119,7 @@ class GraphSplit(Split):
         saved = [role for role in first.gives if role.kind == "saved"]
         self._tangents = [(leaf, zeros, graphs.layout(Role("tangent", leaf))) for leaf, zeros in graphs.tangents.items()]
         # The graphs take of a DTensor this rank's part.
-        tangents = [Role("tangent", leaf, layout and LOCAL_PART) for leaf, _, layout in self._tangents]
+        tangents = [Role("tangent", leaf, layout and private.LOCAL_PART) for leaf, _, layout in self._tangents]
         given = {role: i for i, role in enumerate([*saved, *tangents])}
         kept = [role for role in third.takes if role in given]
         self._kept = [given[role] for role in kept]
@@ -162,7 +153,7 @@ class GraphSplit(Split):
                 outputs[leaf] = outputs[leaf].detach().requires_grad_()
         if graphs.extra is not None:
             auxiliary_loss(outputs[graphs.extra].detach())
-        y = outputs[0] if graphs.one_output else tree_unflatten(outputs[: graphs.spec.num_leaves], graphs.spec)
+        y = outputs[0] if graphs.one_output else private.tree_unflatten(outputs[: graphs.spec.num_leaves], graphs.spec)
         return y, Saved([results[i] for i in self._saved])
 
     def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
@@ -221,11 +212,11 @@ class _Function:
             for i, holder, name, layout in self.gradients:
                 accumulate(holder[name], _outside(results[i], layout))
             return self._multiplied(results)
-        there = {storage_key(one) for one in taken if isinstance(one, Tensor)}
+        there = {private.storage_key(one) for one in taken if isinstance(one, Tensor)}
         results = self.run(taken)
-        counts = Counter(storage_key(result) for result in results if isinstance(result, Tensor))
+        counts = Counter(private.storage_key(result) for result in results if isinstance(result, Tensor))
         for i, holder, name, layout in self.gradients:
-            shared = storage_key(results[i]) in there or counts[storage_key(results[i])] > 1
+            shared = private.storage_key(results[i]) in there or counts[private.storage_key(results[i])] > 1
             accumulate(holder[name], _outside(results[i].clone() if shared else results[i], layout))
         return self._multiplied(results)
 
@@ -244,7 +235,7 @@ def _place(layer: nn.Module, role: Role, *, copied: bool = False) -> Place:
     """Where a parameter or buffer is found, as it is when it is asked for. copied: a copy of it, because F changes it."""
     path, _, name = str(role.key).rpartition(".")
     module = layer.get_submodule(path)
-    holder = (buffers_of if role.kind in ("buffer", "mutation") else parameters_of)(module)
+    holder = (private.buffers_of if role.kind in ("buffer", "mutation") else private.parameters_of)(module)
     if role.part is not None and role.kind in ("parameter", "buffer"):
         return _Seen(holder, partial(_part, role=role)), name
     return (_Seen(holder, Tensor.clone) if copied else holder), name
@@ -265,7 +256,7 @@ def _part(value: Any, role: Role) -> Any:
     """The part of a value that a graph takes."""
     if role.part is None:
         return value
-    return local(value) if role.part == LOCAL_PART else getattr(value, role.part)
+    return local(value) if role.part == private.LOCAL_PART else getattr(value, role.part)
 
 
 def _outside(value: Any, layout: Layout | None) -> Any:

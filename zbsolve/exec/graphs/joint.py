@@ -15,22 +15,8 @@ from torch import Tensor, fx, nn
 
 from ...models.losses import auxiliary_losses
 from ...util.errors import BadInput
-from ..base.torch_private import (
-    LOCAL_PART,
-    NoOperations,
-    capture_block,
-    decompositions,
-    descriptors,
-    export_joint,
-    hooked,
-    module_hooks,
-    side_effects,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-    wrapped_values,
-)
-from ..base.values import Layout, is_dtensor
+from ..base import torch_private as private
+from ..base.values import Layout, is_dtensor, leaves_of
 
 # What a forward may change because it puts it back: who collects auxiliary losses, outputs in transformers, and what goes
 # around a part of a vocabulary that is not there.
@@ -55,7 +41,7 @@ class Role(NamedTuple):
     @property
     def has_numbers(self) -> bool:
         """Is it a tensor, or that part of a DTensor which is on this rank? (Its mesh is no such part.)"""
-        return self.part in (None, LOCAL_PART)
+        return self.part in (None, private.LOCAL_PART)
 
     @property
     def whole(self) -> Role:
@@ -92,10 +78,10 @@ def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -
     inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; attributes that
     a forward sets; and all else that torch's tracers refuse."""
     _refuse_hooks(block)
-    trained = {i for i, leaf in enumerate(tree_leaves(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
+    trained = {i for i, leaf in enumerate(leaves_of(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
     try:
         joint = _traced(_Whole(block), inputs, trained, decompose)
-    except (_ViewsOfOneAnother, NoOperations):  # where a layer hands its value on, copies are the graph
+    except (_ViewsOfOneAnother, private.NoOperations):  # where a layer hands its value on, copies are the graph
         return _traced(_Whole(block, None), inputs, trained, decompose)
     views = _views_of_inputs(joint, trained)
     return _traced(_Whole(block, views), inputs, trained, decompose) if views else joint
@@ -117,11 +103,11 @@ class _Whole(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         with auxiliary_losses() as extra:
             y = self.block(*inputs)
-        leaves, spec = tree_flatten(y)
+        leaves, spec = private.tree_flatten(y)
         wanted = range(len(leaves)) if self.copied is None else self.copied
         if wanted:
             copies = [leaf.clone() if i in wanted and isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(leaves)]
-            y = tree_unflatten(copies, spec)
+            y = private.tree_unflatten(copies, spec)
         return y, None if extra.total is None else extra.total.clone()
 
 
@@ -142,22 +128,22 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
 
 
 def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], decompose: bool) -> Joint:
-    table = decompositions() if decompose else None
+    table = private.decompositions() if decompose else None
     given = tuple(inputs)
     name = type(block.block).__name__
     try:
         with ExitStack() as stack:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                captured = capture_block(stack, block, given)
+                captured = private.capture_block(stack, block, given)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                joint = export_joint(stack, captured, given, table)
+                joint = private.export_joint(stack, captured, given, table)
     except Exception as error:
-        if isinstance(error, NoOperations) and block.copied is not None:
+        if isinstance(error, private.NoOperations) and block.copied is not None:
             raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
-    effects = [one for warning in said for one in side_effects(str(warning.message))]
+    effects = [one for warning in said for one in private.side_effects(str(warning.message))]
     if changed := [effect for effect in effects if not effect.endswith(AS_BEFORE)]:
         whose = ", ".join(one.replace("self.block", "self", 1) for one in changed)
         raise Untraceable(f"{name}'s forward changes attributes of {whose}, which a graph would not do")
@@ -185,7 +171,7 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
 
 
 def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Layout]:
-    outputs, gradients, tangents = wrapped_values(joint)
+    outputs, gradients, tangents = private.wrapped_values(joint)
     layouts = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
     for place, values in ((0, outputs), (forwards, gradients)):
         for count, one in values:
@@ -203,7 +189,7 @@ def _named(role: Role) -> Role:
 
 
 def _input_role(desc: Any) -> Role:
-    kinds = descriptors()
+    kinds = private.descriptors()
     if isinstance(desc, kinds.SubclassGetAttrAOTInput):
         kind, key, _ = _input_role(desc.base)
         return Role(kind, key, desc.attr)
@@ -221,7 +207,7 @@ def _input_role(desc: Any) -> Role:
 
 
 def _output_role(desc: Any) -> Role:
-    kinds = descriptors()
+    kinds = private.descriptors()
     if desc is None:
         return NOTHING
     if isinstance(desc, kinds.SubclassGetAttrAOTOutput):
@@ -241,10 +227,10 @@ def _output_role(desc: Any) -> Role:
 def _refuse_hooks(block: nn.Module) -> None:
     for name, module in block.named_modules():
         # Those of tensor parallelism redistribute inputs and outputs, and a trace goes through them.
-        if any(not hook.__module__.startswith(TENSOR_PARALLEL) for hook in module_hooks(module)):
+        if any(not hook.__module__.startswith(TENSOR_PARALLEL) for hook in private.module_hooks(module)):
             raise Untraceable(f"{name or type(block).__name__} has hooks, which graphs do not run")
     for name, parameter in block.named_parameters():
-        if hooked(parameter):
+        if private.hooked(parameter):
             raise Untraceable(f"{name} has hooks, which graphs do not run")
 
 

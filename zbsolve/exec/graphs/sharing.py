@@ -16,17 +16,7 @@ from ...models.losses import auxiliary_losses
 from ..backward.layer_split import run_layers
 from ..backward.replay import as_written, undisturbed
 from ..backward.stage import Split
-from ..base.torch_private import (
-    buffers_of,
-    children_of,
-    fsdp_casts,
-    fsdp_hooks,
-    fsdp_mark,
-    module_hooks,
-    parameters_of,
-    tree_flatten,
-    unwrapped,
-)
+from ..base import torch_private as private
 from ..base.values import (
     Layout,
     cast,
@@ -59,7 +49,7 @@ class SharedGraphs:
     def split(self, layer: nn.Module, number: int, x: Any, seed: int) -> GraphSplit:
         """Layer `number`, split by its graphs for inputs like `x`. New ones are compared with eager mode. Raises
         Untraceable."""
-        layer = unwrapped(layer)
+        layer = private.unwrapped(layer)
         wanted = shared_key(layer, x)
         known = self._found.get(wanted)
         if known is not None:
@@ -128,7 +118,7 @@ def block_key(block: nn.Module) -> Any:
 def inputs_key(x: Any) -> Any:
     """What a trace reads of inputs, a pytree: their structure, shapes, types, which of them require a gradient; and
     autocast, which it finds as it is now."""
-    leaves, spec = ([x], "") if isinstance(x, Tensor) else tree_flatten(x)
+    leaves, spec = ([x], "") if isinstance(x, Tensor) else private.tree_flatten(x)
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind))
     constants = ((type(leaf), leaf if isinstance(leaf, PLAIN) else id(leaf)) for leaf in leaves)
@@ -155,19 +145,19 @@ class Keys:
 
     def of(self, module: nn.Module) -> Any:
         """The key of a module with all in it."""
-        if unwrapped(module) is not module:
-            return "compiled", self.of(unwrapped(module))
+        if private.unwrapped(module) is not module:
+            return "compiled", self.of(private.unwrapped(module))
         if id(module) in self._seen:
             return "again", self._seen[id(module)]
         self._seen[id(module)] = len(self._seen)
         own = [pair for pair in sorted(vars(module).items(), key=itemgetter(0)) if pair[0] not in self._left_out]
-        held = {**parameters_of(module), **buffers_of(module)}
+        held = {**private.parameters_of(module), **private.buffers_of(module)}
         return (
             type(module),
             tuple((name, self._held(tensor)) for name, tensor in held.items()),
-            tuple((name, None if child is None else self.of(child)) for name, child in children_of(module).items()),
+            tuple((name, None if child is None else self.of(child)) for name, child in private.children_of(module).items()),
             tuple((name, self._value(value)) for name, value in own),
-            tuple(self._hook(hook) for hook in module_hooks(module)),
+            tuple(self._hook(hook) for hook in private.module_hooks(module)),
         )
 
     def _held(self, tensor: Tensor | None) -> Any:
@@ -208,14 +198,14 @@ def _view(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
     if id(module) in seen:
         return seen[id(module)]
     kind, wrapped = own_type(module), is_wrapped(module)
-    kind = _casting(kind, *fsdp_casts(module)) if wrapped else kind  # type: ignore[arg-type]
+    kind = _casting(kind, *private.fsdp_casts(module)) if wrapped else kind  # type: ignore[arg-type]
     made = seen[id(module)] = kind.__new__(kind)
-    held = {name: value for name, value in vars(module).items() if not fsdp_mark(name)}
+    held = {name: value for name, value in vars(module).items() if not private.fsdp_mark(name)}
     if wrapped:
-        ours = fsdp_hooks(module)
+        ours = private.fsdp_hooks(module)
         for name in ("_forward_hooks", "_forward_pre_hooks"):
             held[name] = type(held[name])((i, hook) for i, hook in held[name].items() if i not in ours)
-    held["_modules"] = {name: child and _view(child, seen) for name, child in children_of(module).items()}
+    held["_modules"] = {name: child and _view(child, seen) for name, child in private.children_of(module).items()}
     vars(made).update(held)
     return made
 

@@ -62,7 +62,7 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
         if writers.number == 0 and writers.here:
             replace_folder(new, target)
     if pipeline.replicas is not None and pipeline.mesh is None:
-        dist.barrier(group=pipeline.replicas.group)
+        dist.barrier(group=pipeline.replicas)
 
 
 def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
@@ -129,10 +129,8 @@ def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[
     names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
     optimizers: dict[str, list[tuple[Optimizer, Names]]]
     optimizers = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
-    for versions in pipeline.versions.values():
-        if versions.optimizer is not None:
-            own = {newest: names[p] for newest, p in zip(versions.newest, versions.parameters, strict=True)}
-            optimizers.setdefault("update", []).append((versions.optimizer, own))
+    for optimizer, shown in (pair for part in pipeline.parts for pair in part.optimizers()):
+        optimizers.setdefault("update", []).append((optimizer, {own: names[p] for own, p in shown.items()}))
     return optimizers
 
 

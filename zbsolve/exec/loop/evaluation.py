@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from ..interpreter import Interpreter
 from ..lowering import lower
 from ..sides import reading
 from ..slices.cutting import Cutting
-from ..transport.format import Format
+from ..transport.format import receive_value, send_value
 from ..transport.mailbox import Mailbox
 from ..transport.peers import Peers, together
-from ..transport.wires import receive_bytes, receive_tensor, send_bytes, send_tensor
 from .gradients import OnRank, beside
 
 WHAT = "evaluation"
@@ -95,9 +93,9 @@ class _Batch:
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
         """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
-        if pipeline.vocabulary.shard is not None and not with_loss:
-            way = "load a checkpoint into a pipeline whose last stage has it"
-            raise BadInput(f"forward: the vocabulary is sharded, so no rank has all logits: {way}")
+        for part in pipeline.parts:
+            if part.no_outputs and not with_loss:
+                raise BadInput(f"forward: {part.no_outputs}")
         usual = pipeline.view.microbatches if microbatches is None else microbatches
         with together(pipeline.peers, WHAT):
             first = _parts(inputs, "inputs", usual) if pipeline.inputs else []
@@ -256,15 +254,10 @@ def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int],
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
-                send_bytes(wires, json.dumps(list(mine)).encode(), other)
+                send_value(wires, list(mine), other)
                 for y in mine.values():
-                    form = Format.of(y)
-                    send_bytes(wires, form.dumps(mesh), other)
-                    send_tensor(wires, form.pack(y, pipeline.device), other)
+                    send_value(wires, y, other, mesh)
             elif pipeline.rank == other:
-                for m in json.loads(receive_bytes(wires, owner)):
-                    form = Format.loads(receive_bytes(wires, owner), mesh)
-                    row = form.buffer(pipeline.device)
-                    receive_tensor(wires, row, owner)
-                    outputs[m] = form.unpack(row)
+                for m in receive_value(wires, owner):
+                    outputs[m] = receive_value(wires, owner, pipeline.device, mesh)
     return outputs

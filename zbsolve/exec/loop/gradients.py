@@ -77,7 +77,7 @@ def norm_power(pipeline: OnRank, norm_type: float) -> float:
     Sums over ranks of a mesh that are still to be made are made (see `lay_out`). Raises RunFailed, and BadInput for DTensors
     of a pipeline that has no mesh."""
     parameters, mesh = list(pipeline.module.parameters()), pipeline.mesh
-    skipped = {id(p) for p in pipeline.shared.elsewhere()}
+    skipped = {id(p) for part in pipeline.parts for p in part.elsewhere()}
     lay_out(pipeline)
     if mesh is None and any(is_dtensor(p) for p in parameters):
         raise BadInput("the norm of DTensors' gradients needs the other ranks of their mesh: give Pipeline its mesh")
@@ -122,7 +122,7 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     """
     if not max_norm > 0 or not norm_type > 0:
         raise BadInput(f"clip_grad_norm_: max_norm {max_norm:g} and norm_type {norm_type:g} must be positive")
-    if pipeline.versions:
+    if pipeline.view.step.round:
         raise BadInput("clip_grad_norm_: the schedule has passes U, which update inside a step and leave no gradients")
     pipeline.wait_gradients()
     peers = pipeline.peers

@@ -201,6 +201,6 @@ def _everywhere(pipeline: Any, body: bytes) -> bytes:
 
 def _sent(pipeline: Any, row: torch.Tensor) -> torch.Tensor:
     if pipeline.replicas is not None and pipeline.rank == 0:
-        dist.broadcast(row, group=pipeline.replicas.group, group_src=0)
+        dist.broadcast(row, group=pipeline.replicas, group_src=0)
     pipeline.wires.wait(pipeline.wires.control.broadcast(row, 0))
     return row

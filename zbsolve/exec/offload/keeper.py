@@ -8,7 +8,7 @@ is taken from others: who holds the tensor itself (a message on its way, the nex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ class Keeper:
     """What one microbatch keeps on one stage. device: only memory there is moved. batch: stays there. mark: makes an event
     of what is launched so far. pieces: by their storage, until they move. made: the event behind what made them, if any."""
 
-    def __init__(self, device: torch.device, batch: Iterable[Tensor] = (), mark: Callable[[], Any] | None = None) -> None:
+    def __init__(self, device: torch.device, batch: Iterable[Tensor] = (), mark: Callable[[], Any] = lambda: None) -> None:
         self.device, self.mark = device, mark
         self.made: Any = None
         self.pieces: dict[int, Piece] = {}
@@ -106,16 +106,12 @@ class Keeper:
         """These stay where they are, such as parameters and buffers."""
         self._fixed.update(storage_key(local(tensor)) for tensor in tensors)
 
-    def saving(self) -> AbstractContextManager[Any]:
-        """What autograd saves inside is kept here."""
-        hooks = saved_tensors_hooks(self.keep, opened)
-        return hooks if self.mark is None else self._marked(hooks, self.mark)
-
     @contextmanager
-    def _marked(self, hooks: AbstractContextManager[Any], mark: Callable[[], Any]) -> Iterator[None]:
-        with hooks:
+    def saving(self) -> Iterator[None]:
+        """What autograd saves inside is kept here."""
+        with saved_tensors_hooks(self.keep, opened):
             yield
-        self.made = mark()
+        self.made = self.mark()
 
     def keep(self, tensor: Tensor) -> Any:
         """A view of the tensor; the tensor itself where it is not moved."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ..base.program import Action, Program
 from ..base.torch_private import without_modes
 from ..base.values import tensors_of
 from ..connecting import Connecting
-from ..device.copying import Begun, Copy, CopyStreams, Launched, LaunchedCopies, SideWork, timed_event
+from ..device.copying import Copy, Launched, SideWork
 from ..transport.peers import Signals, shared_cells
 from .keeper import ALIGNED, TOGETHER, HostPool, Keeper, Piece, come_back_together, in_groups, packed, room_for, span_of
 
@@ -81,11 +81,11 @@ class Offload(Part):
         return cls(c.device, buffers, c.seconds, signals, c.hooks.emulated is not None)
 
     def begin(self, data: Any = None) -> None:
-        if isinstance(self.side.copies, LaunchedCopies):  # what a step that failed has left still uses memory
+        if self.side.launched:  # what a step that failed has left still uses memory
             for name in list(self.side.begun):
                 self.side.settle(name)
         self._read.clear()  # computing is behind the copies of the last step; a graph knows nothing of those
-        self.side.done.clear()
+        self.side.begin_step(self.marks)
         self.moved = 0
         if self.signals is not None:
             self.signals.step += 1
@@ -95,14 +95,13 @@ class Offload(Part):
         if "O" not in action.companions:
             return None
         batch = tensors_of([data.inputs.get(action.part), data.targets.get(action.part)])
-        mark = self.side.copies.mark if isinstance(self.side.copies, LaunchedCopies) else None
-        made = self._keepers[action.stage, action.part] = Keeper(self.device, batch, mark)
+        made = self._keepers[action.stage, action.part] = Keeper(self.device, batch, self.side.copies.mark)
         return made
 
     def send_out(self, action: Action) -> None:
-        """Begin to copy what F keeps to the host. It goes from the device with `settle`. Raises BadInput where the machine
-        lacks memory."""
-        spot, copies = (action.stage, action.part), self.side.copies
+        """Begin to copy what F keeps to the host, behind the pass that made it, and what read the host buffer last. It goes
+        from the device with `settle`. Raises BadInput where the machine lacks memory."""
+        spot, stream = (action.stage, action.part), action.stream
         keeper = self._keepers.pop(spot)
         pieces = keeper.chosen(action.share)
         away = self._away[spot] = _Away(action.name, pieces, room_for(pieces))
@@ -112,28 +111,30 @@ class Offload(Part):
             away.buffer = self.pool.take(away.size)
         self.pool.held += away.size
         self.moved += sum(piece.moved for piece in pieces)
-        copy: Copy | Launched
-        if isinstance(copies, LaunchedCopies):
-            copy = self._launch_out(copies, action.stream, away, keeper.made)
-        else:
-            copy = self._begin(copies, action, partial(self._copy_out, away), None)
-        self.side.begun[action.name] = Begun(copy, lambda: deque(map(Piece.leave, pieces), 0))
+        groups, behind = self._groups(away), [self.side.copies.mark() if keeper.made is None else keeper.made]
+        if any(len(group) > 1 for group in groups) and stream not in self._staging:
+            with without_modes():  # it stays for good, and is no activation
+                self._staging[stream] = torch.empty(ALIGNED + TOGETHER, dtype=torch.uint8, device=self.device)
+            behind.append(self.side.copies.mark())  # who had this memory before may still use it
+        if away.buffer is not None and (read := self._read.pop(away.buffer.data_ptr(), None)) is not None:
+            behind.append(read)
+        work = partial(self._copy_out, away, groups, self._staging.get(stream))
+        self._begin(action, work, lambda: deque(map(Piece.leave, pieces), 0), behind)
 
     def bring_back(self, action: Action) -> None:
-        """Take memory on the device, and begin to copy there what is in host memory. Raises BadInput where nothing is."""
-        spot, copies = (action.stage, action.part), self.side.copies
+        """Take memory on the device, and begin to copy there what is in host memory: behind all that computing has launched,
+        which may have used that memory. Raises BadInput where nothing is in host memory."""
+        spot = action.stage, action.part
         away = self._away.get(spot)
         if away is None or away.coming:
             raise BadInput("nothing is in host memory that it could bring back")
         away.coming = True
-        copy: Copy | Launched
-        if isinstance(copies, LaunchedCopies):
-            copy = self._launch_back(copies, action.stream, away)
-        else:
-            targets = [(piece.come_back(), piece.place) for piece in away.pieces]
-            over = None if self._heard is None else partial(setattr, away, "buffer", None)
-            copy = self._begin(copies, action, partial(_copy_back, targets, away), over)
-        self.side.begun[action.name] = Begun(copy, partial(self._give_back, spot))
+        self.side.settle(away.name)
+        targets = [(come_back_together(group), group[0].place) for group in self._groups(away)]
+        work, behind = partial(_copy_back, targets, away), [self.side.copies.mark()]
+        copy = self._begin(action, work, partial(self._give_back, spot), behind, partial(setattr, away, "buffer", None))
+        if isinstance(copy, Launched) and away.buffer is not None:
+            self._read[away.buffer.data_ptr()] = copy.over
 
     def host_bytes(self) -> int:
         return self.pool.held
@@ -145,46 +146,23 @@ class Offload(Part):
         for rows in (self._keepers, self.side.begun, self.side.done, self._read):
             rows.clear()
 
-    def _launch_out(self, copies: LaunchedCopies, stream: str, away: _Away, made: Any) -> Launched:
-        """Launch the copy to the host, behind the pass that made what leaves, and what read the host buffer last."""
-        assert away.buffer is not None
-        buffer, groups = away.buffer, in_groups(away.pieces)
-        behind = [copies.mark() if made is None else made]
-        if any(len(group) > 1 for group in groups) and stream not in self._staging:
-            with without_modes():  # it stays for good, and is no activation
-                self._staging[stream] = torch.empty(ALIGNED + TOGETHER, dtype=torch.uint8, device=self.device)
-            behind.append(copies.mark())  # who had this memory before may still use it
-        staging = self._staging.get(stream)
-        if (read := self._read.pop(buffer.data_ptr(), None)) is not None:
-            behind.append(read)
+    def _groups(self, away: _Away) -> list[list[Piece]]:
+        """What is copied as one. Where a thread copies, each piece is, and has memory of its own when it is back."""
+        return in_groups(away.pieces) if self.side.launched else [[piece] for piece in away.pieces]
 
-        def work() -> None:
-            for group in groups:
-                (first, *more), (begin, end) = group, span_of(group)
-                part = first.bytes_on_device()[: first.moved] if staging is None or not more else packed(group, staging)
-                buffer[begin:end].copy_(part, non_blocking=True)
-
-        return copies.begin(stream, work, behind, self._timed_event())
-
-    def _launch_back(self, copies: LaunchedCopies, stream: str, away: _Away) -> Launched:
-        """Take memory on the device, and launch the copy there: behind all that computing has launched, which may have used
-        that memory, and no more."""
-        assert away.buffer is not None
-        self.side.settle(away.name)
-        targets = [(come_back_together(group), group[0].place) for group in in_groups(away.pieces)]
-        copy = copies.begin(stream, partial(_copy_back, targets, away), [copies.mark()], self._timed_event())
-        self._read[away.buffer.data_ptr()] = copy.over
-        return copy
-
-    def _timed_event(self) -> Callable[[], Any]:
-        """What makes the events around copies."""
-        return timed_event if self.marks is None else self.marks.event
-
-    def _begin(self, copies: CopyStreams, action: Action, work: Callable[[], None], over: Callable[[], None] | None) -> Copy:
-        """Begin a copy that waits for other ranks' and tells them."""
-        signals = self._heard
+    def _begin(
+        self,
+        action: Action,
+        work: Callable[[], None],
+        over: Callable[[], Any],
+        behind: Sequence[Any],
+        done: Callable[[], None] = lambda: None,
+    ) -> Copy | Launched:
+        """Begin a copy, which waits for other ranks' and tells them. done: where it does, called when it is really done; the
+        rest as `SideWork.start` takes it."""
+        signals, side = self._heard, self.side
         if signals is None:
-            return copies.begin(action.stream, work, over)
+            return side.start(action.name, action.stream, work, over, behind)
         step = signals.step
 
         def heard() -> None:
@@ -193,17 +171,18 @@ class Offload(Part):
             work()
 
         def told() -> None:
-            if over is not None:
-                over()
+            done()
             signals.tell(action.name, step)
 
-        return copies.begin(action.stream, heard, told)
+        return side.start(action.name, action.stream, heard, over, behind, told)
 
-    def _copy_out(self, away: _Away) -> None:
+    def _copy_out(self, away: _Away, groups: Sequence[list[Piece]], staging: Tensor | None) -> None:
         if away.buffer is None:
             away.buffer = self.pool.take(away.size)
-        for one in away.pieces:
-            away.buffer[one.place : one.place + one.moved].copy_(one.bytes_on_device()[: one.moved], non_blocking=True)
+        for group in groups:
+            (first, *more), (begin, end) = group, span_of(group)
+            part = first.bytes_on_device()[: first.moved] if staging is None or not more else packed(group, staging)
+            away.buffer[begin:end].copy_(part, non_blocking=True)
 
     def _give_back(self, spot: Spot) -> None:
         away = self._away.pop(spot)

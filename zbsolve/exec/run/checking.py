@@ -3,7 +3,6 @@ against float64 and against what the unsplit model itself does with weights that
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,8 @@ from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..slices.cutting import shares_of_rows
-from ..transport.wires import Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
+from ..transport.format import receive_value, send_value
+from ..transport.wires import Wires, receive_bytes, send_bytes
 
 Verdict = dict[str, Any]
 SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a chance of some half
@@ -179,7 +179,9 @@ def compare(
     where the two have other parameters.
     """
     if wires.rank:
-        _send(wires, mine, [layer for layer, ranks in enumerate(owners) if wires.rank in ranks])
+        for layer in (layer for layer, ranks in enumerate(owners) if wires.rank in ranks):
+            here = _of_layer(mine, layer).items()
+            send_value(wires, [(name, str(one.dtype).removeprefix("torch."), one.tensor) for (_, name), one in here], 0)
         receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
         return None
     assert whole is not None
@@ -244,7 +246,9 @@ def _judged(
     """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
-        here = _of_layer(mine, layer) if not owner else _receive(wires, owner)
+        here = _of_layer(mine, layer)
+        if owner:
+            here = {(layer, name): Value(tensor, getattr(torch, kind)) for name, kind, tensor in receive_value(wires, owner)}
         for place in here.keys() ^ _of_layer(right, layer).keys():
             which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
             wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
@@ -284,29 +288,3 @@ def row(found: float, limit: float, where: str, away: tuple[float, float] | None
     if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
         return Row(found / limit, found, limit, where)
     return Row(away[0] / min(max(limit, 2 * away[1]), MAX_ROUNDING), found, limit, where, away)
-
-
-def _send(wires: Wires, mine: Mapping[Place, Value], layers: Sequence[int]) -> None:
-    """Of each layer in turn which places there are, their types, and their shapes where they have values, then these."""
-    for layer in layers:
-        here = _of_layer(mine, layer)
-        tensors = [value.tensor for value in here.values() if value.tensor is not None]
-        head = [
-            (place, str(value.dtype).removeprefix("torch."), None if value.tensor is None else list(value.tensor.shape))
-            for place, value in here.items()
-        ]
-        send_bytes(wires, json.dumps(head).encode(), 0)
-        for tensor in tensors:
-            send_tensor(wires, tensor, 0)
-
-
-def _receive(wires: Wires, owner: int) -> dict[Place, Value]:
-    """What `_send` sent of a layer."""
-    here = dict[Place, Value]()
-    for (layer, name), kind, shape in json.loads(receive_bytes(wires, owner)):
-        dtype = getattr(torch, kind)
-        here[layer, name] = Value(None if shape is None else torch.empty(shape, dtype=dtype), dtype)
-    for value in here.values():
-        if value.tensor is not None:
-            receive_tensor(wires, value.tensor, owner)
-    return here

@@ -86,8 +86,8 @@ class ShardedParameters(dict[int, Sequence[Parameter]]):
 
 
 class Sharding(Part):
-    """The sharded stages of a rank, by number. place: of this rank in the mesh that the first of them is sharded over, of
-    `size`. ranks: of that mesh. timeout: to wait for any of them."""
+    """The sharded stages of a rank, by number. place: of this rank among the `ranks` of the mesh that the first of them is
+    sharded over. timeout: to wait for any of them."""
 
     name, no_capture = "sharding", "FSDP gathers parameters on the host's word"
     no_ahead = "parameters are sharded by FSDP: what a step gathers would be validated too late"
@@ -96,7 +96,7 @@ class Sharding(Part):
         self.stages, self.timeout = stages, timeout
         first = next(iter(stages.values())).parameters[0]
         self.ranks, self.device = first.mesh_ranks, local(first.sharded.detach()).device
-        self.place, self.size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        self.place = self.ranks.index(dist.get_rank())
         self.groups = list({id(g): g for s in stages.values() for one in s.parameters for g in _groups(one)}.values())
         self._mine = {id(p) for s in stages.values() for p in trained(s.parameters)}
 
@@ -217,7 +217,7 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
         ):
             if refused:
                 raise BadInput(f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP{why}")
-    return replace(own, made={**own.made, ShardedParameters: found})
+    return replace(own, alone=own.alone and not found, made={**own.made, ShardedParameters: found})
 
 
 def _groups(parameter: Parameter) -> list[Any]:

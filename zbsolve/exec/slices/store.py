@@ -80,12 +80,6 @@ class SliceStore:
         """Slice → what it left at this call of attention; live."""
         return self._held.setdefault((microbatch, call), {})
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all keys, values and gradients held."""
-        tensors = {id(one): one for chunks in self._held.values() for chunk in chunks.values() for one in chunk.tensors}
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
     @contextmanager
     def forward(self, microbatch: int, number: int, offset: int) -> Iterator[None]:
         """Run the forward of a slice inside, once more to recompute it. offset: the position of its first token. Raises

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...util.errors import BadInput
 from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from ..base.values import PLAIN_TYPES, Layout, is_dtensor, local, tensors_of
+from .wires import CPU, Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there
 FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it
@@ -142,24 +143,45 @@ class Format:
         found: TreeSpec = treespec_loads(self.structure or "")
         return found
 
-    def dumps(self, mesh: DeviceMesh | None = None) -> bytes:
-        """As JSON, `FORMAT_BYTES` long. mesh: the pipeline's. Raises BadInput for more leaves than that can name, and for a
-        DTensor that cannot be rebuilt at the other end."""
+    def text(self, mesh: DeviceMesh | None = None) -> bytes:
+        """As JSON. mesh: the pipeline's. Raises BadInput for a DTensor that cannot be rebuilt at the other end."""
         leaves = [leaf.dumped(mesh) if isinstance(leaf, TensorFormat) else {"is": leaf} for leaf in self.leaves]
-        text = json.dumps([self.structure, leaves]).encode()
+        return json.dumps([self.structure, leaves]).encode()
+
+    def dumps(self, mesh: DeviceMesh | None = None) -> bytes:
+        """The text, `FORMAT_BYTES` long. Raises BadInput for more leaves than that can name too."""
+        text = self.text(mesh)
         if len(text) > FORMAT_BYTES:
             raise BadInput(f"{len(self.leaves)} leaves are more than a message can have")
         return text.ljust(FORMAT_BYTES)
 
     @classmethod
     def loads(cls, text: bytes, mesh: DeviceMesh | None = None) -> Format:
-        """What `dumps` gave, for a rank at another place of the mesh."""
+        """What `text` or `dumps` gave, for a rank at another place of the mesh."""
         structure, leaves = json.loads(text)
         return cls(structure, tuple(leaf["is"] if isinstance(leaf, dict) else _loaded(leaf, mesh) for leaf in leaves))
 
     def __str__(self) -> str:
         words = [str(leaf) if isinstance(leaf, TensorFormat) else repr(leaf) for leaf in self.leaves]
         return words[0] if self.structure is None else _shown(tree_unflatten(words, self.spec))
+
+
+def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None) -> None:
+    """Send a pytree of tensors and plain values outside of a step, through host memory. mesh: the pipeline's. Raises
+    BadInput, LostRank."""
+    form = Format.of(value)
+    send_bytes(wires, form.text(mesh), destination)
+    if form.tensors:
+        send_tensor(wires, form.pack(value, CPU), destination)
+
+
+def receive_value(wires: Wires, source: int, device: torch.device = CPU, mesh: DeviceMesh | None = None) -> Any:
+    """What `send_value` sent, on `device`. Raises LostRank."""
+    form = Format.loads(receive_bytes(wires, source), mesh)
+    row = form.buffer(device)
+    if form.tensors:
+        receive_tensor(wires, row, source)
+    return form.unpack(row)
 
 
 def _shown(value: Any) -> str:
@@ -223,21 +245,20 @@ def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
         return None
 
 
-def _words(placement: Any) -> list[Any]:
-    """A placement as plain values. Raises BadInput for one that is none of torch's three."""
+def _placements() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    """What a placement is called → its class, and what it is made with."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if type(placement) is Shard:
-        return ["shard", placement.dim]
-    if type(placement) is Replicate:
-        return ["replicate"]
-    if type(placement) is Partial:
-        return ["partial", placement.reduce_op]
+    return {"shard": (Shard, ("dim",)), "replicate": (Replicate, ()), "partial": (Partial, ("reduce_op",))}
+
+
+def _words(placement: Any) -> list[Any]:
+    """A placement as plain values. Raises BadInput for one that is none of torch's three."""
+    for name, (kind, fields) in _placements().items():
+        if type(placement) is kind:
+            return [name, *(getattr(placement, field) for field in fields)]
     raise BadInput(f"makes a DTensor placed as {placement}, which cannot be sent")
 
 
 def _placement(words: Sequence[Any]) -> Any:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    kinds: dict[str, Any] = {"shard": Shard, "replicate": Replicate, "partial": Partial}
-    return kinds[words[0]](*words[1:])
+    return _placements()[words[0]][0](*words[1:])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
+from weakref import WeakMethod, finalize
 
 import torch
 from torch import Tensor
@@ -66,6 +66,31 @@ class HostRows:
         self.sent.flush()
 
 
+class Looker:
+    """A thread that calls a method from time to time while `busy` is set, until its object is gone. What a look raises is of
+    no use. seconds: before each look."""
+
+    def __init__(self, look: Callable[[], None], seconds: float) -> None:
+        self.busy, closed = Event(), Event()
+        method: WeakMethod[Callable[[], None]] = WeakMethod(look)
+        Thread(target=_look, args=(method, self.busy, closed, seconds), daemon=True).start()
+        finalize(look.__self__, _close, self.busy, closed)  # type: ignore[attr-defined]
+
+
+def _look(method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float) -> None:
+    """The thread's work, until `closed`."""
+    while busy.wait() and not closed.wait(seconds):
+        if busy.is_set() and (look := method()) is not None:
+            with suppress(Exception):
+                look()
+            del look
+
+
+def _close(busy: Event, closed: Event) -> None:
+    closed.set()
+    busy.set()
+
+
 class Sent:
     """Keeps what was sent until it has gone. gloo's work objects cannot be asked, so a thread waits for them. It looks from
     time to time: waking it for every message would cost the thread that runs the passes more than the message."""
@@ -73,13 +98,8 @@ class Sent:
     def __init__(self, timeout: timedelta) -> None:
         self._open: deque[tuple[Any, Tensor]] = deque()
         self._broken: list[str] = []
-        self._looking = Lock()
-        self._busy = Event()
-        self._timeout = timeout
-        closed = Event()
-        everything = self._open, self._broken, self._looking, self._busy, closed, timeout
-        Thread(target=_look, args=everything, daemon=True).start()
-        weakref.finalize(self, _close, self._busy, closed)
+        self._looking, self._timeout = Lock(), timeout
+        self._busy = Looker(self.look, POLL_SECONDS).busy
 
     def keep(self, work: Any, tensor: Tensor) -> None:
         """Keep `tensor` until `work` is done (None: it is), or a few small ones until `flush`."""
@@ -89,43 +109,30 @@ class Sent:
         if (tensor.nbytes > SMALL_BYTES or len(self._open) > SMALL_COUNT) and not self._busy.is_set():
             self._busy.set()
 
+    def look(self) -> None:
+        """Wait for all that was sent so far, and give it up."""
+        with self._looking:
+            self._wait()
+
     def flush(self) -> None:
         """Wait for all of it. Raises LostRank."""
         if not self._looking.acquire(timeout=self._timeout.total_seconds()):
             raise LostRank(f"sending: not taken for {self._timeout.total_seconds():g} s")
         try:
-            _wait_for(self._open, self._broken, self._timeout)
+            self._wait()
             self._busy.clear()
         finally:
             self._looking.release()
         if self._broken:
             raise LostRank(f"sending: {self._broken[0]}")
 
-
-def _look(
-    sent: deque[tuple[Any, Tensor]], broken: list[str], looking: Lock, busy: Event, closed: Event, timeout: timedelta
-) -> None:
-    """The thread's work, until `closed`; it sleeps while nothing is on its way."""
-    while busy.wait() and not closed.is_set():
-        with looking:
-            _wait_for(sent, broken, timeout)
-        time.sleep(POLL_SECONDS)
-
-
-def _wait_for(sent: deque[tuple[Any, Tensor]], broken: list[str], timeout: timedelta) -> None:
-    while sent:
-        work, tensor = sent[0]
-        try:
-            work.wait(timeout)
-        except Exception as error:
-            broken.append(reason(error))
-        del work, tensor
-        sent.popleft()
-
-
-def _close(busy: Event, closed: Event) -> None:
-    closed.set()
-    busy.set()
+    def _wait(self) -> None:
+        while self._open:
+            try:
+                self._open[0][0].wait(self._timeout)
+            except Exception as error:
+                self._broken.append(reason(error))
+            self._open.popleft()
 
 
 class Mailbox:

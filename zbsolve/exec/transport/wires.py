@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...util.errors import BadInput
-from ..base.torch_private import backend_of, backend_timeout, default_group, default_store, own_backend
+from ..base.torch_private import backend_name, backend_of, backend_timeout, default_group, default_store, own_backend
 from .failure import LostRank, one_line
 from .shared_memory import ShmReceiver, ShmSender
 
@@ -58,24 +58,16 @@ class Wires:
         group = default_group() if group is None else group
         rank, size, ranks = dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)
         wanted = "gloo" if device.type == "cpu" else "nccl"
-        try:
-            name = backend_of(group, device).name()
-        except RuntimeError:
-            name = ""
-        if name != wanted:
+        if backend_name(group, device) != wanted:
             carries = dist.get_backend_config(group)
             raise BadInput(
                 f"the process group ({carries}) carries no tensors on {device}: "
                 f"init_process_group('{'gloo' if wanted == 'gloo' else 'cpu:gloo,cuda:nccl'}') does"
             )
         notes = dist.distributed_c10d.PrefixStore(f"zbsolve/{group.group_name}", default_store())
-        try:
-            control = backend_of(group, CPU)
-        except RuntimeError:
-            control = None
-        if control is None or control.name() != "gloo":
-            control = backend_of(dist.new_group(ranks, backend="gloo", use_local_synchronization=True), CPU)
-        return cls(rank, size, device, control, notes)
+        if backend_name(group, CPU) != "gloo":
+            group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        return cls(rank, size, device, backend_of(group, CPU), notes)
 
     def paired(self, edges: Mapping[tuple[int, int], int]) -> Wires:
         """The same wires with a carrier of its own for each ordered pair of ranks in `edges` (→ messages a step).

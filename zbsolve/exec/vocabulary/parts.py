@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from ..backward.deferral import accumulate
 from ..base.torch_private import default_group
 from ..base.values import Layout, full, local
 from ..check import Value
+from ..connecting import Given, Own
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
 
@@ -139,29 +140,33 @@ class Shard:
         return any(tuple(place) in own for own in self.places.values() for place in group)
 
 
-def cut_shard(
-    problem: Problem,
-    rank: int,
-    layers: dict[int, nn.Module],
-    count: int,
-    loss: object,
-    tied: Sequence[Sequence[Place]],
-    device: torch.device,
-) -> Shard:
-    """Cut this rank's shard out of `layers`, in which the `sharded_layers` are; what is left of these is there afterwards.
-    count: of the model's layers. tied: groups of places that hold one parameter. Raises BadInput."""
-    homes = Homes(rank, problem.ranks, model_stages(problem), problem.routes, barriers_of(problem))
-    module, last = _Rows(problem.ranks, rank, device), count - 1
-    path, entropy = recognised(layers[last], loss, last)
+def with_shard(own: Own, given: Given) -> Own:
+    """The same with this rank's shard of a vocabulary, which is cut out of the `sharded_layers`, also of those that are not
+    the rank's. Of those that are, what is left stays. Raises BadInput."""
+    problem, names, last, layers = own.view.step, own.names, len(own.names) - 1, dict(own.layers)
+    sharded = sharded_layers(problem, len(names))
+    if not sharded:
+        return own
+    if given.mesh is not None and given.mesh.others:
+        raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
+    if NAME in names:
+        raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
+    homes = Homes(own.program.rank, problem.ranks, model_stages(problem), problem.routes, barriers_of(problem))
+    module = _Rows(homes.size, homes.rank, given.device)
+    path, entropy = recognised(layers[last], given.loss, last)
     linear: Any = layers[last].get_submodule(path)
     first = module.cut("weight", linear.weight, (last, _inside(path, "weight")))
     if linear.bias is not None:
         module.cut("bias", linear.bias, (last, _inside(path, "bias")))
     output = OutputShard(module.weight, getattr(module, "bias", None), first, linear.out_features, entropy)
-    embedding = _embedding(module, layers, tied) if 0 in sharded_layers(problem, count) else None
-    _check_tied(module.places, tied)
+    embedding = _embedding(module, layers, own.tied) if 0 in sharded else None
+    _check_tied(module.places, own.tied)
     layers[last] = without_output(layers[last], path)
-    return Shard(homes, output, embedding, module, module.places, module.shapes)
+    shard = Shard(homes, output, embedding, module, module.places, module.shapes)
+    mine = {i: layer for i, layer in layers.items() if names[i] in own.module}
+    whole = nn.ModuleDict({names[i]: layer for i, layer in mine.items()} | {NAME: module})
+    tied = tuple(group for group in own.tied if not shard.has(group))
+    return replace(own, layers=mine, module=whole, tied=tied, loss=None, made={**own.made, Shard: shard})
 
 
 class _Rows(nn.Module):

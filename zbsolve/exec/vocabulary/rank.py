@@ -28,7 +28,7 @@ from ..base.program import Action
 from ..base.torch_private import default_group
 from ..choices import BACKENDS
 from ..connecting import Connecting
-from ..device.copying import Begun, LaunchedCopies, SideWork, timed_event
+from ..device.copying import SideWork
 from ..transport.wires import break_off_groups, connect, joined, waiting
 from .parts import Shard, add_gradient, look_up, tokens_of
 from .shard import Kept, Merged, compute_type, input_gradient, merge, pass_s, pass_t
@@ -48,7 +48,6 @@ class Collectives(SideWork):
         # Beyond the group's own time, which knows what it waited for.
         super().__init__(device, timeout.total_seconds() + 1.0, device.type == "cuda")
         self.group, self.timeout, self._emulated = group, timeout, emulated
-        self.marks: Any = None  # on a GPU: makes the events around each
         self._untimed: dict[str, bool] = {}  # in the order in which an emulated device runs them → do they wait for others?
 
     @classmethod
@@ -66,29 +65,24 @@ class Collectives(SideWork):
         return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
 
     def begin_step(self, marks: Any) -> None:
-        """A step begins. marks: see `Part`."""
-        self.done.clear()
+        """A step begins."""
+        super().begin_step(marks)
         self._untimed.clear()
-        self.marks = marks
 
     def begin(self, name: str, work: Callable[[], None], over: Callable[[], None] = _nothing, waits: bool = True) -> None:
         """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
         is settled. waits: for what other ranks must do before; else this rank's part takes its device's time without them.
         Never waits itself."""
-        if isinstance(self.copies, LaunchedCopies):
-            event = timed_event if self.marks is None else self.marks.event
-            self.begun[name] = Begun(self.copies.begin(STREAM, work, [self.copies.mark()], event), over)
-        else:
-            self.begun[name] = Begun(self.copies.begin(STREAM, work), over)
+        self.start(name, STREAM, work, over)
         self._untimed[name] = waits
 
     def settle(self, name: str, sure: bool = True) -> None:
         """As `SideWork`, in an emulated device's time. Raises LostRank too."""
-        if self._emulated is not None and name in self.begun and (sure or self.begun[name].copy.known()):
+        if self._emulated is not None and name in self.begun and (sure or self.begun[name][0].known()):
             while name in self._untimed:  # a device's stream runs them one after the other
                 earlier = next(iter(self._untimed))
                 if self._untimed.pop(earlier):  # now all have come to it, and when their devices did is known
-                    self.copies.end(self.begun[earlier].copy, self.seconds)
+                    self.copies.end(self.begun[earlier][0], self.seconds)
                 self._emulated.run_on_side_stream(earlier)
         super().settle(name, sure)
 
@@ -126,6 +120,9 @@ class VocabularyShard(Part):
 
     name = "vocabulary"
     no_ahead = "the vocabulary is sharded: forwards alone would wait for its collectives"
+    no_outputs = (
+        "the vocabulary is sharded, so no rank has all logits: load a checkpoint into a pipeline whose last stage has it"
+    )
 
     def __init__(self, shard: Shard, side: Collectives, share: float, training: bool = True) -> None:
         self.shard, self.side, self.share, self.training = shard, side, share, training
