@@ -13,8 +13,16 @@ from torch import Tensor, nn
 
 from zbsolve.exec.backward.layer_split import entered
 from zbsolve.exec.backward.replay import as_written
-from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
-from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
+from zbsolve.exec.base.torch_private import (
+    FAKE_REFUSALS,
+    FakeTensor,
+    FakeTensorMode,
+    fake_log,
+    storage_key,
+    tree_map,
+    without_modes,
+)
+from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, local, tensors_of, trained
 from zbsolve.exec.graphs.sharing import Keys, tensor_key
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
@@ -202,10 +210,10 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
         takes.append({name: Format.of(sides[name]) for name in taken})
         key = prints[i], inputs[i], tuple(takes[i].items())
         x = Carried(x, {name: sides[name] for name in taken}) if taken else x
-        y = known[key] if mode is not None and key in known else detached(_forward(model, i, layer, x))
-        known |= {key: y} if mode is not None else {}
+        y, held = known[key] if mode is not None and key in known else _forward(model, i, layer, x)
+        known |= {key: (y, held)} if mode is not None else {}
         sides |= {name: y.sides[name] for name in given}
-        gives.append(tuple(Given(name, bytes_of(sides[name]), bool(trained(sides[name]))) for name in given))
+        gives.append(tuple(Given(name, bytes_of(y.sides[name]), bool(trained(y.sides[name])), held[name]) for name in given))
         x = row_of(y)
         untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
     if untrained == count:
@@ -258,12 +266,21 @@ def place(model: Model, i: int) -> str:
     return f"layer {i} ({model.layer_names[i]})"
 
 
-def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
-    """The layer's output. Where gradients are needed in front of the layer, they must come back through it."""
+def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
+    """The layer's output, without a graph; and of each side input that it gives the bytes that are kept whoever takes it.
+    Where gradients are needed in front of the layer, they must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     given = trained(x)
-    with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
+    saved = {storage_key(local(one)) for one in tensors_of(getattr(x, "sides", ()) if i else x)}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(storage_key(local(tensor)))
+        return tensor
+
+    gives = names_of(layer, i).gives
+    watched = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor) if gives else nullcontext()
+    with naming(f"{head} fails on {came}"), auxiliary_losses() as extra, watched:
         y: Any = called(layer, entered(x))
     try:
         checked(y, i)
@@ -278,7 +295,8 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
             back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
     if given and all(gradient is None for gradient in back[: len(given)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
-    return y
+    kept = {name: [one for one in tensors_of(y.sides[name]) if storage_key(local(one)) in saved] for name in gives}
+    return detached(y), {name: bytes_of(tensors) for name, tensors in kept.items()}
 
 
 @contextmanager

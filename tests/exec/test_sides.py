@@ -223,14 +223,30 @@ def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.
 def test_a_profile_knows_them() -> None:
     """Bytes in float32: ids of 2 · 4 · 8, memory of 2 · 6 · 16 · 4, and a row more. What layers keep does not count them."""
     profile = estimate("tests.support.side_models:encoder_decoder", "h100")
-    assert profile.layers[0].gives == (Given("words", 64, gradient=False),)
-    assert profile.layers[4].gives == (Given("memory", 768), Given("gate", 128))
+    assert profile.layers[0].gives == (Given("words", 64, gradient=False, kept=64),)  # the batch's
+    assert profile.layers[4].gives == (Given("memory", 768), Given("gate", 128, kept=128))  # the sigmoid's own
     assert profile.layers[4].takes == ("words",)
     assert [layer.takes for layer in profile.layers[5:]] == [(), *[("memory", "gate")] * 3, ()]
     assert [layer.output_bytes for layer in profile.layers[3:6]] == [768, 64, 512]
     assert profile.facts["no_vocabulary"] == "side inputs do not go with a sharded vocabulary yet"
     again = Profile.from_json(json.loads(json.dumps(profile.to_json())))
     assert again.layers == profile.layers
+
+
+@pytest.mark.parametrize("again", [(), "all"])
+@pytest.mark.parametrize(
+    ("model", "more"), [("u_net", 0), ("two_towers", 0), ("encoder_decoder", WORDS), ("two_heads", 768)]
+)
+def test_bytes_inside_a_stage_are_predicted(model: str, more: int, again: Any) -> None:
+    """But for losses of 4 bytes. `more` is counted and not there: words of the batch that an embedding takes behind the first
+    layer; what goes along the row as well."""
+    spec = f"tests.support.side_models:{model}"
+    problem = Step(1, 1, fused=True, recompute=again).problem(estimate(spec, "h100"))
+    own = load(spec, 0)
+    one, (x, target) = OneDevice(own, solve(problem, effort=0.01)), own.batch(0, 0)
+    for _ in range(2):  # the second one has gradients
+        (memory,) = one.step({0: x}, {0: target}, memory=True).memory
+    assert max(memory.predicted) == pytest.approx(memory.peak + more, abs=16)
 
 
 def refusal(layers: list[nn.Module], problem: Problem) -> str:
