@@ -43,8 +43,8 @@ class Names(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A side input that a layer gives: its name, bytes for one microbatch, whether a gradient comes back, and how many of the
-    bytes are there until its backward whoever takes them: the layer keeps them, or they are the batch's."""
+    """A side input that a layer gives: its name, bytes for one microbatch, whether a gradient comes back, and how many of
+    the bytes are there until its backward whoever takes them: the layer keeps them, or they are the batch's."""
 
     name: str
     bytes: int

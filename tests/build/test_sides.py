@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest

@@ -36,6 +36,7 @@ JOB = "tests.support.exec_jobs_sides:"
 # Bytes of a microbatch: the decoder's hidden states, the encoder's, these with a gate, ids.
 HIDDEN, ENCODER, MEMORY, WORDS = 2 * 4 * 16 * 8, 2 * 6 * 16 * 8, 2 * (6 + 1) * 16 * 8, 2 * 4 * 8
 SKIPS = [2 * 16 * length * 8 for length in (16, 8, 4)]
+GRAPH = {"split": "graph"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     # The encoder on rank 0: memory goes to both others by itself, and the row carries the decoder's words alone.
     "encoder on a rank": (
@@ -51,7 +52,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     # The encoder ends on rank 1, whose decoder block takes it there. The words skip to it in a message of their own.
     "encoder over two ranks": (
-        {"model": "encoder_decoder", "placement": (0, 1, 2), "counts": (4, 3, 3), "fused": True, "recompute": "all"},
+        {
+            "model": "encoder_decoder",
+            "placement": (0, 1, 2),
+            "counts": (4, 3, 3),
+            "fused": True,
+            "recompute": "all",
+            **GRAPH,
+        },
         {"0→1 F": [WORDS, ENCODER], "1→2 F": [HIDDEN, MEMORY], "1→0 B": [ENCODER], "2→1 B": [HIDDEN, MEMORY]},
     ),
     # Two stages a rank: each rank gets memory once, whatever takes it there; rank 0 has it.
@@ -75,7 +83,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     # The image tower ends and the text tower begins in stage 1; both ranks that join them get the image from there.
     "towers that share ranks": (
-        {"model": "two_towers", "placement": (0, 1, 0, 2), "counts": (3, 3, 2, 2), "fused": False, "recompute": [1]},
+        {
+            "model": "two_towers",
+            "placement": (0, 1, 0, 2),
+            "counts": (3, 3, 2, 2),
+            "fused": False,
+            "recompute": [1],
+            **GRAPH,
+        },
         {
             "0→1 F": [ENCODER],
             "1→0 F": [HIDDEN, ENCODER],
@@ -89,7 +104,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     # A head with a loss of its own, on a rank of its own beside the main head's.
     "two heads": (
-        {"model": "two_heads", "placement": (0, 1, 2), "counts": (4, 2, 1), "fused": False},
+        {"model": "two_heads", "placement": (0, 1, 2), "counts": (4, 2, 1), "fused": False, **GRAPH},
         {"0→1 F": [ENCODER], "0→2 F": [ENCODER], "1→0 B": [ENCODER], "2→0 B": [ENCODER]},
     ),
     "a U-Net in a row": (
@@ -212,10 +227,9 @@ def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.
     assert main(["profile", spec, "--estimate", "h100", "-o", paths[0]]) == 0
     assert main(["solve", paths[0], *words, "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
     how = ["--steps", "2", "--warmup", "0", "--check", "--timeout", "60", "-o", paths[2]]
-    assert main(["run", paths[1], "--model", spec, "--local", *how]) == 0
-    assert "check: right" in capsys.readouterr().out
-    assert main(["run", paths[1], "--model", spec, "--local", "--split", "graph", *how[:-1], paths[1] + "t"]) == 2
-    assert "side inputs: split 'graph' knows none: take layers" in capsys.readouterr().err
+    for split in ("graph", "layers"):
+        assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
+        assert "check: right" in capsys.readouterr().out
     trace = json.loads(Path(paths[2]).read_text())
     assert trace["peaks"][0] == pytest.approx(trace["facts"]["predicted_peaks"], rel=0.1)
 
@@ -238,8 +252,8 @@ def test_a_profile_knows_them() -> None:
     ("model", "more"), [("u_net", 0), ("two_towers", 0), ("encoder_decoder", WORDS), ("two_heads", 768)]
 )
 def test_bytes_inside_a_stage_are_predicted(model: str, more: int, again: Any) -> None:
-    """But for losses of 4 bytes. `more` is counted and not there: words of the batch that an embedding takes behind the first
-    layer; what goes along the row as well."""
+    """But for losses of 4 bytes. `more` is counted and not there: words of the batch that an embedding takes behind the
+    first layer; what goes along the row as well."""
     spec = f"tests.support.side_models:{model}"
     problem = Step(1, 1, fused=True, recompute=again).problem(estimate(spec, "h100"))
     own = load(spec, 0)

@@ -66,7 +66,7 @@ def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
         problem = step_of(model, case["placement"], case["counts"], case["fused"], recompute=case.get("recompute", ()))
         schedule, sent = random_schedule(problem, case["seed"]), Counter[tuple[str, int]]()
         layers = model.build if case["builder"] else nn.Sequential(*model.build())
-        runner = Pipeline(layers, schedule, loss=model.loss, timeout=60)
+        runner = Pipeline(layers, schedule, loss=model.loss, timeout=60, split=case.get("split", "layers"))
         inputs, targets = zip(*(model.batch(m, 0) for m in range(MICROBATCHES)), strict=True)
         send = Mailbox.send
 
