@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -266,22 +267,42 @@ def place(model: Model, i: int) -> str:
     return f"layer {i} ({model.layer_names[i]})"
 
 
+class Saving:
+    """What graphs of operations save, as long as they live: what a forward drops does not count."""
+
+    class _Saved:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    def __init__(self) -> None:
+        self._all = WeakSet[Saving._Saved]()
+
+    def watched(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Inside, operations are watched."""
+
+        def pack(tensor: Tensor) -> Saving._Saved:
+            self._all.add(one := Saving._Saved(tensor))
+            return one
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor)
+
+    def keys(self) -> set[int]:
+        """The storages that are kept now."""
+        return {storage_key(local(one.tensor)) for one in self._all}
+
+
 def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
     """The layer's output, without a graph; and of each side input that it gives the bytes that are kept whoever takes it.
     Where gradients are needed in front of the layer, they must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     given = trained(x)
-    saved = {storage_key(local(one)) for one in tensors_of(getattr(x, "sides", ()) if i else x)}
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.add(storage_key(local(tensor)))
-        return tensor
-
-    gives = names_of(layer, i).gives
-    watched = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor) if gives else nullcontext()
+    saved, gives = Saving(), names_of(layer, i).gives
+    watched = saved.watched() if gives else nullcontext()
     with naming(f"{head} fails on {came}"), auxiliary_losses() as extra, watched:
         y: Any = called(layer, entered(x))
+    keys = saved.keys() | {storage_key(local(one)) for one in tensors_of(getattr(x, "sides", ()) if i else x)}
+    kept = {name: [one for one in tensors_of(y.sides[name]) if storage_key(local(one)) in keys] for name in gives}
     try:
         checked(y, i)
         for one in y if isinstance(y, Carried) else (y,):
@@ -295,7 +316,6 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[
             back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
     if given and all(gradient is None for gradient in back[: len(given)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
-    kept = {name: [one for one in tensors_of(y.sides[name]) if storage_key(local(one)) in saved] for name in gives}
     return detached(y), {name: bytes_of(tensors) for name, tensors in kept.items()}
 
 

@@ -225,6 +225,7 @@ def untrained_layers(layers: Sequence[Layer]) -> int:
 def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
     """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
     nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
+    nothing |= {"output_kept": 0, "input_unneeded": 0}  # of what they hold: else the layer behind counted less than it holds
     return (*(replace(layer, **nothing) for layer in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 
