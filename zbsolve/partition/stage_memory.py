@@ -244,7 +244,10 @@ def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_
             ends = stage[giver], tuple(sorted({stage[i] for i in takers})), gradient
             before = sizes.get(ends, (0, 0))
             sizes[ends] = before[0] + nbytes, before[1] + kept
-    return tuple(SideInput(*ends, n, round(link.time(n)), way, kept) for (*ends, way), (n, kept) in sizes.items())
+    return tuple(
+        SideInput(giver, takers, size, round(link.time(size)), way, kept)
+        for (giver, takers, way), (size, kept) in sizes.items()
+    )
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:
