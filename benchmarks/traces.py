@@ -258,7 +258,13 @@ def _made(folder: Path) -> Trace:
 
 def _truth(trace: Trace) -> Results:
     noise, own = Noise.of(trace), trace.planned()
-    halves = [replace(trace, steps=trace.steps[i::2], sent=trace.sent[i::2]) for i in (0, 1)]
+    names = [str(name).partition(",")[0] for name in trace.facts["steps"]]
+    number = {name: i for i, name in enumerate(dict.fromkeys(names))}  # pipelines of one step stay together
+    rows_of_half = [[i for i, name in enumerate(names) if number[name] % 2 == half] for half in (0, 1)]
+    halves = [
+        replace(trace, steps=tuple(trace.steps[i] for i in some), sent=tuple(trace.sent[i] for i in some if trace.sent))
+        for some in rows_of_half
+    ]
     ways = {OWN: noise, "in another order": replace(noise, shuffled=True), "as deviations": replace(noise, measured=None)}
     spreads = {how: under_noise({"": own}, one).spreads[""] for how, one in ways.items()}
     other = under_noise({"": own}, replace(Noise.of(halves[1]), shuffled=True)).spreads[""]

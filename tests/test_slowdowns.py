@@ -31,6 +31,7 @@ from zbsolve.ilp.proof_check import recheck
 from zbsolve.layer import Link
 from zbsolve.noise import Noise
 from zbsolve.profile import from_trace
+from zbsolve.profile.slow import problem_now
 
 from .support.exhaustive import orders
 from .support.profiles import equal_layers
@@ -181,9 +182,23 @@ def test_files_and_bad_input(tmp_path: Path) -> None:
             replace(problem, slowdowns=(wrong,))
     with pytest.raises(BadInput, match="slowdown of F beside AF: said twice"):
         replace(problem, slowdowns=2 * problem.slowdowns)
-    for use in (lambda noise: under_noise({"": preset_of(problem)}, noise), lambda n: solve(problem, prefer=Aim("mean", n))):
-        with pytest.raises(BadInput, match="noise: how times vary where passes slow each other is not known"):
-            use(Noise(rank=0.1))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_under_noise(seed: int) -> None:
+    """Each drawn step, in whole µs, is the timeline of a problem with these times, and no bound of it is above. Without
+    noise the critical passes are those of the timeline."""
+    problem, noise = random_problem(seed), Noise(rank=0.1, microbatch=0.2, single=0.2)
+    schedule = solve(problem, effort=0.1, prefer=Aim("p95", noise))
+    assert verify(problem, schedule) == ()
+    spread = under_noise({"": schedule}, noise, draws=40, seed=seed).spreads[""]
+    (took,) = noise.steps(problem, 40, seed)
+    drawn = [replace(problem, passes=replace(problem.passes, duration=np.rint(one).astype(np.int64))) for one in took]
+    timelines = [replace(schedule, problem=one, certificate=None).timeline() for one in drawn]
+    assert spread.values.tolist() == [one.value for one in timelines]
+    assert (spread.bounds <= spread.values).all()
+    still = under_noise({"": schedule}, Noise(), draws=2).spreads[""]
+    assert {problem.names[i] for i in np.flatnonzero(still.often)} == set(schedule.critical_path())
 
 
 def test_a_profile_says_them(tmp_path: Path) -> None:
@@ -205,4 +220,24 @@ def test_a_profile_says_them(tmp_path: Path) -> None:
         Profile.from_json(body, "p")
     ran = trace_of(Schedule.of(problem, problem.members), (timeline, timeline.start))
     assert ran.replayed(0).makespan == timeline.makespan
-    assert from_trace(ran, profile).slowdowns == ()
+    plain = replace(ran, problem=replace(problem, slowdowns=()))  # the base alone says what slowed what
+    for again in (from_trace(ran, profile), from_trace(plain, profile)):
+        assert again.slowdowns == slower
+        assert [(one.F, one.BW) for one in again.layers] == [(100, 100)] * 2
+    emulated = replace(ran, facts={"emulated": {}})
+    assert (emulated.alone(0) == emulated.steps[0].end - emulated.steps[0].start).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solved_again_from_a_run(seed: int) -> None:
+    """What passes did alone follows from when they ran, to the rounding of their ends, whatever ran beside them. So the
+    problem that is solved again for a run has the run's slow-downs, and its order takes what it took."""
+    problem = random_problem(seed)
+    schedule = solve(problem, method="greedy")
+    timeline = schedule.timeline()
+    ran = trace_of(schedule, (timeline, np.zeros(len(problem.passes))))
+    assert ran.alone(0) == pytest.approx(problem.passes.duration, abs=1)
+    again = problem_now(ran)
+    assert again.slowdowns == problem.slowdowns
+    for found in (ran.replayed(0), replace(schedule, problem=again).timeline()):
+        assert found.makespan == pytest.approx(timeline.makespan, abs=len(problem.passes))

@@ -20,8 +20,9 @@ from .problem import Problem
 from .profile.lengths import STALLED, lengths_of
 from .schedule import Schedule
 from .tables import Bools, Ints
-from .timeline import Floats, Precedence, longest_path
+from .timeline import Floats, Paced, Precedence, longest_path, paced
 from .trace import Trace
+from .util.columns import compiled
 from .util.errors import BadInput
 from .util.kernels import kernel
 from .util.text import parse_share
@@ -35,6 +36,7 @@ AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  #
 RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
 MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
 MOST, LEAST = 2.0, 1e-3  # a deviation that is one; of its usual time, what a pass without any counts as
+_paced = compiled(paced)
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
 
 
@@ -287,7 +289,19 @@ class Spread:
 
     def at(self, share: float) -> tuple[float, float, float]:
         """µs that such a share of steps does not exceed, and between what the true number is (95 %, by order statistics)."""
-        ranked, n = np.sort(self.values), len(self.values)
+        return self._at(self.values, share)
+
+    def bound_at(self, share: float) -> tuple[float, float, float]:
+        """The same of `bounds`: of no order so large a share of steps takes less.
+
+        Let an order take v_d in draw d, and b_d ≤ v_d. The k draws with the least v have b_d ≤ v_(k), the k-th least v. So k
+        of the b or more are not above v_(k), and b_(k) ≤ v_(k) for every k. Quantiles are means of neighbours of these. True
+        distributions keep it, since P(v ≤ x) ≤ P(b ≤ x) for every x. It holds for orders that change from step to step, too.
+        """
+        return self._at(self.bounds, share)
+
+    def _at(self, values: Floats, share: float) -> tuple[float, float, float]:
+        ranked, n = np.sort(values), len(values)
         off = SURE * n * np.sqrt(share * (1 - share) / self.independent)
         low, high = ranked[np.clip([n * share - off, n * share + off], 0, n - 1).astype(np.int64)].tolist()
         return float(np.quantile(ranked, share)), low, high
@@ -314,6 +328,7 @@ class Spread:
             "mean": self.mean,
             "bound": self.bound,
             **{name: self.at(share) for name, share in AIMS.items() if share},
+            "bounds": {name: self.bound_at(share) for name, share in AIMS.items() if share},
             "critical": self.critical.tolist(),
             "critical_parts": {name: share for name, share in self.parts.items() if share > 0},
             "critical_often": {n: o for n, o in zip(self.problem.names, self.often.tolist(), strict=True) if o},
@@ -355,8 +370,6 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     wrong = [name for name, schedule in schedules.items() if schedule.problem.objective != "makespan"]
     if wrong or not schedules:
         raise BadInput(f"{wrong[0] if wrong else 'noise'}: schedules whose objective is the makespan are needed")
-    for schedule in schedules.values():
-        check_noise(schedule.problem)
     ran = noise.measured
     if draws is None and ran is not None and not noise.shuffled and all(ran.fits(one.problem) for one in schedules.values()):
         draws = len(ran.factors)
@@ -368,20 +381,16 @@ def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int |
     return UnderNoise(noise, draws, {name: _spread(schedule, noise, draws, seed) for name, schedule in schedules.items()})
 
 
-def check_noise(problem: Problem) -> None:
-    """Raise BadInput for a problem whose times cannot vary."""
-    if problem.slowdowns:
-        raise BadInput("noise: how times vary where passes slow each other is not known")
-
-
 def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     problem = schedule.problem
-    ordered, free = (_arcs(problem, arcs) for arcs in (schedule.precedence(), Precedence.of(problem)))
+    arcs = schedule.precedence()
+    (ordered, free), paces = (_arcs(problem, some) for some in (arcs, Precedence.of(problem))), Paced.of(problem, arcs)
     rank, computing = problem.passes.rank.astype(np.int64), problem.computing
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        values.append(_walked(ordered, took, often, critical))
+        took = np.rint(took) if problem.slowdowns else took  # as in problems
+        values.append(_walked(ordered, _slowed(paces, took) if problem.slowdowns else took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks))
     shares = often / draws, critical / max(critical.sum(), 1.0)
     independent = min(draws, noise.independent or draws)
@@ -436,6 +445,17 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
             often[last] += 1
             critical[last] += took[d, last]
             last = source[last]
+    return found
+
+
+@kernel
+def _slowed(p: Paced, took: Floats) -> Floats:
+    """µs of passes that slow each other, shape (steps, passes). took: of each alone, whole µs."""
+    found = np.zeros(took.shape)
+    for d in range(len(took)):
+        _, _, start, end, _ = _paced(p, took[d].astype(np.int64))
+        for i in range(len(start)):
+            found[d, i] = end[i] - start[i]
     return found
 
 

@@ -27,11 +27,10 @@ from .tables import (
     Passes,
     Pool,
     Slowdown,
-    coded,
     pass_name,
     usual_cargo,
-    whole_column,
 )
+from .util.columns import coded, whole_column
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
 
@@ -324,9 +323,12 @@ class Problem:
         return np.flatnonzero(~self.computing).astype(np.int64)
 
     @cached_property
-    def paces(self) -> dict[tuple[int, int], int]:
-        """Of kinds that are slowed beside another: how much of its work a pass does in a µs, of `WHOLE` parts."""
-        return {(KINDS.index(o.kind), KINDS.index(o.beside)): round(WHOLE / o.factor) for o in self.slowdowns}
+    def paces(self) -> Ints:
+        """Parts of its work, of `WHOLE`, that a pass of a kind does in a µs beside one of a kind, shape (kinds, kinds)."""
+        found = np.full((len(KINDS), len(KINDS)), WHOLE)
+        for one in self.slowdowns:
+            found[KINDS.index(one.kind), KINDS.index(one.beside)] = round(WHOLE / one.factor)
+        return found
 
     @cached_property
     def collective(self) -> Ints:

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from .kinds import KINDS, OURS, TABLE, Kind, register
-from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, coded, usual_cargo, whole_column
-from .util.columns import packed, packed_words, unpacked, unpacked_words
+from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, usual_cargo
+from .util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
 from .util.errors import BadInput
 
 Column = list[int] | str

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .kinds import KINDS, OURS, kinds_that
+from .util.columns import coded, whole_column
 from .util.errors import BadInput
 
 # What an edge hands from pass to pass; "": nothing, one only waits for the other. Side inputs go beside the row of stages.
@@ -100,30 +101,6 @@ class Pool:
 def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
     """The identity of a pass in files, logs, errors and traces."""
     return f"{stage}{kind}{microbatch}.{slice}" if slice else f"{stage}{kind}{microbatch}"
-
-
-def whole_column(values: Any, what: str) -> Ints:
-    """Whole numbers as an array of shape (rows,). Raises BadInput naming `what`."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists among the numbers
-        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
-    if array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
-    return np.ascontiguousarray(array, np.int64)
-
-
-def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
-    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
-    naming `what` and an unknown word."""
-    found, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
-    unknown = [word for word in found.tolist() if word not in known]
-    if unknown:
-        raise BadInput(f"unknown {what} '{unknown[0]}' (one of {' '.join(known)})")
-    number = np.array([known.index(word) for word in found.tolist()], np.int64)
-    return np.full(count, number[0]) if np.ndim(words) == 0 else number[place.reshape(-1)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from .order import order_as_json, order_from
 from .problem import Problem
 from .problem_form import ProblemForm
 from .schedule import Schedule
+from .tables import Slowdown
 from .timeline import Floats, Timeline
 from .util.errors import BadInput
 from .util.files import checked, read_one_of, write_document
@@ -105,22 +106,31 @@ class Trace:
         held = None if self.held is None else self.held[rows]
         return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held, sent=sent)
 
+    def alone(self, step: int) -> Floats:
+        """µs that each pass took in a step, shape (passes,): what others beside it slowed it by is taken away."""
+        timeline = replace(self.steps[step], problem=self.problem)
+        return timeline.alone() if self.slowdowns else np.asarray(timeline.end - timeline.start, np.float64)
+
+    @property
+    def slowdowns(self) -> tuple[Slowdown, ...]:
+        """The problem's, where passes were real: emulated ones take their times whatever is beside them."""
+        return () if "emulated" in self.facts else self.problem.slowdowns
+
     def computed(self) -> Floats:
-        """µs that each pass took in each step, but for what it sent, shape (steps, passes)."""
-        took = np.stack([step.end - step.start for step in self.steps]).astype(np.float64)
-        return np.asarray(np.maximum(0.0, took - (np.stack(self.sent) if self.sent else self.problem.sending)))
+        """`alone` in each step, but for what each pass sent, shape (steps, passes)."""
+        alone = np.stack([self.alone(step) for step in range(len(self.steps))])
+        return np.asarray(np.maximum(0.0, alone - (np.stack(self.sent) if self.sent else self.problem.sending)))
 
     def replayed(self, step: int, took: Floats | None = None) -> Timeline:
-        """The order that ran, every pass as early as it can and as long as in this step (or `took`; whole µs), messages as
-        the problem has them: what the measured step has beyond it are launches and messages that took longer. A pass that
-        was shorter than what the problem has it send sends for all of its time."""
+        """The order that ran, every pass as early as it can and with as much to do as in this step (or `took`, as `alone`
+        has it; whole µs), messages as the problem has them: what the measured step has beyond it are launches and messages
+        that took longer. A pass that was shorter than what the problem has it send sends for all of its time."""
         problem, edges = self.problem, self.problem.edges
-        own_times = self.steps[step].end - self.steps[step].start if took is None else took
-        whole = np.rint(np.maximum(own_times, 0)).astype(np.int64)
+        whole = np.rint(np.maximum(self.alone(step) if took is None else took, 0)).astype(np.int64)
         part = np.minimum(1.0, whole / np.maximum(problem.sending, 1))
         sent = np.floor(edges.sent * part[edges.before]).astype(np.int64)
         passes, edges = replace(problem.passes, duration=whole), replace(edges, sent=sent)
-        own = replace(problem, passes=passes, edges=edges, slowdowns=())  # what ran was slowed already
+        own = replace(problem, passes=passes, edges=edges, slowdowns=self.slowdowns)
         return Schedule(own, self.ran(step), self.planned(step).syncs).timeline()
 
     def ran(self, step: int) -> dict[str, tuple[str, ...]]:

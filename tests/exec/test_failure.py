@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from zbsolve.exec.transport.peers import explained
 from zbsolve.util.machine import child_environment
 
 from ..support.exec_failing import MODEL, failing
-from ..support.exec_ranks import on_ranks, torchrun
+from ..support.exec_ranks import forking, on_ranks, torchrun
 from ..support.exec_tools import a_problem, random_schedule
 
 
@@ -42,12 +44,30 @@ def schedule(tmp_path: Path) -> str:
 
 # --- as a library, in anybody's loop: three ranks, one process group, no launcher ---
 
+HANGS: dict[str, dict[str, Any]] = {
+    "rank 1": {"what": "hang", "rank": 1, "layer": 2},
+    "rank 2": {"what": "hang", "rank": 2, "layer": 3},
+    "0 gathers": {"what": "hang", "ranks": 4, "rank": 2, "shard": 0},
+    "2 gathers": {"what": "hang", "ranks": 4, "rank": 2, "shard": 2},
+    "evaluation": {"what": "hang", "rank": 1, "evaluate": True},
+    "end of the step": {"what": "hang late", "rank": 1},
+}
+
+
+@cache
+def hanging() -> dict[str, Future[list[Any]]]:
+    """What ranks say where one hangs. They do nothing but wait for seconds, so two of these jobs run beside other tests."""
+    forking()
+    pool = ThreadPoolExecutor(2)
+    return {name: pool.submit(failing, timeout=3, **how) for name, how in HANGS.items()}
+
 
 @pytest.mark.parametrize(("what", "why"), [("die", "the connection broke"), ("hang", "nothing for 3 s")])
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.slow
 def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(what: str, why: str, rank: int) -> None:
-    said = failing(what, rank=rank, layer=2 if rank == 1 else 3, timeout=3 if what == "hang" else 20)
+    hangs = what == "hang"
+    said = hanging()[f"rank {rank}"].result() if hangs else failing(what, rank=rank, layer=2 if rank == 1 else 3, timeout=20)
     assert said[rank] is None
     for other in {0, 1, 2} - {rank}:
         assert said[other]["kind"] == "LostRank"
@@ -64,7 +84,8 @@ def test_survivors_name_the_rank_that_is_lost_and_the_pass_that_waited(what: str
 @pytest.mark.slow
 def test_all_end_when_a_rank_is_lost_while_parameters_are_gathered(what: str, why: str, gathers: int) -> None:
     """Ranks 0 and 2 are a pipeline, 1 and 3 the other; 2 and 3 share stage 1. Each names ranks of its own pipeline."""
-    said = failing(what, ranks=4, rank=2, shard=gathers, timeout=3 if what == "hang" else 20)
+    hangs = what == "hang"
+    said = hanging()[f"{gathers} gathers"].result() if hangs else failing(what, ranks=4, rank=2, shard=gathers, timeout=20)
     assert (said[2] is None) == (what != "throw")
     other = rf"rank 1, pass 1(AG|F)\d: waiting for the parameters of stage 1: {why}"
     assert re.fullmatch(other, said[3]["text"])
@@ -169,12 +190,13 @@ def test_a_rank_that_cannot_build_is_named_by_all() -> None:
     [
         ("throw", r"rank 1, pass 1F\d: ValueError: on purpose"),
         ("die", "rank 1 is lost"),
-        ("hang", "rank 1 is lost"),
+        pytest.param("hang", "rank 1 is lost", marks=pytest.mark.slow),
         ("nan", r"rank 1, pass 1F\d: its activation has 8 NaN among 8 numbers"),
     ],
 )
 def test_an_evaluation_fails_as_a_step_does(what: str, text: str) -> None:
-    said = failing(what, rank=1, evaluate=True, timeout=3, watch=what == "nan")
+    how = {"rank": 1, "evaluate": True, "timeout": 20, "watch": what == "nan"}
+    said = hanging()["evaluation"].result() if what == "hang" else failing(what, **how)
     for rank, one in enumerate(said):
         if rank != 1 or what in ("throw", "nan"):
             assert re.match(text, one["text"])
@@ -197,7 +219,7 @@ def test_watch_names_the_pass_that_made_it(what: str, text: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_at_the_end_of_a_step() -> None:
-    said = failing("hang late", rank=1, timeout=3)
+    said = hanging()["end of the step"].result()
     assert said[1] is None
     for other in (0, 2):
         assert re.match(rf"rank 1 is lost: rank {other}, end of the step: ", said[other]["text"]), said

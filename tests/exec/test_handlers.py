@@ -24,6 +24,7 @@ from zbsolve.tables import CARGO
 from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
+from ..support.trials import too_far
 
 BUILDERS = {"T": with_pause, "S": with_stop}
 
@@ -50,10 +51,9 @@ def test_a_kind_from_outside_runs_and_gradients_are_the_unsplit_models(kind: str
 
 
 def test_a_kind_from_outside_runs_on_ranks() -> None:
-    for rank in on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3):
-        assert rank["T"]["worst"] <= 1e-6
-        assert rank["S"]["worst"] <= 1e-6
-        assert rank["MB"]["worst"] <= 1e-6
+    ranks = on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3)
+    assert too_far(ranks, 1e-6) == {}
+    for rank in ranks:
         assert rank["T"]["ran"] == 8
         assert rank["S"]["ran"] in (4, 8)  # the last stage has none
 

@@ -6,29 +6,28 @@ from typing import Any
 
 import pytest
 
-from ..support.exec_ranks import jobs_on, on_ranks
+from ..support.exec_ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 
 Jobs = dict[str, list[Any]]
 
 
+JOBS = ("clipped", "nonfinite", "warned", "uneven", "sized", "refusals", "own_random", "evaluated", "wrong_evaluations")
+MORE = {
+    "scaled": ("scaled", False),
+    "validated": ("scaled", True),
+    "evaluating": ("between_steps", True),
+    "training alone": ("between_steps", False),
+}
+
+
 @pytest.fixture(scope="module")
 def two() -> Jobs:
-    """What each job gave on each of two ranks."""
-    jobs = {
-        "clipped": None,
-        "nonfinite": None,
-        "warned": None,
-        "uneven": None,
-        "sized": None,
-        "scaled": False,
-        "refusals": None,
-        "own_random": None,
-        "evaluated": None,
-        "wrong_evaluations": None,
-    }
-    return jobs_on(2, "tests.support.exec_jobs_loop", jobs)
+    """What each job gave on each of two ranks, in one launch."""
+    jobs = {name: (name, None) for name in JOBS} | MORE
+    ranks = on_ranks(2, "tests.support.exec_jobs_loop", list(jobs.values()))
+    return {name: [rank[i] for rank in ranks] for i, name in enumerate(jobs)}
 
 
 def test_clipping_is_that_of_one_process(two: Jobs) -> None:
@@ -91,8 +90,8 @@ def test_all_ranks_decide_of_a_scaled_step(two: Jobs) -> None:
     as_one_process(two["scaled"])
 
 
-def test_loss_scaling_with_post_validation() -> None:
-    as_one_process(on_ranks(2, "tests.support.exec_jobs_loop:scaled", True))
+def test_loss_scaling_with_post_validation(two: Jobs) -> None:
+    as_one_process(two["validated"])
 
 
 def test_what_makes_no_sense_is_refused(two: Jobs) -> None:
@@ -123,9 +122,9 @@ def test_evaluation_is_that_of_one_process(two: Jobs) -> None:
     assert len(two["evaluated"][0][0]["outputs"]) + len(two["evaluated"][1][0]["outputs"]) == 3
 
 
-def test_evaluation_changes_no_bit_of_training() -> None:
+def test_evaluation_changes_no_bit_of_training(two: Jobs) -> None:
     """Dropout, running statistics, gradients that wait for their optimizer, and steps that are validated late."""
-    found, right = (on_ranks(2, "tests.support.exec_jobs_loop:between_steps", evaluating) for evaluating in (True, False))
+    found, right = two["evaluating"], two["training alone"]
     for one, other in zip(found, right, strict=True):
         assert one["losses"] == other["losses"]
         assert one["bits"] == other["bits"]

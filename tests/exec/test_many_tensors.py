@@ -2,34 +2,127 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from zbsolve import BadInput
+from zbsolve.exec import Pipeline
 from zbsolve.exec.feed import split_batch
 from zbsolve.exec.transport.format import Format
 
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem
+from ..support.trials import TRIED, Batches, Trial, too_far, tried
 
-CASES = [
-    {"placement": placement, "seed": seed, "split": split}
+
+class Enter(nn.Module):
+    """Ids and a padding mask in; hidden states, skips and what is constant out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        ids, mask = batch
+        x = self.table(ids)
+        return {"x": x, "mask": mask, "skips": (x,), "ids": ids, "none": None, "depth": 0, "aux": x.square().mean()}
+
+
+class Middle(nn.Module):
+    """Adds to the skips and to an auxiliary loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, v: dict[str, Any]) -> dict[str, Any]:
+        x = torch.tanh(self.norm(self.layer(v["x"]))) * v["mask"].unsqueeze(-1)
+        aux = v["aux"] + 0.1 * x.square().mean()
+        return v | {"x": x, "skips": (*v["skips"], x), "depth": v["depth"] + 1, "aux": aux}
+
+
+class Leave(nn.Module):
+    """Uses the skips, the last one first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 20)
+
+    def forward(self, v: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        x = v["x"]
+        for skip in reversed(v["skips"]):
+            x = x + skip
+        assert v["none"] is None
+        assert v["depth"] == len(v["skips"]) - 1
+        return self.layer(x), v["aux"]
+
+
+def layers(numbers: list[int]) -> list[nn.Module]:
+    """Six layers, the same wherever they are built."""
+    made: list[nn.Module] = []
+    for i in numbers:
+        torch.default_generator.manual_seed(i)
+        made.append(Enter() if i == 0 else Leave() if i == 5 else Middle())
+    return made
+
+
+def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+    """Cross entropy and the auxiliary losses of all layers."""
+    logits, aux = output
+    return nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()) + 0.5 * aux
+
+
+def batch(place: int, step: int, rows: tuple[int, ...] = (2, 2, 2, 2)) -> Batches:
+    """Ids and masks of microbatches, and targets; the length is another one in each step."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(20, (sum(rows), 5 + 2 * step), generator=generator)
+    mask = torch.ones(ids.shape)
+    mask[:, -1] = 0
+    return list(zip(ids.split(rows), mask.split(rows), strict=True)), ids.roll(-1, 1).split(rows)
+
+
+TRIALS = {
+    f"{split}, {placement}": Trial(
+        problem=a_problem(placement, 4, layers=6),
+        layers=layers,
+        batch=batch,
+        loss=loss,
+        order=seed,
+        steps=2,
+        each=True,
+        options={"split": split},
+    )
     for split in ("layers", "graph")
     for seed, placement in enumerate([(0, 1), (0, 1, 1, 0), (0, 0, 1, 0, 1, 1)])
-]
+}
 
 
 @pytest.mark.slow
 def test_gradients_are_the_whole_models() -> None:
-    jobs = [("trained", case) for case in CASES]
-    for rank in on_ranks(2, "tests.support.exec_jobs_values", jobs, timeout=200):
-        for case, differences in zip(CASES, rank, strict=True):
-            assert max(differences) < 2e-6, case
+    assert too_far(on_ranks(2, TRIED, f"{__name__}:TRIALS", timeout=200), 2e-6) == {}
+
+
+EVALUATED = {"vee": replace(TRIALS["layers, (0, 1, 1, 0)"], uneven=True)}
+
+
+def evaluated(rank: int, where: str) -> dict[str, list[float]]:
+    """Of an evaluation in rounds of microbatches that differ in rows, and of a step behind it, whose messages carry
+    gradients again."""
+
+    def run(trial: Trial, pipe: Pipeline) -> list[float]:
+        apart = trial.evaluated(pipe, [batch(0, 0, (3, 3, 2, 2)), batch(0, 1, (1, 2, 1, 1, 2))])
+        return [apart, trial.ran(pipe)["gradient"]]
+
+    return tried(rank, where, run)
 
 
 def test_an_evaluation_gives_all_tensors_of_the_outputs() -> None:
-    for outputs, value in on_ranks(2, "tests.support.exec_jobs_values:evaluated", "layers", timeout=60):
-        assert outputs < 1e-5
-        assert value < 1e-5
+    for found in on_ranks(2, f"{__name__}:evaluated", f"{__name__}:EVALUATED"):
+        assert max(found["vee"]) < 1e-5
 
 
 def test_a_message_comes_out_as_it_went_in() -> None:

@@ -13,47 +13,50 @@ from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.mesh import coordinate_of, located, mesh_sizes, process_of
 
-from ..support.exec_ranks import jobs_on, on_ranks
+from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule
+from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
-FOUR = ["tensor_parallel", "dtensors_between_stages", "data_parallel", "refused", "counted_bytes"]
+STEPS = ("TENSOR_PARALLEL", "BETWEEN_STAGES", "DATA_PARALLEL")
+JOB = "tests.support.exec_jobs_mesh"
 EXACT = 1e-13
 
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    return jobs_on(4, "tests.support.exec_jobs_mesh", dict.fromkeys(FOUR), timeout=100)
+    """What four ranks found in one launch, by the names of trials and jobs."""
+    jobs = [*(("steps", name) for name in STEPS), ("refused", None), ("counted_bytes", None)]
+    found = on_ranks(4, JOB, jobs, timeout=100)
+    return {name: [rank[i] for rank in found] for i, name in enumerate((*STEPS, "refused", "counted_bytes"))}
 
 
 def test_tensor_parallel_stages_have_the_gradients_of_the_whole_model(four: dict[str, list[Any]]) -> None:
-    for rank in four["tensor_parallel"]:
-        for one in rank:
-            assert one["worst"] <= EXACT
-            assert one["loss"] <= EXACT
-            assert one["places"] == [0, 1]
-            assert 0 < one["dtensors"] < one["tensors"]
-    assert [rank[0]["coordinate"] for rank in four["tensor_parallel"]] == ["tp=0", "tp=1", "tp=0", "tp=1"]
-    assert [rank[1]["coordinate"] for rank in four["tensor_parallel"]] == ["tp=0", "tp=0", "tp=1", "tp=1"]
+    ranks = four["TENSOR_PARALLEL"]
+    assert too_far(ranks, EXACT) == {}
+    for rank in ranks:
+        for one in rank.values():
+            assert one["where"][1:] == [0, 1]
+            assert 0 < one["dtensors"][0] < one["dtensors"][1]
+    assert [rank["inner"]["where"][0] for rank in ranks] == ["tp=0", "tp=1", "tp=0", "tp=1"]
+    assert [rank["outer"]["where"][0] for rank in ranks] == ["tp=0", "tp=0", "tp=1", "tp=1"]
 
 
 def test_dtensors_are_rebuilt_at_the_other_end(four: dict[str, list[Any]]) -> None:
     """Shards, replicas and partial sums, over the wire and within a rank; the job asserts what arrives."""
-    for rank in four["dtensors_between_stages"]:
-        assert len(rank) == 6
-        assert max(one["worst"] for one in rank) <= EXACT
-        assert max(one["loss"] for one in rank) <= EXACT
+    assert too_far(four["BETWEEN_STAGES"], EXACT) == {}
+    assert [len(rank) for rank in four["BETWEEN_STAGES"]] == [6] * 4
 
 
 def test_data_coordinates_average_and_others_do_not(four: dict[str, list[Any]]) -> None:
     """The second dimension: dp, dp_shard, rows (said to be of data) and cp, which has the same batch."""
-    for rank in four["data_parallel"]:
-        assert [one["places"][1] for one in rank] == [2, 2, 2, 1]
-        assert max(one["worst"] for one in rank) <= EXACT
-        assert max(one["loss"] for one in rank) <= EXACT
-    assert [rank[0]["places"][0] for rank in four["data_parallel"]] == [0, 0, 1, 1]
-    assert [rank[1]["places"][0] for rank in four["data_parallel"]] == [0, 1, 0, 1]
+    ranks = four["DATA_PARALLEL"]
+    assert too_far(ranks, EXACT) == {}
+    for rank in ranks:
+        assert {name: one["where"][2] for name, one in rank.items()} == {"dp": 2, "dp_shard": 2, "rows": 2, "cp": 1}
+    assert [rank["dp"]["where"][1] for rank in ranks] == [0, 0, 1, 1]
+    assert [rank["dp_shard"]["where"][1] for rank in ranks] == [0, 1, 0, 1]
 
 
 def test_what_does_not_fit_is_said_in_a_line(four: dict[str, list[Any]]) -> None:
@@ -78,11 +81,12 @@ def test_what_does_not_fit_is_said_in_a_line(four: dict[str, list[Any]]) -> None
 
 
 def test_three_dimensions() -> None:
-    for rank, (tensor, data) in enumerate(on_ranks(8, "tests.support.exec_jobs_mesh:three_dimensions", timeout=150)):
-        assert max(tensor["worst"], data["worst"], tensor["loss"], data["loss"]) <= EXACT
-        assert tensor["places"] == [rank // 4, 2]
-        assert tensor["dtensors"]
-        assert data["places"] == [rank % 4, 4]
+    ranks = on_ranks(8, f"{JOB}:steps", "THREE_DIMENSIONS", timeout=150)
+    assert too_far(ranks, EXACT) == {}
+    for rank, found in enumerate(ranks):
+        assert found["tensor"]["where"][1:] == [rank // 4, 2]
+        assert found["tensor"]["dtensors"][0]
+        assert found["data"]["where"][1:] == [rank % 4, 4]
 
 
 def test_bytes_of_dtensors_are_those_that_are_here(four: dict[str, list[Any]]) -> None:

@@ -22,10 +22,11 @@ from zbsolve.exec.offload.keeper import ALIGNED, HostPool, Keeper, come_back_tog
 from zbsolve.models.presets import mlp
 from zbsolve.problem import Edge, Pass
 
-from ..support.exec_jobs_offload import CASES, offloaded
+from ..support.exec_jobs_offload import TRIALS, offloaded
 from ..support.exec_ranks import jobs_on
 from ..support.exec_tools import a_problem, random_schedule, run_here
 from ..support.systems_jobs import MESSAGE
+from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +39,12 @@ def two() -> dict[str, list[Any]]:
     return jobs_on(2, "tests.support.exec_jobs_offload", JOBS, timeout=120)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_are_those_of_the_unsplit_model(two: dict[str, list[Any]], case: str) -> None:
+def test_gradients_are_those_of_the_unsplit_model(two: dict[str, list[Any]]) -> None:
     """Under random schedules, over two steps; whatever is offloaded, however the backward is split."""
+    assert too_far(two["gradients"], 1e-12) == {}
     for rank in two["gradients"]:
-        one = rank[list(CASES).index(case)]
-        assert one["worst"] <= 1e-12
-        assert one["left"] == 0
-        assert 0 < one["buffers"] <= 16
+        assert rank.keys() == TRIALS.keys()
+        assert all(0 < one["buffers"] <= 16 for one in rank.values())
 
 
 def test_memory_is_as_predicted_on_the_device_and_in_the_host(two: dict[str, list[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from zbsolve import BadInput
+from zbsolve import BadInput, pipeline
 from zbsolve.exec.layers import build, listed, materialise
+from zbsolve.models.presets import GptSizes, gpt
 
+from ..support.exec_jobs import toy
 from ..support.exec_ranks import jobs_on, on_ranks
+from ..support.exec_tools import a_problem
+from ..support.trials import TRIED, Batches, Trial, too_far
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +28,7 @@ RANDOM = 80  # schedules
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
     """What each job gave on each of two ranks."""
-    jobs = {"example": 12, "shapes": "", "twice": 3, "leaks": 100, "owned": None, "memories": None}
+    jobs = {"example": 12, "twice": 3, "leaks": 100, "owned": None, "memories": None}
     return jobs_on(2, "tests.support.exec_jobs", jobs)
 
 
@@ -57,8 +62,31 @@ def test_the_example_can_be_profiled() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-def test_microbatches_may_differ_in_shape(two: dict[str, list[Any]]) -> None:
-    assert max(max(steps) for steps in two["shapes"]) < 1e-5
+SMALL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=12))
+
+
+def of_lengths(place: int, step: int) -> Batches:
+    """Microbatches of other lengths in each step."""
+    lengths = [(12, 5, 12), (5, 5, 12), (7, 3, 5)][step]
+    pairs = [[one[:, :length] for one in SMALL.batch(m, step)] for m, length in enumerate(lengths)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+SHAPES = {
+    "": Trial(
+        problem=a_problem((0, 1, 1, 0), 3, layers=4),
+        layers=SMALL.build,
+        batch=of_lengths,
+        loss=SMALL.loss,
+        order=1,
+        steps=3,
+        each=True,
+    )
+}
+
+
+def test_microbatches_may_differ_in_shape() -> None:
+    assert too_far(on_ranks(2, TRIED, f"{__name__}:SHAPES"), 1e-5) == {}
 
 
 def test_the_same_seed_gives_the_same_bits(two: dict[str, list[Any]]) -> None:
@@ -89,10 +117,26 @@ def test_a_rank_holds_its_own_layers_alone(two: dict[str, list[Any]]) -> None:
     assert first["ones"] == second["ones"] > 0
 
 
-def test_random_schedules_never_hang() -> None:
-    losses = on_ranks(4, "tests.support.exec_jobs:random_runs", RANDOM, timeout=110)
-    assert losses[0] == losses[1] == losses[2] == losses[3]
-    assert len(losses[0]) == RANDOM
+def drawn(seed: int) -> Trial:
+    """A random placement and order on 4 ranks."""
+    rng = random.Random(seed)
+    stages = rng.randint(4, 7)
+    spot = [0, 1, 2, 3, *(rng.randrange(4) for _ in range(stages - 4))]
+    rng.shuffle(spot)
+    m, F = rng.randint(1, 4), [rng.randint(1, 30) for _ in spot]
+    times = {"BW": [20] * stages} if rng.random() < 0.3 else {"B": [10] * stages, "W": [10] * stages}
+    problem = pipeline(F, **times, placement=tuple(spot), microbatches=m, comm=rng.randint(0, 9), layers=[1] * stages)
+    x = torch.linspace(-1, 1, 8 * m).reshape(2 * m, 4)
+    return Trial(problem=problem, layers=toy, batch=lambda place, step: (x.chunk(m), x.flip(0).chunk(m)), order=seed)
+
+
+DRAWN = {str(seed): drawn(seed) for seed in range(RANDOM)}
+
+
+def test_random_schedules_are_right_and_never_hang() -> None:
+    ranks = on_ranks(4, TRIED, f"{__name__}:DRAWN", timeout=110)
+    assert too_far(ranks, 1e-5) == {}
+    assert [len(rows) for rows in ranks] == [RANDOM] * 4
 
 
 def test_layers_are_built_where_they_are_owned() -> None:

@@ -31,6 +31,7 @@ from zbsolve.models.sides import Carried, called
 from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import random_schedule, run_here, worst_difference
+from ..support.trials import too_far
 
 JOB = "tests.support.exec_jobs_sides:"
 # Bytes of a microbatch: the decoder's hidden states, the encoder's, these with a gate, ids.
@@ -168,8 +169,9 @@ def test_gradients_and_bytes_on_the_wire() -> None:
     for number, (name, (_, right)) in enumerate(CASES.items()):
         sent: dict[str, list[int]] = {}
         for rank in ranks:
-            gradient, loss, evaluated, mine = rank[number]
-            assert max(gradient, loss, evaluated) < 1e-12, name
+            row, mine = rank[number]
+            assert max(row["gradient"], row["loss"], row["evaluated"]) < 1e-12, name
+            assert row["left"] == 0, name
             sent |= mine
         assert sent == right, name
 
@@ -177,9 +179,9 @@ def test_gradients_and_bytes_on_the_wire() -> None:
 @pytest.mark.slow
 def test_gradients_beside_other_pipelines() -> None:
     """Replicas, FSDP2 and tensor ranks, with passes that sum, gather and reduce and without."""
-    for found in on_ranks(4, f"{JOB}beside", None, timeout=150):
-        assert len(found) == 10
-        assert {way: worst for way, worst in found.items() if not worst < 1e-12} == {}
+    ranks = on_ranks(4, f"{JOB}beside", None, timeout=150)
+    assert [len(rows) for rows in ranks] == [10] * 4
+    assert too_far(ranks, 1e-12) == {}
 
 
 @pytest.mark.parametrize("model", ["encoder_decoder", "u_net", "two_towers", "two_heads"])

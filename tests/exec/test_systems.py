@@ -23,6 +23,7 @@ from zbsolve.systems.table import SYSTEMS
 
 from ..support.exec_ranks import on_ranks
 from ..support.systems_jobs import INNER, batch, layers, simulated
+from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +128,7 @@ def test_updates_that_pipeline_cannot_make_are_refused(ran: dict[str, list[list[
 
 
 def test_routes_may_share_a_link_and_tie_layers(ran: dict[str, list[Any]]) -> None:
-    assert max(ran["crossing"]) <= 1e-12
+    assert too_far([{"": one} for one in ran["crossing"]], 1e-12) == {}
 
 
 def test_copies_begin_alike(ran: dict[str, list[Any]]) -> None:

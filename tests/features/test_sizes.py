@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Batch, Layer, Link, Problem, Profile, Step, bound_over_sizes, preset, solve_auto, verify
+from zbsolve import BadInput, Batch, Layer, Link, Problem, Profile, Step, bound_over_sizes, preset, solve, solve_auto, verify
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS
@@ -169,6 +169,21 @@ def test_sizes_keep_within_memory() -> None:
     schedule, tried = solve_auto(tight, Step(2, 3, sizes=Batch(7)), effort=0.2)
     assert max(schedule.timeline().peak_bytes) <= 24
     assert any("capacity" in one.why or "memory" in one.why for one in tried)
+
+
+def test_numbers_stop_where_memory_does() -> None:
+    """8 bytes a sequence: a rank of 64 holds two microbatches of four, and 34 sequences come in 9 of those. That is no power
+    of two nor a multiple of the ranks. More microbatches than sequences there cannot be."""
+    layer = Layer("l", 19, 18, 10, 28, 3, 5, 0, 0, fixed_F=10, fixed_B=10, fixed_W=5, fixed_BW=15)
+    tight = replace(PROFILE, layers=(layer, layer), capacity=64)
+    step = Step(2, 9, sizes=(2, *[4] * 8), fused=True)
+    known = solve(step.problem(tight), method="greedy", effort=0.1).certificate
+    schedule, _ = solve_auto(tight, replace(step, microbatches=20, sizes=Batch(34, any_number=True)), effort=0.6)
+    assert known is not None
+    assert schedule.certificate is not None
+    assert schedule.certificate.value <= known.value
+    schedule, _ = solve_auto(PROFILE, Step(2, 12, sizes=Batch(5, any_number=True)), effort=0.1)
+    assert schedule.problem.microbatches <= 5
 
 
 def test_moves_keep_the_batch() -> None:

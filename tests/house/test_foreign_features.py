@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -36,15 +37,17 @@ def conditions(source: str) -> Iterator[str]:
             yield from map(ast.unparse, node.ifs)
 
 
+@cache
+def conditions_of(module: str) -> tuple[str, ...]:
+    """Read once for all features."""
+    return tuple(conditions(MODULES[module].read_text(encoding="utf-8")))
+
+
 def asking(feature: str) -> list[str]:
     """Modules, not the feature's own, with a condition that names it."""
     words, own, _ = FEATURES[feature]
-    others = {name: path for name, path in MODULES.items() if not re.search(f"{own}|{SHARED}", name)}
-    return [
-        name
-        for name, path in others.items()
-        if any(re.search(words, one) for one in conditions(path.read_text(encoding="utf-8")))
-    ]
+    others = [name for name in MODULES if not re.search(f"{own}|{SHARED}", name)]
+    return [name for name in others if any(re.search(words, one) for one in conditions_of(name))]
 
 
 @pytest.mark.parametrize("feature", FEATURES)

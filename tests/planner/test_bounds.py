@@ -20,7 +20,7 @@ from zbsolve.planner.costs.layer_formulas import Times
 from zbsolve.planner.costs.least_parts import Exchanges, Slices, copies_of, kept_of, replicas_of, shards_of
 from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
 from zbsolve.planner.costs.vocabulary_shards import Shards
-from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
 from zbsolve.planner.space import layouts
 from zbsolve.verifier import verify
 
@@ -246,6 +246,20 @@ def test_gathers_come_before_the_first_pass_and_take_memory() -> None:
     little, more = ([int(pipeline_bounds(one, several, size)[0][0]) for one in (costs, reduced, kept)] for size in LITTLE)
     assert little[0] == NEVER < little[2] < 0.9 * little[1]
     assert more[0] > 1.4 * more[1] > 1.4 * more[2]
+
+
+def test_gathered_stages_have_their_gradients_one_after_the_other() -> None:
+    """Of S + n blocks of gpt-175b on a rank n are on the stage whose first B begins: 2 (S + n) + 4 n bytes a parameter are
+    there. 12 blocks of a rank fit on three stages; on two they do not, whatever is copied away."""
+    shape, memory = SHAPES["gpt-175b"], 80 * 10**9
+    layout = Layout(64, 1, 8, 2, LOOP, 1, 24, recompute=SELECTIVE, zero=2, offload=FULL_OFFLOAD)
+    for chunks, placement, fits in ((2, LOOP, False), (2, VEE, False), (3, LOOP, True)):
+        table = table_of([layout._replace(chunks=chunks, placement=placement)])
+        blocks, left = 0, memory - 12 * 18 * shape.matrices // 64
+        for _ in range(chunks):
+            blocks += (left - blocks * 2 * shape.matrices) // (6 * shape.matrices)
+        assert (blocks >= 12) == fits
+        assert (int(pipeline_bounds(costs_of(shape, table, A100), table, memory)[0][0]) > NEVER) == fits
 
 
 def vee_with_slow_messages() -> Profile:

@@ -15,7 +15,7 @@ from profiler.roofline import estimate
 from profiler.stage_rounds import alone, batches, of_two_kinds
 from profiler.timing import Bench, time_layers
 from zbsolve import BadInput, Profile, solve
-from zbsolve.exec import check
+from zbsolve.exec import Pipeline, check
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
@@ -25,6 +25,7 @@ from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
 
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule
 
 HERE = "tests.support.many_models:"
 NAMES = ["unet", "encoder_decoder", "views"]
@@ -119,10 +120,25 @@ def test_the_executor_holds_what_was_predicted(name: str, fused: bool) -> None:
     assert trace.peaks[0][0] == pytest.approx(predicted, rel=0.03)
 
 
+def message_bytes(rank: int, names: list[str]) -> list[list[int]]:
+    """Bytes of this rank's messages in a step of each model on two ranks: of an activation that came, and of a gradient."""
+    found = []
+    for name in names:
+        model = load(f"{HERE}{name}")
+        schedule = random_schedule(a_problem((0, 1), 2, layers=len(model.layers)))
+        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=60)
+        runner.step(*map(list, zip(*(model.batch(m, 0) for m in range(2)), strict=True)))
+        came = [message for messages in runner.program.incoming.values() for message in messages]
+        assert len(came) == 2
+        sizes = [{runner.mailbox.size(one) for one in came if one.gradient == gradient} for gradient in (False, True)]
+        found.append([max(one, default=0) for one in sizes])
+    return found
+
+
 def test_messages_have_the_bytes_of_the_profile() -> None:
-    for name in NAMES:
+    first, second = on_ranks(2, f"{__name__}:message_bytes", NAMES)
+    for name, (down, up), (back, there) in zip(NAMES, first, second, strict=True):
         through = flow(load(f"{HERE}{name}"))
-        (down, up), (back, there) = on_ranks(2, "tests.support.exec_jobs_values:message_bytes", f"{HERE}{name}")
         cut = len(through.inputs) // 2
         assert (down, up) == (0, through.inputs[cut].gradient.nbytes)
         assert (back, there) == (through.inputs[cut].nbytes, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import shutil
 import tempfile
 import warnings
@@ -18,14 +17,12 @@ from profiler.memory import held
 from profiler.stage_rounds import stages_of
 from zbsolve import pipeline
 from zbsolve.exec import Pipeline
-from zbsolve.exec.check import reference
-from zbsolve.exec.handlers import Data
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.presets import GptSizes, gpt, mlp
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
+from .exec_tools import a_problem, random_schedule, refusal, split_layers
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -35,24 +32,6 @@ def toy(numbers: list[int]) -> list[nn.Module]:
         torch.default_generator.manual_seed(i)
         made.append(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     return made
-
-
-def random_runs(rank: int, count: int) -> list[float]:
-    """`count` random placements and orders on 4 ranks, a step each in one process group; the losses."""
-    rng = random.Random(0)
-    losses = []
-    for seed in range(count):
-        stages = rng.randint(4, 7)
-        spot = [0, 1, 2, 3, *(rng.randrange(4) for _ in range(stages - 4))]
-        rng.shuffle(spot)
-        m = rng.randint(1, 4)
-        times = {"BW": [20] * stages} if rng.random() < 0.3 else {"B": [10] * stages, "W": [10] * stages}
-        F = [rng.randint(1, 30) for _ in spot]
-        problem = pipeline(F, **times, placement=tuple(spot), microbatches=m, comm=rng.randint(0, 9), layers=[1] * stages)
-        runner = Pipeline(toy, random_schedule(problem, seed), loss=nn.functional.mse_loss, timeout=20)
-        x = torch.linspace(-1, 1, 8 * m).reshape(2 * m, 4)
-        losses.append(runner.step(x, x.flip(0)).loss)
-    return losses
 
 
 def example(rank: int, steps: int) -> list[float]:
@@ -69,27 +48,6 @@ def example(rank: int, steps: int) -> list[float]:
     dist.barrier()
     shutil.rmtree(str(names[0]), ignore_errors=True)
     return [*first, *rest]
-
-
-def shapes(rank: int, dtype: str) -> list[float]:
-    """Three steps of a small GPT whose microbatches differ in length, within a step and between steps."""
-    model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=12))
-    problem = a_problem((0, 1, 1, 0), 3, layers=4)
-    runner = Pipeline(model.build, random_schedule(problem, 1), loss=model.loss, timeout=20)
-    result = []
-    for step, lengths in enumerate([(12, 5, 12), (5, 5, 12), (7, 3, 5)]):
-        inputs, targets = [], []
-        for m, length in enumerate(lengths):
-            x, y = model.batch(m, step)
-            inputs.append(x[:, :length])
-            targets.append(y[:, :length])
-        for parameter in runner.parameters():
-            parameter.grad = None
-        runner.step(inputs, targets)
-        whole = model.build()
-        reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss)
-        result.append(worst(runner, whole))
-    return result
 
 
 def twice(rank: int, steps: int) -> list[str]:

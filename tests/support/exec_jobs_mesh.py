@@ -1,4 +1,4 @@
-"""What the tests of meshes run on gloo ranks (see `exec_ranks`): each compares with the unsplit model in one process."""
+"""What the tests of meshes run on gloo ranks (see `exec_ranks`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from zbsolve import Schedule
 from zbsolve.exec import Pipeline
-from zbsolve.exec.base.values import full, is_dtensor
-from zbsolve.exec.check import difference, named, reference
-from zbsolve.exec.feed import step_seed
-from zbsolve.exec.handlers import Data
+from zbsolve.exec.base.values import is_dtensor
 
 from .exec_tools import a_problem, random_schedule, refusal
+from .trials import Batches, Trial, mesh_of, tried
 
 WIDTH, LENGTH, HEADS = 8, 6, 4
 
@@ -48,21 +46,20 @@ class Block(nn.Module):
 
 
 class Layout(nn.Module):
-    """Hands its input on as a DTensor with these placements, or as a local tensor (None)."""
+    """Hands its input on as a DTensor with these placements, or as a local tensor (None). Parameters keep their names, as in
+    torch's own wrappers."""
 
     def __init__(self, inner: nn.Module, mesh: Any, given: Any, made: Any) -> None:
         super().__init__()
-        self.inner, self.mesh, self.given, self.made = inner, mesh, given, made
+        self._orig_mod, self.mesh, self.given, self.made = inner, mesh, given, made
 
     def forward(self, x: Any) -> Any:
-        from torch.distributed.tensor import DTensor, Replicate, Shard
-
         assert isinstance(x, DTensor) == (self.given is not None)
         if self.given is not None:
             assert tuple(x.placements) == (self.given,)
             assert x.device_mesh == self.mesh
             x = x.redistribute(placements=[Replicate()]).to_local()
-        y = self.inner(x)
+        y = self._orig_mod(x)
         if self.made is None:
             return y
         y = DTensor.from_local(y, self.mesh, [Replicate()], run_check=False)
@@ -116,105 +113,75 @@ def laid_out(made: Sequence[Any], stage: nn.Module, mesh: Any) -> None:
         setattr(stage, name, Layout(block, mesh["tp"], made[i - 1] if i else None, made[i]))
 
 
-def right(parts: int, microbatches: int, seed: int = 0, steps: int = 1) -> tuple[list[nn.Module], float]:
-    """The unsplit model with the gradients of whole batches, and the loss of the last."""
-    whole, found = layers(), 0.0
-    for step in range(steps):
-        pairs = {m: batch(m, step) for m in range(parts * microbatches)}
-        inputs, targets = ({m: pair[i] for m, pair in pairs.items()} for i in range(2))
-        found = reference(whole, Data(inputs, targets, step_seed(seed, step)), loss)
-    return whole, found
+def in_microbatches(place: int, step: int) -> Batches:
+    pairs = [batch(3 * place + m, step) for m in range(3)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def worst(pipeline: Pipeline, whole: list[nn.Module]) -> float:
-    expected = {tuple(place): p for place, p in named(dict(enumerate(whole))).items()}
-    found = {(i, name.replace("inner.", "")): p for (i, name), p in named(pipeline.layers).items()}
-    return max(difference(full(p.grad), expected[place].grad) for place, p in found.items())
+def trial(
+    sizes: dict[str, int], placement: tuple[int, ...], parallelize: Any = None, steps: int = 1, data: Any = None, **how: Any
+) -> Trial:
+    """Steps on a mesh."""
+    return Trial(
+        problem=a_problem(placement, 3, layers=4, **how),
+        layers=layers,
+        batch=in_microbatches,
+        loss=loss,
+        order=1,
+        steps=steps,
+        options=lambda: {"mesh": mesh_of(**sizes), "parallelize": parallelize, "seed": 3, "data": data},
+    )
 
 
-def fed(pipeline: Pipeline, step: int = 0) -> Any:
-    m = len(pipeline.microbatches)
-    pairs = [batch(pipeline.place * m + i, step) for i in range(m)]
-    return pipeline.step([x for x, _ in pairs], [y for _, y in pairs])
+def unchanged(stage: nn.Module, mesh: Any) -> nn.Module:
+    return stage
 
 
-def mesh_of(**sizes: int) -> Any:
-    return dist.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+INNER, OUTER = {"pp": 2, "tp": 2}, {"tp": 2, "pp": 2}
+# In both orders, with one stage a rank, two, and a vee; with split and fused backwards.
+TENSOR_PARALLEL = {
+    "inner": trial(INNER, (0, 1), spread, steps=2),
+    "outer": trial(OUTER, (0, 1, 0, 1), spread),
+    "vee, recompute": trial(INNER, (0, 1, 1, 0), spread, recompute="all"),
+    "fused": trial(INNER, (0, 1), spread, fused=True),
+}
+# Activations that are shards, replicas and partial sums.
+BETWEEN_STAGES = {
+    f"{placement} {made}": trial(INNER, placement, partial(laid_out, [*made, None]))
+    for made in (
+        [Shard(1)] * 3,
+        [Shard(2), Replicate(), Partial()],
+        [Partial(), Shard(1), Replicate()],
+    )
+    for placement in ((0, 1, 0, 1), (0, 1, 1, 0))
+}
+# Without and with a function that does nothing; dimensions of data by other names; cp has the same batch.
+DATA_PARALLEL = {
+    "dp": trial({"dp": 2, "pp": 2}, (0, 1, 1, 0), steps=2),
+    "dp_shard": trial({"pp": 2, "dp_shard": 2}, (0, 1), unchanged),
+    "rows": trial({"pp": 2, "rows": 2}, (0, 1), unchanged, data=("rows",)),
+    "cp": trial({"pp": 2, "cp": 2}, (0, 1), unchanged),
+}
+THREE_DIMENSIONS = {
+    "tensor": trial({"dp": 2, "pp": 2, "tp": 2}, (0, 1), spread, steps=2),
+    "data": trial({"pp": 2, "dp_replicate": 2, "dp_shard": 2}, (0, 1)),
+}
 
 
-def schedule_of(placement: tuple[int, ...], microbatches: int = 3, seed: int = 1, **how: Any) -> Schedule:
-    return random_schedule(a_problem(placement, microbatches, layers=4, **how), seed)
+def ran(trial: Trial, pipe: Pipeline) -> dict[str, Any]:
+    """Steps on a mesh, and where this rank is in it."""
+    found, mesh = trial.ran(pipe), pipe.mesh
+    spread_out = [is_dtensor(p) for p in pipe.parameters()]
+    return found | {"where": [mesh.coordinate, mesh.place, mesh.places], "dtensors": [sum(spread_out), len(spread_out)]}
 
 
-def ran(mesh: Any, schedule: Schedule, parallelize: Any = None, steps: int = 1, **more: Any) -> dict[str, Any]:
-    """Steps that add up, against one process."""
-    pipeline = Pipeline(layers, schedule, loss=loss, mesh=mesh, parallelize=parallelize, timeout=20, seed=3, **more)
-    results = [fed(pipeline, step) for step in range(steps)]
-    pipeline.wait_gradients()
-    assert pipeline.mesh is not None
-    places, microbatches = pipeline.mesh.places, len(pipeline.microbatches)
-    whole, expected = right(places, microbatches, 3, steps)
-    found = torch.tensor([results[-1].loss], dtype=torch.float64)
-    if pipeline.mesh.replicas is not None:
-        dist.all_reduce(found, group=pipeline.mesh.replicas)
-    spread_out = sum(is_dtensor(p) for p in pipeline.parameters())
-    return {
-        "worst": worst(pipeline, whole),
-        "loss": abs(float(found) / places - expected),
-        "coordinate": pipeline.mesh.coordinate,
-        "places": [pipeline.mesh.place, places],
-        "dtensors": spread_out,
-        "tensors": len(list(pipeline.parameters())),
-        "bytes": sum(results[-1].memory.held) if results[-1].memory else 0,
-    }
-
-
-def tensor_parallel(rank: int, _: None) -> list[dict[str, Any]]:
-    """pp 2 × tp 2, in both orders, with one stage a rank, two, and a vee; with split and fused backwards."""
-    inner, outer = mesh_of(pp=2, tp=2), mesh_of(tp=2, pp=2)
-    return [
-        ran(inner, schedule_of((0, 1)), spread, steps=2),
-        ran(outer, schedule_of((0, 1, 0, 1)), spread),
-        ran(inner, schedule_of((0, 1, 1, 0), recompute="all"), spread),
-        ran(inner, schedule_of((0, 1), fused=True), spread),
-    ]
-
-
-def dtensors_between_stages(rank: int, _: None) -> list[dict[str, Any]]:
-    """Activations that are shards, replicas and partial sums."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    mesh, found = mesh_of(pp=2, tp=2), []
-    for made in ([Shard(1)] * 3, [Shard(2), Replicate(), Partial()], [Partial(), Shard(1), Replicate()]):
-        for placement in ((0, 1, 0, 1), (0, 1, 1, 0)):
-            found.append(ran(mesh, schedule_of(placement), partial(laid_out, [*made, None])))
-    return found
-
-
-def data_parallel(rank: int, _: None) -> list[dict[str, Any]]:
-    """pp 2 × dp 2 without and with a function that does nothing; dimensions of data by other names."""
-
-    def nothing(stage: nn.Module, mesh: Any) -> nn.Module:
-        return stage
-
-    return [
-        ran(mesh_of(dp=2, pp=2), schedule_of((0, 1, 1, 0)), steps=2),
-        ran(mesh_of(pp=2, dp_shard=2), schedule_of((0, 1)), nothing),
-        ran(mesh_of(pp=2, rows=2), schedule_of((0, 1)), nothing, data=("rows",)),
-        ran(mesh_of(pp=2, cp=2), schedule_of((0, 1)), nothing),
-    ]
-
-
-def three_dimensions(rank: int, _: None) -> list[dict[str, Any]]:
-    return [
-        ran(mesh_of(dp=2, pp=2, tp=2), schedule_of((0, 1)), spread, steps=2),
-        ran(mesh_of(pp=2, dp_replicate=2, dp_shard=2), schedule_of((0, 1))),
-    ]
+def steps(rank: int, name: str) -> dict[str, Any]:
+    return tried(rank, f"{__name__}:{name}", ran)
 
 
 def refused(rank: int, _: None) -> list[str]:
     """What bad input says, on this rank."""
-    mesh, schedule = mesh_of(pp=2, tp=2), schedule_of((0, 1))
+    mesh, schedule = mesh_of(pp=2, tp=2), random_schedule(a_problem((0, 1), 3, layers=4))
 
     def raising(stage: nn.Module, mesh: Any) -> None:
         raise ValueError("no plan")
@@ -241,8 +208,6 @@ def refused(rank: int, _: None) -> list[str]:
 
 def counted_bytes(rank: int, _: None) -> list[int]:
     """Bytes that live while DTensors are made: of what is here, each once."""
-    from torch.distributed.tensor import DTensor, Shard
-
     from zbsolve.exec.memory import LiveBytes
 
     mesh = mesh_of(pp=2, tp=2)["tp"]

@@ -20,7 +20,6 @@ from zbsolve.exec.awaits import crossings
 from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
-from zbsolve.exec.feed import step_seed
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.memory import Memory
 from zbsolve.exec.offload import rank as offload_rank
@@ -33,6 +32,7 @@ from .exec_tools import a_problem, random_schedule, worst
 from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
+from .trials import Batches, Trial, tried
 
 copy_back = offload_rank._copy_back
 LAYERS, MICROBATCHES, SEED, ROWS, WIDTH, HIDDEN = 4, 4, 3, 6, 4, 96
@@ -69,28 +69,8 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, x.flip(0)
 
 
-def expected(steps: int) -> list[nn.Module]:
-    """The unsplit model with the gradients of so many steps."""
-    whole = layers(list(range(LAYERS)))
-    for step in range(steps):
-        inputs, targets = (dict(enumerate(part.chunk(MICROBATCHES))) for part in batch(step))
-        reference(whole, Data(inputs, targets, step_seed(SEED, step)), nn.functional.mse_loss)
-    return whole
-
-
 def pipeline_of(schedule: Schedule, **more: Any) -> Pipeline:
     return Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, seed=SEED, **more)
-
-
-def gradients(rank: int, _: None) -> list[dict[str, Any]]:
-    whole, result = expected(2), []
-    for number, (split, problem) in enumerate(CASES.values()):
-        runner = pipeline_of(random_schedule(problem, number), split=split)
-        for step in range(2):
-            runner.step(*batch(step))
-        pool = runner._runner.interpreter.state.part(Offload).pool
-        result.append({"worst": worst(runner, whole), "left": pool.held, "buffers": len(pool.free)})
-    return result
 
 
 def offloaded(fraction: Any = 1.0, which: Any = None, placement: tuple[int, ...] = (0, 1), **more: Any) -> Problem:
@@ -99,15 +79,41 @@ def offloaded(fraction: Any = 1.0, which: Any = None, placement: tuple[int, ...]
     return with_offload(problem, 5, 6, fraction=fraction, which=which)
 
 
-CASES: dict[str, tuple[str, Problem]] = {
-    "full": ("layers", offloaded()),
-    "half": ("layers", offloaded(0.5, placement=(0, 1, 1, 0))),
-    "some": ("layers", offloaded([1.0, 0.3], [[True, False, True, True], [False, True, True, False]])),
-    "fused": ("layers", offloaded(fused=True)),
-    "recomputed": ("layers", offloaded(recompute=(1,))),
-    "recomputed in part": ("layers", offloaded(recompute="all:1")),
-    "graph, half, recomputed": ("graph", offloaded(0.5, recompute=(1,), placement=(0, 1, 1, 0))),
+def in_parts_of_four(place: int, step: int) -> Batches:
+    x, y = batch(step)
+    return x.chunk(MICROBATCHES), y.chunk(MICROBATCHES)
+
+
+CASES = {
+    "full": offloaded(),
+    "half": offloaded(0.5, placement=(0, 1, 1, 0)),
+    "some": offloaded([1.0, 0.3], [[True, False, True, True], [False, True, True, False]]),
+    "fused": offloaded(fused=True),
+    "recomputed": offloaded(recompute=(1,)),
+    "recomputed in part": offloaded(recompute="all:1"),
+    "graph, half, recomputed": offloaded(0.5, recompute=(1,), placement=(0, 1, 1, 0)),
 }
+TRIALS = {
+    name: Trial(
+        problem=problem,
+        layers=layers,
+        batch=in_parts_of_four,
+        order=number,
+        steps=2,
+        options={"seed": SEED, "split": "graph" if "graph" in name else "layers"},
+    )
+    for number, (name, problem) in enumerate(CASES.items())
+}
+
+
+def gradients(rank: int, _: None) -> dict[str, Any]:
+    """Of each trial, and how many buffers in host memory are there for further steps."""
+
+    def run(trial: Trial, pipe: Pipeline) -> dict[str, Any]:
+        found = trial.ran(pipe)
+        return found | {"buffers": len(pipe._runner.interpreter.state.part(Offload).pool.free)}
+
+    return tried(rank, f"{__name__}:TRIALS", run)
 
 
 def sized(placement: tuple[int, ...], fraction: Any) -> Problem:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zbsolve import Problem, Schedule
+from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference, named, reference
-from zbsolve.exec.handlers import Data
+from zbsolve.exec.check import difference, named
 from zbsolve.models.presets import GptSizes, gpt
 
 from .exec_tools import a_problem, random_schedule, refusal, worst
+from .trials import Batches, Trial, mesh_of, tried
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
 
@@ -50,34 +51,27 @@ def layers(numbers: list[int] | None = None) -> list[nn.Module]:
     return [Dropped(layer) if i in (1, 2) else layer for i, layer in zip(numbers or range(4), made, strict=True)]
 
 
-def grid() -> tuple[Any, Any]:
-    """This rank's pipeline, and the ranks of its stages."""
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "pipeline"))
-    return mesh.get_group("pipeline"), mesh.get_group("replica")
-
-
-def runner_of(schedule: Schedule, groups: tuple[Any, Any], **more: Any) -> Pipeline:
+def options() -> dict[str, Any]:
+    mesh = mesh_of(replica=2, pipeline=2)
     tied = tuple(tuple((i, f"inner.{name}" if i in (1, 2) else name) for i, name in group) for group in MODEL.tied)
-    return Pipeline(layers, schedule, loss=MODEL.loss, tied=tied, group=groups[0], replicas=groups[1], timeout=20, **more)
+    return {"group": mesh.get_group("pipeline"), "replicas": mesh.get_group("replica"), "tied": tied, "timeout": 20}
 
 
-def part(runner: Pipeline, step: int) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+def batches(count: int, place: int, step: int) -> Batches:
+    """A pipeline's part of the batch, in so many microbatches."""
+    pairs = [MODEL.batch(place * count + i, step) for i in range(count)]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def trial(problem: Problem, order: int = 1, steps: int = 1) -> Trial:
+    """Two pipelines of two ranks."""
+    how = {"loss": MODEL.loss, "options": options, "batch": partial(batches, problem.microbatches)}
+    return Trial(problem=problem, layers=layers, order=order, steps=steps, **how)
+
+
+def part(runner: Pipeline, step: int) -> Batches:
     """This pipeline's part of the batch."""
-    m = len(runner.microbatches)
-    pairs = {i: MODEL.batch(runner.place * m + i, step) for i in range(m)}
-    return {i: x for i, (x, _) in pairs.items()}, {i: y for i, (_, y) in pairs.items()}
-
-
-def right(steps: int, microbatches: int, seed: int) -> list[nn.Module]:
-    """The unsplit model with the gradients of whole batches."""
-    from zbsolve.exec.feed import step_seed
-
-    whole = layers()
-    for step in range(steps):
-        pairs = {i: MODEL.batch(i, step) for i in range(2 * microbatches)}
-        data = Data({i: x for i, (x, _) in pairs.items()}, {i: y for i, (_, y) in pairs.items()}, step_seed(seed, step))
-        reference(whole, data, MODEL.loss)
-    return whole
+    return batches(len(runner.microbatches), runner.place, step)
 
 
 def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
@@ -89,47 +83,67 @@ def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
     return torch.equal(both[0], both[1])
 
 
-def problems() -> list[Problem]:
+def problems() -> dict[str, Problem]:
     """Placements with the tied parameter on both ranks, on one, and stages of one layer each; and with passes C, which begin
     sums: the same, a fused backward, offload, two directions, where a stage is on two ranks of each pipeline, and a sharded
     vocabulary."""
-    plain = [a_problem(placement, 3, layers=4) for placement in ((0, 1), (0, 1, 1, 0), (0, 1, 0, 1))]
-    fused = a_problem((0, 1, 1, 0), 3, layers=4, fused=True)
-    offload = with_offload(a_problem((0, 1, 0, 1), 3, layers=4, held_until_B=4), 1, 1)
-    two_ways = a_problem(((0, 1), (1, 0)), 3, layers=4)  # type: ignore[arg-type]
-    further = (fused, offload, two_ways, with_vocabulary(plain[0], Vocabulary(3, 3, lookup=2)))
-    return plain + [with_exchange(one, 2, replicas=True) for one in (*plain[:2], *further)]
+    spots = {"straight": (0, 1), "vee": (0, 1, 1, 0), "loop": (0, 1, 0, 1)}
+    plain = {name: a_problem(placement, 3, layers=4) for name, placement in spots.items()}
+    further = {
+        "straight": plain["straight"],
+        "vee": plain["vee"],
+        "fused": a_problem((0, 1, 1, 0), 3, layers=4, fused=True),
+        "offload": with_offload(a_problem((0, 1, 0, 1), 3, layers=4, held_until_B=4), 1, 1),
+        "two directions": a_problem(((0, 1), (1, 0)), 3, layers=4),
+        "vocabulary": with_vocabulary(plain["straight"], Vocabulary(3, 3, lookup=2)),
+    }
+    return plain | {f"{name}, C": with_exchange(one, 2, replicas=True) for name, one in further.items()}
 
 
-def gradients(rank: int, _: None) -> list[dict[str, Any]]:
-    """Two steps that add up, on each of `problems`."""
-    groups, result, whole = grid(), [], right(2, 3, 5)
-    for problem in problems():
-        runner = runner_of(random_schedule(problem, 2), groups, seed=5)
+TRIALS = {name: trial(problem, 2, steps=2) for name, problem in problems().items()}
+
+
+def gradients(rank: int, _: None) -> dict[str, Any]:
+    """Of each trial, and in what order sums were begun."""
+
+    def run(trial: Trial, runner: Pipeline) -> dict[str, Any]:
         ended: list[int] = []
-        interpreter = runner._runner.interpreter
+        interpreter, problem = runner._runner.interpreter, trial.problem
         interpreter._done = [*interpreter._done, ended.append]
-        for step in range(2):
-            times = runner.step(*part(runner, step)).timeline
-        runner.wait_gradients()
-        found = [p.grad for p in runner.parameters() if p.grad is not None]
-        alike = bits_alike(runner, found)
+        found = trial.ran(runner)
+        gradients = [p.grad for p in runner.parameters() if p.grad is not None]
+        alike, ends = bits_alike(runner, gradients), list(ended)
+        times = runner.step(*part(runner, 0)).timeline
         early = [
             problem.names[b]
             for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
             if "C" in problem.names[b] and times.end[a] > times.end[b]
         ]
-        said = {"alike": alike, "ended": ended, "tensors": len(found), "early": early}
-        result.append({"worst": worst(runner, whole), "sums": sorted(runner.shared.exchanged), **said})
-    return result
+        return found | {
+            "alike": alike,
+            "ended": ends,
+            "tensors": len(gradients),
+            "early": early,
+            "sums": sorted(runner.shared.exchanged),
+        }
+
+    return tried(rank, f"{__name__}:TRIALS", run)
+
+
+def one_step(runner_of: Trial, runner: Pipeline) -> list[nn.Module]:
+    """The unsplit model with the gradients of the first step's whole batch."""
+    whole = layers()
+    runner_of.add_gradients(whole, 0, runner)
+    return whole
 
 
 def clipped(rank: int, _: None) -> dict[str, Any]:
     """The norm of the mean gradients of both pipelines, though nobody waited for them."""
-    runner = runner_of(random_schedule(a_problem((0, 1, 1, 0), 2, layers=4), 1), grid())
+    ran = trial(a_problem((0, 1, 1, 0), 2, layers=4))
+    runner = ran.pipeline()
     runner.step(*part(runner, 0))
     norm = runner.clip_grad_norm_(0.1)
-    whole = nn.ModuleList(right(1, 2, 0))
+    whole = nn.ModuleList(one_step(ran, runner))
     expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
     return {"norm": float(norm), "right": float(expected), "worst": worst(runner, list(whole))}
 
@@ -138,9 +152,9 @@ def resumed(rank: int, _: None) -> dict[str, Any]:
     """The losses of both pipelines behind a checkpoint, of the run that went on and of one that began there."""
     names = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(names)
-    groups, losses = grid(), []
+    losses = []
     for first in (True, False):
-        runner = runner_of(random_schedule(a_problem((0, 1), 2, layers=4), 1), groups, seed=4 if first else 5)
+        runner = trial(a_problem((0, 1), 2, layers=4)).pipeline(seed=4 if first else 5)
         optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
         if not first:
             runner.load(f"{names[0]}/checkpoint", optimizer=optimizer)
@@ -160,8 +174,8 @@ def resumed(rank: int, _: None) -> dict[str, Any]:
 
 def optimizers_wait(rank: int, _: None) -> dict[str, Any]:
     """A plain optimizer, without a word about gradients; pipeline 1 begins its step when that of pipeline 0 has returned."""
-    groups, signs = grid(), dist.new_group()
-    runner = runner_of(random_schedule(a_problem((0, 1), 2, layers=4), 1), groups)
+    signs, ran = dist.new_group(), trial(a_problem((0, 1), 2, layers=4))
+    runner = ran.pipeline()
     optimizer = torch.optim.SGD(runner.parameters(), lr=0.1)
     before = {place: p.detach().clone() for place, p in named(runner.layers).items()}
     if runner.place:
@@ -170,17 +184,17 @@ def optimizers_wait(rank: int, _: None) -> dict[str, Any]:
     if not runner.place:
         dist.send(torch.zeros(1), rank + 2, group=signs)
     optimizer.step()
-    expected = named(dict(enumerate(right(1, 2, 0))))
+    expected = named(dict(enumerate(one_step(ran, runner))))
     moved = {place: before[place] - 0.1 * expected[place].grad for place in before}  # type: ignore[operator]
     return {"worst": max(difference(p.detach(), moved[place]) for place, p in named(runner.layers).items())}
 
 
 def validated(rank: int, _: None) -> dict[str, Any]:
     """With post-validation: bit by bit as with a barrier of all ranks; an inf in one pipeline is skipped in both."""
-    groups, schedule = grid(), random_schedule(a_problem((0, 1), 2, layers=4), 1)
+    ran = trial(a_problem((0, 1), 2, layers=4))
     trained, norm, became = [], 0.0, []
     for ahead_of in (True, False):
-        runner = runner_of(schedule, groups)
+        runner = ran.pipeline()
         optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
         ahead = PostValidated(runner, optimizer, max_norm=2.0) if ahead_of else None
         for step in range(10):
@@ -207,7 +221,7 @@ def validated(rank: int, _: None) -> dict[str, Any]:
             ahead.finish()
         trained.append([p.detach().clone() for p in runner.parameters()])
         alike = bits_alike(runner, trained[-1])
-    whole = nn.ModuleList(right(1, 2, 0))
+    whole = nn.ModuleList(one_step(ran, runner))
     total = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters() if p.grad is not None])
     same = all(map(torch.equal, *trained))
     return {"same": same, "alike": alike, "became": became, "norm": norm, "right": float(total)}
@@ -236,7 +250,7 @@ def barrier(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float)
 
 def corners(rank: int, _: None) -> dict[str, Any]:
     """Starting values, gradients that are missing, large gradients, other schedules."""
-    groups = grid()
+    groups = {name: options()[name] for name in ("group", "replicas")}
 
     def build(numbers: list[int]) -> list[nn.Module]:
         torch.default_generator.manual_seed(rank)
@@ -251,7 +265,7 @@ def corners(rank: int, _: None) -> dict[str, Any]:
         made = build(numbers)
         return [nn.Sequential(layer, nn.Linear(400, 3)) if i == 0 else layer for i, layer in zip(numbers, made, strict=True)]
 
-    runner = Pipeline(first, schedule, loss=loss, group=groups[0], replicas=groups[1], timeout=20)
+    runner = Pipeline(first, schedule, loss=loss, timeout=20, **groups)
     alike = bits_alike(runner, list(runner.parameters()))
     for module in runner.module.modules():
         if isinstance(module, Sometimes):
@@ -264,5 +278,5 @@ def corners(rank: int, _: None) -> dict[str, Any]:
     still = [name for name, p in runner.named_parameters() if p.grad is None]
     same = bits_alike(runner, [p.grad for p in runner.parameters() if p.grad is not None])
     other = random_schedule(a_problem((0, 1), 2, layers=2), 7 + rank // 2)
-    refused = refusal(lambda: Pipeline(first, other, loss=loss, group=groups[0], replicas=groups[1], timeout=20))
+    refused = refusal(lambda: Pipeline(first, other, loss=loss, timeout=20, **groups))
     return {"alike": alike, "missing": missing, "still": still, "same": same, "refused": refused}

@@ -17,13 +17,12 @@ from zbsolve import Problem, Schedule
 from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base import torch_private as private
-from zbsolve.exec.check import difference, named, reference
+from zbsolve.exec.check import difference, named
 from zbsolve.exec.emulate import Times
-from zbsolve.exec.feed import step_seed
-from zbsolve.exec.handlers import Data
 from zbsolve.systems import preset
 
 from .exec_tools import a_problem, random_schedule, refusal, worst
+from .trials import Batches, Trial, mesh_of, tried
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
 LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
@@ -32,7 +31,7 @@ LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
 class Block(nn.Module):
     """Shapes that no number of ranks divides, a frozen parameter, one that is never used, one that is not always `used`."""
 
-    def __init__(self, number: int, place: int = 0) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
         torch.default_generator.manual_seed(number)
         self.inner, self.norm, self.outer = nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 5)
@@ -40,7 +39,6 @@ class Block(nn.Module):
         self.never, self.some = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((1,), 1.5))
         self.dropout, self.number = nn.Dropout(0.1), number
         self.used = True
-        self.put(place)
 
     def put(self, place: int) -> None:
         """On the ranks of this place."""
@@ -52,17 +50,27 @@ class Block(nn.Module):
 
 
 def pp_by_dp() -> Any:
-    return dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    return mesh_of(pp=2, dp=2)
 
 
-def runner_of(schedule: Schedule, mesh: Any, tied: Any = (), **more: Any) -> Pipeline:
-    def build(numbers: list[int]) -> list[nn.Module]:
-        made: list[nn.Module] = [Block(i, mesh.get_local_rank("dp")).double() for i in numbers]
+def fully(mesh: Any) -> Any:
+    """Shards layers over the ranks of a mesh, each on its own."""
+
+    def wrap(made: list[nn.Module]) -> None:
         for one in made:
-            fully_shard(one, mesh=mesh["dp"])
-        return made
+            fully_shard(one, mesh=mesh())
 
-    return Pipeline(build, schedule, group=mesh.get_group("pp"), tied=tied, **LIMIT, **more)
+    return wrap
+
+
+def blocks(numbers: Any = range(LAYERS)) -> list[nn.Module]:
+    return [Block(i).double() for i in numbers]
+
+
+def put(layers: Any, place: int, step: int) -> None:
+    """Some parameters are not used at some places."""
+    for layer in layers.values():
+        layer.put(place)
 
 
 def batch(place: int, step: int) -> tuple[Tensor, Tensor]:
@@ -71,20 +79,16 @@ def batch(place: int, step: int) -> tuple[Tensor, Tensor]:
     return x, x.flip(0)
 
 
-def whole_model() -> list[Block]:
-    return [Block(i).double() for i in range(LAYERS)]
+def in_microbatches(place: int, step: int) -> Batches:
+    x, y = batch(place, step)
+    return x.chunk(MICROBATCHES), y.chunk(MICROBATCHES)
 
 
-def add_gradients(whole: list[Block], step: int, places: int = 2) -> list[Block]:
-    """Those of a whole batch, in one process."""
-    for place in range(places):
-        for layer in whole:
-            layer.put(place)
-        x, y = batch(place, step)
-        seed = step_seed(SEED, step) + place * MICROBATCHES
-        data = Data(dict(enumerate(x.chunk(MICROBATCHES))), dict(enumerate(y.chunk(MICROBATCHES))), seed)
-        reference(whole, data, lambda a, b: nn.functional.mse_loss(a, b) / places)
-    return whole
+def trial(problem: Any, order: int = 0, **more: Any) -> Trial:
+    """Steps of a model whose layers are sharded."""
+    given = {"layers": blocks, "batch": in_microbatches, "before": put, "wrap": fully(lambda: pp_by_dp()["dp"])}
+    options = {"options": lambda: {"group": pp_by_dp().get_group("pp"), "seed": SEED}}
+    return Trial(problem=problem, order=order, **given | options | more)
 
 
 def sharded(runner: Pipeline) -> bool:
@@ -100,55 +104,66 @@ def problem_of(gathers: int, placement: tuple[int, ...] = (0, 1, 1, 0), offload:
     return with_sharding(problem, 5, 7, parameter_bytes=100, gradient_bytes=100, gathers=gathers) if gathers else problem
 
 
-JOBS: list[tuple[str, Problem]] = [
-    *(("layers", problem_of(gathers)) for gathers in (0, 1, 2)),
-    ("layers", problem_of(0, (0, 1), fused=True)),
-    ("layers", problem_of(2, fused=True)),
-    ("layers", problem_of(1, recompute="all")),
-    ("layers", problem_of(0, offload=1.0)),
-    ("layers", problem_of(2, offload=0.6)),
-    ("graph", problem_of(0)),
-    ("graph", problem_of(2, recompute=(1,))),
-]
+def dp_options(split: str = "layers") -> Any:
+    return lambda: {"group": pp_by_dp().get_group("pp"), "seed": SEED, "split": split}
 
 
-def gradients(rank: int, _: None) -> list[dict[str, Any]]:
-    """Two steps that add up, by both splits, under random schedules with and without passes AG and RS."""
-    mesh, result = pp_by_dp(), []
-    expected = add_gradients(add_gradients(whole_model(), 0), 1)
-    for number, (split, problem) in enumerate(JOBS):
-        runner = runner_of(random_schedule(problem, number), mesh, split=split)
-        for step in range(2):
-            runner.step(*batch(runner.place, step))
-        runner.wait_gradients()
-        result.append({"worst": worst(runner, expected), "sharded": sharded(runner)})
-    return result
+CASES = {
+    **{f"{gathers} gathers": problem_of(gathers) for gathers in (0, 1, 2)},
+    "fused": problem_of(0, (0, 1), fused=True),
+    "2 gathers, fused": problem_of(2, fused=True),
+    "1 gather, recompute": problem_of(1, recompute="all"),
+    "offload": problem_of(0, offload=1.0),
+    "2 gathers, offload": problem_of(2, offload=0.6),
+    "graph": problem_of(0),
+    "graph, 2 gathers, recompute": problem_of(2, recompute=(1,)),
+}
+# By both splits, under random schedules with and without passes AG and RS.
+TRIALS = {
+    name: trial(problem, number, steps=2, options=dp_options("graph" if "graph" in name else "layers"))
+    for number, (name, problem) in enumerate(CASES.items())
+}
 
 
-def replicated(rank: int, _: None) -> dict[str, Any]:
-    """Two replicas of two shards each (HSDP), in pipelines of one rank."""
-    mesh = dist.init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp_replicate", "dp_shard"))
-    place = mesh["dp_replicate", "dp_shard"].mesh.flatten().tolist().index(rank)
+def tied_whole() -> list[nn.Module]:
+    """One parameter in layers of both ranks, and in two of one rank, each sharded on its own."""
+    whole = blocks()
+    for (a, name), (b, _name) in TIED:
+        path, _dot, last = name.partition(".")
+        setattr(getattr(whole[b], path), last, whole[a].get_parameter(name))
+    return whole
 
-    def build(numbers: list[int]) -> list[nn.Module]:
-        made: list[nn.Module] = [Block(i, place).double() for i in numbers]
-        for one in made:
-            fully_shard(one, mesh=mesh["dp_replicate", "dp_shard"])
-        return made
 
-    runner = Pipeline(build, random_schedule(problem_of(1, (0, 0)), 1), group=mesh.get_group("pp"), **LIMIT)
-    runner.step(*batch(runner.place, 0))
-    runner.wait_gradients()
-    return {"worst": worst(runner, add_gradients(whole_model(), 0, places=4)), "place": runner.place == place}
+TIED = [[(0, "inner.weight"), (1, "inner.weight")], [(0, "outer.bias"), (3, "outer.bias")]]
+TRIALS["tied"] = trial(problem_of(1), 2, steps=2, whole=tied_whole, options=lambda: {**dp_options()(), "tied": TIED})
+# Two replicas of two shards each (HSDP), in pipelines of one rank.
+HSDP = {"pp": 1, "dp_replicate": 2, "dp_shard": 2}
+TRIALS["replicas"] = trial(
+    problem_of(1, (0, 0)),
+    1,
+    wrap=fully(lambda: mesh_of(**HSDP)["dp_replicate", "dp_shard"]),
+    options=lambda: {"group": mesh_of(**HSDP).get_group("pp"), "seed": SEED},
+)
+
+
+def gradients(rank: int, _: None) -> dict[str, Any]:
+    """Of each trial, and whether all is sharded again; this rank's place."""
+
+    def run(trial: Trial, pipe: Pipeline) -> dict[str, Any]:
+        return trial.ran(pipe) | {"sharded": sharded(pipe), "place": pipe.place}
+
+    return tried(rank, f"{__name__}:TRIALS", run)
 
 
 def trained(rank: int, _: None) -> dict[str, Any]:
     """Three steps of a plain optimizer, without a word about gradients; the last with a scaler. Then an evaluation."""
-    runner = runner_of(random_schedule(problem_of(1), 5), pp_by_dp())
+    ran = trial(problem_of(1), 5)
+    runner = ran.pipeline()
     optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
-    whole = whole_model()
+    whole = blocks()
     other = torch.optim.AdamW([p for layer in whole for p in layer.parameters()], lr=0.01)
     scaler = ShardedGradScaler(device="cpu", init_scale=8.0)
+    put(runner.layers, runner.place, 0)
     for step in range(3):
         runner.step(*batch(runner.place, step), scaler=scaler if step == 2 else None)
         if step == 2:
@@ -156,7 +171,7 @@ def trained(rank: int, _: None) -> dict[str, Any]:
         else:
             optimizer.step()
         optimizer.zero_grad()
-        add_gradients(whole, step)
+        ran.add_gradients(whole, step, runner)
         other.step()
         other.zero_grad()
     found, values = named(runner.layers), named(dict(enumerate(whole)))
@@ -175,36 +190,18 @@ def trained(rank: int, _: None) -> dict[str, Any]:
 
 def clipped(rank: int, _: None) -> dict[str, float]:
     """The norm of the mean gradients, though nobody waited for them."""
-    mesh = pp_by_dp()
-    place = mesh.get_local_rank("dp")
 
     def shard(stage: nn.Module, mesh: Any) -> None:
-        for layer in stage.children():
-            fully_shard(layer, mesh=mesh["dp"])
+        fully(lambda: mesh["dp"])(list(stage.children()))
 
-    def build(numbers: list[int]) -> list[nn.Module]:
-        return [Block(i, place).double() for i in numbers]
-
-    runner = Pipeline(build, random_schedule(problem_of(1), 2), mesh=mesh, parallelize=shard, **LIMIT)
-    runner.step(*batch(place, 0))
-    norm, whole = float(runner.clip_grad_norm_(0.1)), add_gradients(whole_model(), 0)
+    ran = trial(problem_of(1), 2, wrap=None, options={"mesh": pp_by_dp(), "parallelize": shard, "seed": SEED})
+    runner, whole = ran.pipeline(), blocks()
+    put(runner.layers, runner.place, 0)
+    runner.step(*batch(runner.place, 0))
+    norm = float(runner.clip_grad_norm_(0.1))
+    ran.add_gradients(whole, 0, runner)
     right = torch.nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], 0.1)
     return {"norm": norm, "right": float(right), "worst": worst(runner, whole)}
-
-
-def tied(rank: int, _: None) -> float:
-    """One parameter in layers of both ranks, and in two of one rank, each sharded on its own."""
-    mesh = pp_by_dp()
-    groups = [[(0, "inner.weight"), (1, "inner.weight")], [(0, "outer.bias"), (3, "outer.bias")]]
-    runner = runner_of(random_schedule(problem_of(1), 2), mesh, tied=groups)
-    whole = whole_model()
-    for (a, name), (b, _name) in groups:
-        path, _dot, last = name.partition(".")
-        setattr(getattr(whole[b], path), last, whole[a].get_parameter(name))
-    for step in range(2):
-        runner.step(*batch(runner.place, step))
-    runner.wait_gradients()
-    return worst(runner, add_gradients(add_gradients(whole, 0), 1))
 
 
 class Low(nn.Module):
@@ -287,7 +284,7 @@ def refused(rank: int, _: None) -> list[str]:
     def as_one(layers: Any) -> None:
         fully_shard(list(layers.values()), mesh=mesh["dp"])
 
-    runner = runner_of(schedule, mesh)
+    runner = trial(schedule).pipeline()
     return [
         said(some),
         said(two_ways),
@@ -354,7 +351,7 @@ def emulated(rank: int, _: None) -> list[list[float]]:
     schedule = random_schedule(problem, 4)
     times = Times.of(schedule, "schedule")
     times = replace(times, passes={name: 1000 * us for name, us in times.passes.items()})
-    runner = runner_of(schedule, pp_by_dp(), emulate=times)
+    runner = trial(schedule).pipeline(emulate=times)
     timeline = runner.step(*batch(runner.place, 0)).timeline
     found, edges = [], problem.edges
     for i in problem.rows("AG", "AGB", "RS").tolist():

@@ -19,20 +19,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from zbsolve import Problem, pipeline
 from zbsolve.build import with_exchange, with_sharding, with_side_inputs
-from zbsolve.exec import Pipeline
-from zbsolve.exec.backward.layer_split import run_layers
-from zbsolve.exec.base.part import Data
-from zbsolve.exec.check import reference
-from zbsolve.exec.feed import step_seed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.layer import Given, Layer, begun_stages
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
-from zbsolve.models.sides import batch_with, names_of, row_of
+from zbsolve.models.sides import names_of
 from zbsolve.partition.stage_memory import side_inputs
 
-from .exec_tools import random_schedule, worst
+from .trials import Batches, Trial
 
 MICROBATCHES = 4
 
@@ -57,17 +52,26 @@ def step_of(model: Model, placement: Sequence[int], counts: Sequence[int], fused
     return with_side_inputs(plain, *side_inputs(layers, counts), begins=begun_stages(layers, counts))
 
 
+def trial_of(model: Model, problem: Problem, **how: Any) -> Trial:
+    """Steps of a model by name, whose pipelines beside each other have batches of their own."""
+
+    def batch(place: int, step: int) -> Batches:
+        inputs, targets = zip(*(model.batch(m, place) for m in range(MICROBATCHES)), strict=True)
+        return inputs, targets
+
+    return Trial(problem=problem, layers=model.build, batch=batch, loss=model.loss, **how)
+
+
 def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
-    """Of each case: the largest difference of a gradient from the unsplit model's, of the loss, of an evaluation; and bytes
-    that this rank has sent for one microbatch: "source→destination F" or "B" → how many in each message, sorted."""
+    """Of each case: how far a step is from the unsplit model, and an evaluation; and bytes that this rank has sent for one
+    microbatch: "source→destination F" or "B" → how many in each message, sorted."""
     found = []
     for case in cases:
         model = doubled(case["model"])
         problem = step_of(model, case["placement"], case["counts"], case["fused"], recompute=case.get("recompute", ()))
-        schedule, sent = random_schedule(problem, case["seed"]), Counter[tuple[str, int]]()
+        trial, sent = trial_of(model, problem, order=case["seed"]), Counter[tuple[str, int]]()
         layers = model.build if case["builder"] else nn.Sequential(*model.build())
-        runner = Pipeline(layers, schedule, loss=model.loss, timeout=60, split=case.get("split", "layers"))
-        inputs, targets = zip(*(model.batch(m, 0) for m in range(MICROBATCHES)), strict=True)
+        pipe = trial.pipeline(layers=layers, split=case.get("split", "layers"))
         send = Mailbox.send
 
         def counted(box: Any, message: Any, value: Any, sent: Any = sent, send: Any = send) -> None:
@@ -77,29 +81,15 @@ def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
             send(box, message, value)
 
         with mock.patch.object(Mailbox, "send", counted):
-            result = runner.step(list(inputs), list(targets))
-        whole = model.build()
-        right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss)
+            row = trial.ran(pipe)
         ways = sorted({way for way, _ in sent})
         bytes_of = {way: sorted(size for (one, size), n in sent.items() if one == way for _ in range(n)) for way in ways}
-        found.append([worst(runner, whole), abs(result.loss - right), evaluation(runner, model, inputs, targets), bytes_of])
+        found.append([row | {"evaluated": trial.evaluated(pipe, [trial.batch(0, 0)])}, bytes_of])
     return found
 
 
-def evaluation(runner: Pipeline, model: Model, inputs: Any, targets: Any) -> float:
-    """How far an evaluation, and outputs without targets, are from those of the unsplit model."""
-    whole = [layer.eval() for layer in model.build()]
-    right = reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), model.loss, backward=False)
-    with torch.no_grad():
-        outputs = [row_of(run_layers(whole, batch_with(whole, x, None), 0, 0)) for x in inputs]
-    found = runner.forward(list(inputs), everywhere=True)
-    apart = max(float((a - b).abs().max()) for a, b in zip(found, outputs, strict=True))
-    return max(apart, abs(runner.evaluate(list(inputs), list(targets)) - right))
-
-
-def beside(rank: int, _: None) -> dict[str, float]:
-    """Two pipelines of two ranks, in each way that they can be beside each other: the largest difference of a gradient from
-    the whole batch's."""
+def beside(rank: int, _: None) -> dict[str, Any]:
+    """Two pipelines of two ranks, in each way that they can be beside each other, against the whole batch."""
 
     def shard(stage: nn.Module, mesh: Any) -> None:
         for layer in stage.children():
@@ -123,16 +113,7 @@ def beside(rank: int, _: None) -> dict[str, float]:
         for placement, counts, fused in (((0, 1), (5, 5), False), ((0, 1, 1, 0), (3, 2, 3, 2), True)):
             model = doubled("encoder_decoder")
             problem = step_of(model, placement, counts, fused)
-            schedule = random_schedule(put_in(problem) if put_in else problem, number)
-            runner = Pipeline(model.build, schedule, loss=model.loss, mesh=mesh, parallelize=parallelize, timeout=60, seed=5)
-            places = runner.mesh.places  # type: ignore[union-attr]
-            inputs, targets = zip(*(model.batch(m, runner.place) for m in range(MICROBATCHES)), strict=True)
-            runner.step(list(inputs), list(targets))
-            runner.wait_gradients()
-            whole = model.build()
-            for place in range(places):
-                columns = zip(*(model.batch(m, place) for m in range(MICROBATCHES)), strict=True)
-                data = Data(*(dict(enumerate(column)) for column in columns), step_seed(5, 0) + place * MICROBATCHES)
-                reference(whole, data, lambda a, b, n=places, loss=model.loss: loss(a, b) / n)
-            found[f"{way}, {placement}"] = worst(runner, whole)
+            options = {"mesh": mesh, "parallelize": parallelize, "seed": 5}
+            trial = trial_of(model, put_in(problem) if put_in else problem, order=number, options=options)
+            found[f"{way}, {placement}"] = trial.ran(trial.pipeline())
     return found

@@ -29,7 +29,6 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.ahead import Cut
 from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
 from zbsolve.exec.check import difference, reference, values, weight
-from zbsolve.exec.handlers import Data
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.slices.stage import Slices
 from zbsolve.exec.transport.failure import RunFailed
@@ -38,7 +37,8 @@ from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
+from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .trials import Trial
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
 LOSS = CrossEntropy(z_loss=1e-3)
@@ -167,39 +167,44 @@ def schedules_of(case: Case, seed: int) -> list[Schedule]:
     return [exchanged_schedule(problem), *(random_schedule(problem, seed + more) for more in range(ANY_ORDERS))]
 
 
+def trial_of(case: Case, schedule: Schedule, **more: Any) -> Trial:
+    """Where pipelines are side by side each has the whole batch, so the mean is the same. `options` get the layers as one
+    model, so that tied ones are found."""
+    how = {
+        "whole": lambda: layers_of(case),
+        "batch": lambda place, step: batch(case),
+        "loss": LOSS,
+        "uneven": bool(case.rows),
+    }
+    options = {"layers": layers_of(case), "timeout": 120, **more}
+    return Trial(problem=schedule, layers=layers_of, steps=2, each=True, options=options, **how)
+
+
 def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **more: Any) -> Pipeline:
-    schedule = schedules_of(case, seed)[0] if schedule is None else schedule
-    return Pipeline(layers_of(case), schedule, loss=more.pop("loss", LOSS), timeout=120, **more)
+    return trial_of(case, schedules_of(case, seed)[0] if schedule is None else schedule, **more).pipeline()
 
 
 def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
     """The loss of the unsliced model, where every row counts alike, with its gradients."""
-    total, rows = 0.0, sum(map(len, x))
-    for one, target in zip(x, y, strict=True):
-        share = len(one) / rows
-        data = Data({0: one}, {0: target})
-        total += reference(layers, data, lambda output, labels, share=share: LOSS(output, labels) * share)
-    return total
+    rows = Trial(problem=None, layers=layers_of, batch=batch, uneven=True)
+    return reference(layers, rows.data((x, y)), LOSS)
 
 
-def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[float, list[int]]:
-    """The largest difference of loss and gradients here from the unsliced model, in two steps of each order; afterwards no
-    key is left. And how often this rank made attention for another one in each order's first step."""
-    (x, y), whole, apart, answered = batch(case), layers_of(case), [0.0], []
-    loss = right(whole, x, y)  # where pipelines are side by side each has the whole batch, so the mean is the same
+def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    """How far each of two steps in each order is from the unsliced model, and what is left, of keys too. And how often this
+    rank made attention for another one in each order's first step."""
+    worst, answered = {"gradient": 0.0, "loss": 0.0, "left": 0}, []
     for schedule in schedules_of(case, seed):
-        pipe = pipeline_of(case, schedule=schedule, **group)
+        trial = trial_of(case, schedule, **group)
+        pipe = trial.pipeline()
         answers = counted(pipe)
-        for step in range(2):
-            found = pipe.step(x, y, uneven=bool(case.rows)).loss
-            answered += [] if step else [len(answers)]
-            pipe.wait_gradients()
-            apart += [abs(found - loss) / abs(loss), worst(pipe, whole)]
-            pipe.module.zero_grad()
-        for slices in (part for part in pipe.parts if isinstance(part, Slices)):
-            assert all(one.store.bytes == 0 for one in slices.slices.values())
-        assert not any(stage.live for stage in pipe.stages.values())
-    return max(apart), answered
+        ran = trial.ran(pipe)
+        keys = [one.store.bytes for part in pipe.parts if isinstance(part, Slices) for one in part.slices.values()]
+        ran["left"] += sum(keys)
+        worst = {name: max(value, ran[name]) for name, value in worst.items()}
+        assert len(answers) % 2 == 0
+        answered.append(len(answers) // 2)
+    return worst, answered
 
 
 def exchange_of(pipe: Pipeline) -> AttentionPeers | None:
@@ -324,9 +329,9 @@ def refused(case: Case) -> str:
     return refusal(lambda: pipeline_of(case, split="graph"))
 
 
-def tensor_parallel() -> float:
-    """The largest difference of loss and gradients from the unsliced model, with heads shared out over two ranks; messages
-    between stages are still on their way from a collective when they are sent."""
+def tensor_parallel() -> dict[str, Any]:
+    """A step with heads shared out over two ranks; messages between stages are still on their way from a collective when
+    they are sent."""
     from . import tensor_parallel as tp
 
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
@@ -334,13 +339,16 @@ def tensor_parallel() -> float:
     def parallelize(stage: nn.Module, whole: Any) -> None:
         tp.parallel(list(stage.children()), whole["tp"], "tensor")
 
-    (x, y), whole = batch(Case("", rows=(2, 2))), tp.model(2)
     problem = with_slices(a_problem((0, 1, 1, 0), 2 * 3, layers=4), 3, held_keys=1, lengths=(5, 3, 4))
-    how = {"mesh": mesh, "parallelize": parallelize, "timeout": 30}
-    pipe = Pipeline(tp.model(2), random_schedule(problem, 1), loss=tp.loss, **how)
-    loss = pipe.step(x, y).loss
-    wanted = reference(whole, Data(dict(enumerate(x)), dict(enumerate(y))), tp.loss)
-    return max(abs(loss / wanted - 1), worst(pipe, whole))
+    trial = Trial(
+        problem=problem,
+        layers=lambda numbers: [tp.model(2)[i] for i in numbers],
+        batch=lambda place, step: batch(Case("", rows=(2, 2))),
+        loss=tp.loss,
+        order=1,
+        options={"mesh": mesh, "parallelize": parallelize},
+    )
+    return trial.ran(trial.pipeline())
 
 
 def autocast(case: Case) -> list[float]:
@@ -440,7 +448,7 @@ def most_of(rank: int) -> dict[str, Any]:
     found |= {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers}
     some = [(one, group) for _, one, group in mine if one.name in EVALUATED and not one.barriers]
     return {
-        "cases": {name: worst for name, (worst, _) in found.items()},
+        "cases": {name: row for name, (row, _) in found.items()},
         "answers": {one.name: found[one.name][1] for _, one, _ in mine if one.exchange},
         "evaluated": first | {one.name: evaluated(one, group) for one, group in some},
         "trained": trained(EVEN, (5, 3, 2, 2)),

@@ -15,10 +15,10 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base.values import full
 from zbsolve.exec.check import reference
 from zbsolve.exec.emulate import Times
-from zbsolve.exec.handlers import Data
 from zbsolve.models.losses import CrossEntropy
 
-from .exec_tools import a_problem, random_schedule, refusal, worst
+from .exec_tools import a_problem, random_schedule, refusal
+from .trials import Trial
 
 WIDTH, LENGTH = 8, 5
 
@@ -132,46 +132,40 @@ def batch(case: Case) -> tuple[list[Any], list[Tensor]]:
     return [{"mask": one % 3 > 0, "ids": one} for one in x] if case.masked else x, y
 
 
-def pipeline_of(case: Case, seed: int = 0, problem: Problem | None = None, **more: Any) -> Pipeline:
-    made: Any = model(case)
-    if case.builder:
-        made = lambda numbers: [model(case)[i] for i in numbers]  # noqa: E731
+def trial_of(case: Case, seed: int = 0, problem: Problem | None = None) -> Trial:
+    def layers(numbers: list[int]) -> list[nn.Module]:
+        made = model(case)
+        return [made[i] for i in numbers]
+
     schedule = random_schedule(problem_of(case) if problem is None else problem, seed, in_order=True)
+    options: dict[str, Any] = {"split": case.split, "timeout": 30}
     if case.emulated:
-        more["emulate"] = Times.of(schedule, "schedule")
+        options["emulate"] = Times.of(schedule, "schedule")
     if case.meta:
-        made = nn.ModuleList(made).to("meta")
-        more["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
-    return Pipeline(made, schedule, loss=CrossEntropy(**dict(case.options)), timeout=30, split=case.split, **more)
+        options["layers"] = nn.ModuleList(model(case)).to("meta")
+        options["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
+    elif not case.builder:
+        options["layers"] = model(case)
+    return Trial(
+        problem=schedule,
+        layers=layers,
+        whole=lambda: model(case),
+        batch=lambda place, step: batch(case),
+        loss=CrossEntropy(**dict(case.options)),
+        uneven=bool(case.rows),
+        around=lambda: torch.autocast("cpu", torch.bfloat16, enabled=case.autocast),
+        options=options,
+    )
 
 
-def tried(case: Case, seed: int) -> float:
-    """The largest difference of loss and gradients here from the unsplit model."""
-    return stepped(case, pipeline_of(case, seed), *batch(case))
+def pipeline_of(case: Case, problem: Problem | None = None, **more: Any) -> Pipeline:
+    return trial_of(case, problem=problem).pipeline(**more)
 
 
-def stepped(case: Case, pipe: Pipeline, x: list[Any], y: list[Tensor]) -> float:
-    """The same, of a pipeline's first step."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-        result = pipe.step(x, y, uneven=True) if case.rows else pipe.step(x, y)
-        whole = model(case)
-        loss = right(case, whole, x, y)
-    return max(abs(result.loss - loss) / abs(loss), worst(pipe, whole))
-
-
-def right(case: Case, whole: list[nn.Module], x: list[Any], y: list[Tensor]) -> float:
-    """The loss of the unsplit model, where every row counts alike."""
-    loss, total, rows = CrossEntropy(**dict(case.options)), 0.0, [len(one) for one in y]
-    for m, n in enumerate(rows):
-        share = n / sum(rows)
-        data = Data({m: x[m]}, {m: y[m]})
-        total += reference(whole, data, lambda output, target, share=share: loss(output, target) * share)
-    return total
-
-
-def cases(rank: int, names: list[str]) -> dict[str, float]:
-    """Case → the largest difference."""
-    return {one.name: tried(one, seed) for seed, one in enumerate(CASES) if one.name in names}
+def cases(rank: int, names: list[str]) -> dict[str, Any]:
+    """Case → how far a step is from the unsplit model."""
+    trials = {one.name: trial_of(one, seed) for seed, one in enumerate(CASES) if one.name in names}
+    return {name: trial.ran(trial.pipeline()) for name, trial in trials.items()}
 
 
 def all_of(rank: int, given: dict[str, Any]) -> dict[str, Any]:
@@ -186,14 +180,17 @@ def evaluated(rank: int, _: None) -> dict[str, float]:
     options, found = (("label_smoothing", 0.1), ("z_loss", 1e-2)), dict[str, float]()
     vee = Case("", (0, 1, 2, 2, 1, 0), embedding=True, tied=True, cap=3.0, options=options, emulated=True)
     for name, case in {"embedding": vee, "ignored": Case("", barriers=2, bias=True, ignored=True)}.items():
-        pipe, (x, y), whole = pipeline_of(case), batch(case), [layer.eval() for layer in model(case)]
+        trial, (x, y) = trial_of(case), (torch.cat(one) for one in batch(case))
+        pipe, rows = trial.pipeline(), replace(trial, uneven=True)
+        whole = [layer.eval() for layer in model(case)]
         for parts in (4, 3, 6):
-            xs, ys = (list(torch.cat(one).tensor_split(parts)) for one in (x, y))
-            asked = (x, y) if parts == 4 else (torch.cat(x), torch.cat(y))
-            loss = pipe.evaluate(*asked, microbatches=parts)
-            found[f"{name}, {parts} microbatches"] = abs(loss / right(case, whole, xs, ys) - 1)
+            given = [x.tensor_split(parts), y.tensor_split(parts)]
+            right = reference(whole, rows.data(given), trial.loss, backward=False)
+            asked = given if parts == 4 else (x, y)
+            found[f"{name}, {parts} microbatches"] = abs(pipe.evaluate(*asked, microbatches=parts) / right - 1)
         assert all(p.grad is None for p in pipe.parameters())
-        found[f"{name}, step"] = stepped(case, pipe, x, y)
+        ran = trial.ran(pipe)
+        found[f"{name}, step"] = max(ran["gradient"], ran["loss"])
     return found
 
 

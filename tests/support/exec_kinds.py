@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zbsolve import Problem
 from zbsolve.build import with_links
-from zbsolve.exec import Pipeline
-from zbsolve.exec.check import difference, named, reference
-from zbsolve.exec.handlers import HANDLERS, Data, Handler
+from zbsolve.exec.handlers import HANDLERS, Handler
 from zbsolve.tables import CARGO, Edges
 
 from .exec_jobs import toy
-from .exec_tools import a_problem, random_schedule
+from .exec_tools import a_problem
+from .trials import Batches, Trial
 
 RAN: list[str] = []
 
@@ -60,20 +60,20 @@ def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
     return table, place, beside
 
 
+BUILDERS = {"T": with_pause, "S": with_stop, "MB": lambda problem: with_links(problem, "rank", 1)}
+
+
+def batch(place: int, step: int) -> Batches:
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    return x.chunk(4), x.flip(0).chunk(4)
+
+
 def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
-    """A step with each toy kind on two ranks: the worst difference from the unsplit model, and how often the kind ran."""
+    """A step with each kind on two ranks: how far it is from the unsplit model, and how often a toy kind ran."""
     found: dict[str, Any] = {}
-    for kind, build in (("T", with_pause), ("S", with_stop), ("MB", lambda problem: with_links(problem, "rank", 1))):
+    for kind, build in BUILDERS.items():
         RAN.clear()
-        own, HANDLERS[kind] = HANDLERS[kind], TOYS.get(kind, HANDLERS[kind])
-        problem = build(a_problem((0, 1, 1, 0), 4, layers=4))
-        runner = Pipeline(toy, random_schedule(problem, seed), loss=nn.functional.mse_loss, timeout=20)
-        x = torch.linspace(-1, 1, 32).reshape(8, 4)
-        runner.step(x, x.flip(0))
-        whole = toy(list(range(4)))
-        inputs, targets = (dict(enumerate(part.chunk(4))) for part in (x, x.flip(0)))
-        reference(whole, Data(inputs, targets), nn.functional.mse_loss)
-        right, mine = named(dict(enumerate(whole))), named(runner.layers)
-        found[kind] = {"worst": max(difference(p.grad, right[place].grad) for place, p in mine.items()), "ran": len(RAN)}
-        HANDLERS[kind] = own
+        trial = Trial(problem=build(a_problem((0, 1, 1, 0), 4, layers=4)), layers=toy, batch=batch, order=seed)
+        with mock.patch.dict(HANDLERS, {kind: TOYS.get(kind, HANDLERS[kind])}):
+            found[kind] = trial.ran(trial.pipeline()) | {"ran": len(RAN)}
     return found

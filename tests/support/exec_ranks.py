@@ -34,7 +34,6 @@ HEAVY = [
     "functorch.compile",
     "pytest",
     "zbsolve.exec.graphs.auto",
-    "zbsolve.exec.graphs.auto",
     "zbsolve.exec.run.job",
     *JOBS,
 ]

@@ -18,7 +18,8 @@ from zbsolve.models.losses import CrossEntropy
 from zbsolve.systems import preset
 from zbsolve.systems.problems import problem_for
 
-from .exec_tools import random_schedule, refusal, worst
+from .exec_tools import random_schedule, refusal
+from .trials import Trial
 
 WIDTH, HIDDEN, ROWS = 4, 512, 8
 MESSAGE, INNER = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes
@@ -100,19 +101,26 @@ def run_system(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def crossing(rank: int, _: None) -> float:
-    """Two routes over one link with inputs of other shapes, tied layers, gradients from before: the worst difference."""
-    problem = pipeline(2, BW=4, placement=((0, 1, 2, 3), (3, 1, 2, 0)), microbatches=5, exchange=1, layers=(1,) * 4)
-    tied = [((0, "up.weight"), (3, "up.weight")), ((1, "down.bias"), (2, "down.bias"))]
-    runner = Pipeline(layers, random_schedule(problem, 3), loss=nn.functional.mse_loss, tied=tied, timeout=20)
+def crossed() -> list[nn.Module]:
+    """Layers of which two and two share a parameter."""
     whole = layers([0, 1, 2, 3])
     whole[3].up.weight, whole[2].down.bias = whole[0].up.weight, whole[1].down.bias
+    return whole
+
+
+def crossing(rank: int, _: None) -> dict[str, Any]:
+    """Two routes over one link with inputs of other shapes, tied layers, gradients from before."""
     inputs = [x[: 3 + m % 2 + m // 3] for m, x in enumerate(batch(5)[0])]
-    targets = [x.flip(0) for x in inputs]
-    for _ in range(2):
-        runner.step(inputs, targets)
-        reference(whole, Data(dict(enumerate(inputs)), dict(enumerate(targets))), nn.functional.mse_loss)
-    return worst(runner, whole)
+    trial = Trial(
+        problem=pipeline(2, BW=4, placement=((0, 1, 2, 3), (3, 1, 2, 0)), microbatches=5, exchange=1, layers=(1,) * 4),
+        layers=layers,
+        batch=lambda place, step: (inputs, [x.flip(0) for x in inputs]),
+        order=3,
+        whole=crossed,
+        steps=2,
+        options={"tied": [((0, "up.weight"), (3, "up.weight")), ((1, "down.bias"), (2, "down.bias"))]},
+    )
+    return trial.ran(trial.pipeline())
 
 
 def unlike(rank: int, _: None) -> list[float]:

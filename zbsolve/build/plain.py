@@ -13,7 +13,8 @@ import numpy as np
 from .. import placement as placements
 from ..kinds import ALL_TO_ALL, KINDS
 from ..problem import Problem
-from ..tables import Edges, Ints, Passes, coded
+from ..tables import Edges, Ints, Passes
+from ..util.columns import coded
 from ..util.errors import BadInput
 from .attention_costs import AttentionExchange
 from .attention_exchange import with_attention_exchange

@@ -110,41 +110,27 @@ def command(options: argparse.Namespace) -> int:
     """Run a schedule and write what was measured."""
     need_torch()
     from ..exec.reports import RunNumbers
-    from ..exec.run.job import Options, run_on_one_device
-    from ..exec.run.launch import run_local
-    from ..exec.run.torchrun import Prediction, run_torchrun, torchrun_environment
-    from ..long_steps.check import CheckedRounds
-    from ..long_steps.files import load_either, load_unrolled
-    from ..long_steps.repeated import RepeatedSchedule
+    from ..exec.run.job import Options
+    from ..exec.run.launch import run
+    from ..exec.run.torchrun import torchrun_environment
     from ..show.comparison import told_switches
 
     place = torchrun_environment()
-    if not options.local and not options.one_device and place is None:
-        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     try:
         chosen = {what: getattr(options, what) for what in Options.__dataclass_fields__ if hasattr(options, what)}
         chosen |= {"whole_trace": options.output is not None, "start_timeout": options.timeout}
         chosen["watch"], chosen["look"] = word_and_number(options.watch, NAN, "--watch")
         if options.memory_limit is not None:
             chosen["memory_limit"] = parse_bytes(options.memory_limit, "--memory-limit")
-        trace: Trace | RunNumbers
-        if options.one_device:
-            schedule = load_unrolled(options.schedule)
-            trace = run_on_one_device(schedule, options.model, Options(**chosen))
-            predicted = Prediction.of(schedule)
-        elif options.local:
-            found = load_either(options.schedule)
-            given = CheckedRounds.of(found) if isinstance(found, RepeatedSchedule) else found
-            trace, predicted = run_local(given, options.model, **chosen), Prediction.of(given)
-        else:
-            ran = run_torchrun(options.schedule, options.model, Options(**chosen))
-            if ran is None:
-                return 0
-            predicted, trace = ran
+        one_device = options.one_device is not None
+        ran = run(options.schedule, options.model, Options(**chosen), local=options.local, one_device=one_device)
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
             return 2  # every rank hears of it; rank 0 says it
         raise
+    if ran is None:
+        return 0
+    predicted, trace = ran
     check = trace.facts.get("check")
     numbers = trace if isinstance(trace, RunNumbers) else RunNumbers.of(trace)
     body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts

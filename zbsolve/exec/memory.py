@@ -36,11 +36,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, ignore: Iterable[Tensor] = (), limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit = limit
-        self.full: Callable[[], None] | None = None
+        self.full: Callable[[LiveBytes], None] | None = None
         self.most = 0
         self._now = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._died: deque[int] = deque()
+        # What a callback refers to would make a circle with it, and Python up to 3.11 can fail in a storage's end where its
+        # weak references are garbage in a circle and two meters count it.
+        self._own = weakref.ref(self)
         self.ignore(ignore)
 
     @property
@@ -75,13 +78,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._watch(tensor, counted=False)
 
     def _watch(self, tensor: Tensor, *, counted: bool) -> None:
-        storage = tensor.untyped_storage()
+        storage, own = tensor.untyped_storage(), self._own
         key = storage_key(tensor)
         if key in self._known:
             return
 
         def died(_: Any) -> None:  # in any thread: a queue, because adding to a number there could lose some
-            self._died.append(self._known.pop(key)[1])
+            if (meter := own()) is not None:
+                meter._died.append(meter._known.pop(key)[1])
 
         size = storage.nbytes() if counted else 0
         self._known[key] = weakref.ref(storage, died), size
@@ -93,7 +97,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _full(self, size: int) -> None:
         """Raise RunFailed where the device has no room for `size` bytes more."""
         if self.full is not None:
-            self.full()
+            self.full(self)
         if self.limit is not None and self.now > self.limit:
             held, limit = exact_bytes(self.now - size), exact_bytes(self.limit)
             raise RunFailed(

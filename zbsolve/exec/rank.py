@@ -244,7 +244,7 @@ class RankRunner:
     def _metered(self, data: Data, begin: Callable[[Record], None] | None = None) -> tuple[Record, Memory]:
         program, limit = self.interpreter.program, self.interpreter.hooks.limit if self.gpu is None else None
         meter = LiveBytes([*self.module.parameters(), *self.module.buffers()], limit)
-        meter.full = partial(self.interpreter.ignore_weights, meter)
+        meter.full = self.interpreter.ignore_weights
         meter.ignore(leaf for value in (*data.inputs.values(), *data.targets.values()) for leaf in tensors_of(value))
         with meter:
             record = self._passes(data, meter, begin)

@@ -25,6 +25,7 @@ from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
 ANY, FEW = "any", 3  # so many shapes of each number are tried where that is open
+SMALL = 8  # sizes up to this decide which numbers are tried, too
 OTHER = (0.75, 4 / 3)  # numbers of microbatches that are tried from one, in its number
 PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same order; so many are made one after the other
 
@@ -79,7 +80,8 @@ def even(sequences: int, microbatches: int) -> Sizes:
 
 def _closed(step: Any) -> Sizes:
     """Of a step whose sizes are open: as even as they can be; (): as the profile's."""
-    return even(step.sizes.sequences, step.microbatches) if isinstance(step.sizes, Batch) else ()
+    enough = isinstance(step.sizes, Batch) and step.sizes.sequences >= step.microbatches
+    return even(step.sizes.sequences, step.microbatches) if enough else ()
 
 
 def _model(profile: Any, step: Any) -> Any:
@@ -121,6 +123,13 @@ def _named(step: Any, sizes: Sizes, name: str = "") -> Named:
     return f" sizes={name or ','.join(map(str, sizes))}", replace(step, microbatches=len(sizes), sizes=sizes)
 
 
+def _first(step: Any) -> list[Named]:
+    """Even sizes, of no more microbatches than there are sequences."""
+    if not isinstance(step.sizes, Batch):
+        return [(" sizes=even", replace(step, sizes=()))]
+    return [_named(step, even(step.sizes.sequences, min(step.microbatches, step.sizes.sequences)), "even")]
+
+
 def batch_of(said: Any, profile: Any) -> Batch:
     """Of a step whose sizes are open."""
     return said.sizes if isinstance(said.sizes, Batch) else Batch(said.microbatches * sequences_of(profile))
@@ -135,7 +144,10 @@ def numbers_of(said: Any, profile: Any) -> Sequence[int]:
 def _further(now: Now) -> Iterator[Named]:
     """Sizes by name, where only the profile says how many sequences there are."""
     batch, numbers, ranks = batch_of(now.said, now.profile), numbers_of(now.said, now.profile), now.said.ranks
-    tried = sorted({*(2**k for k in range(20)), *(k * ranks for k in (1, 2, 3, 4, 6, 8)), numbers[-1]} & set(numbers))
+    # Also the fewest microbatches of at most 1, 2, … sequences: where memory is short it says how large one may be.
+    fewest = (-(-batch.sequences // size) for size in range(1, SMALL + 1))
+    usual = *(2**k for k in range(20)), *(k * ranks for k in (1, 2, 3, 4, 6, 8)), numbers[-1]
+    tried = sorted({*usual, *fewest} & set(numbers))
     seen = {now.step.sizes or even(batch.sequences, now.said.microbatches)}
     for count in tried:
         for name, shape in islice(_shapes(count, ranks).items(), FEW if batch.any_number else None):
@@ -292,6 +304,6 @@ SIZES = Feature(
     _check,
     _build,
     _model,
-    Choices(("sizes",), lambda step: [(" sizes=even", replace(step, sizes=_closed(step)))], _further),
+    Choices(("sizes",), _first, _further),
     (Moves("sizes", ("sizes",), _moves),),
 )

@@ -19,12 +19,13 @@ from ..problem_form import ProblemForm
 from ..schedule import Certificate, Schedule
 from ..util.columns import compiled, packed, unpacked
 from ..util.errors import BadInput
-from ..util.files import COUNT, checked, document_kind, read_one_of, write_document
+from ..util.files import COUNT, checked, part_of, read_one_of, write_document
 from ..util.text import format_time
 from .check import checked_starts, earliest_starts, value_of
 from .repeated import RepeatedSchedule, Round, rank_lanes
 
 KIND = "rounds"
+Orders = dict[str, str]  # stream → the lanes in its order, as a text
 MAX_PASSES = 1 << 26  # of the order of few microbatches: a short text must not fill the memory
 MAX_UNROLLED = 3_000_000  # passes that commands take one by one: they need 3 GB
 
@@ -69,20 +70,25 @@ def save(long: RepeatedSchedule, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
     """Read a file of a repeated schedule. Raises BadInput."""
-    long, said = _read(path)
-    return _with_order(long, said, str(path))
+    return with_orders(*_from_json(read_one_of(path, (KIND,))[1], str(path)), str(path))
 
 
-def load_step(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, str]:
-    """A repeated schedule without its orders, which take the most memory, and a digest of all that its file says. Raises
-    BadInput."""
-    long, said = _read(path)
-    return long, hashlib.sha256(json.dumps([long.digest, said]).encode()).hexdigest()[:16]
+def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Orders]:
+    """A schedule's file or a plan's, or a repeated schedule's: that without its orders, which take the most memory, and
+    these. Raises BadInput."""
+    kind, body = read_one_of(path, ("schedule", "plan", KIND))
+    return (
+        _from_json(body, str(path)) if kind == KIND else Schedule.from_json(part_of(kind, body, "schedule", path), str(path))
+    )
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str]]:
-    """A repeated schedule without its orders, and these as texts."""
-    where, body = str(path), read_one_of(path, (KIND,))[1]
+def mark(long: RepeatedSchedule, orders: Orders) -> str:
+    """A digest of all that a repeated schedule's file says, 16 characters."""
+    return hashlib.sha256(json.dumps([long.digest, orders]).encode()).hexdigest()[:16]
+
+
+def _from_json(body: dict[str, Any], where: str) -> tuple[RepeatedSchedule, Orders]:
+    """A repeated schedule without its orders, and these."""
     certificate = body.get("certificate")
     derived = {name: certificate.pop(name, None) for name in ("gap", "status")} if isinstance(certificate, dict) else {}
     form = checked(body, RepeatedForm, where)
@@ -98,20 +104,22 @@ def _read(path: str | os.PathLike[str]) -> tuple[RepeatedSchedule, dict[str, str
     return RepeatedSchedule(microbatch, form.microbatches, form.few, (), round, form.certificate), form.order
 
 
-def _with_order(long: RepeatedSchedule, said: dict[str, str], where: str) -> RepeatedSchedule:
-    if set(said) != set(long.streams):
+def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedSchedule:
+    """The same with these orders. Raises BadInput naming `where`."""
+    if set(orders) != set(long.streams):
         raise BadInput(f"{where}: field 'order' needs {', '.join(long.streams[:4])} …, and no other stream")
     words = [head + tail for head, tail in long.words]
     order = []
     for stream, own in zip(long.streams, rank_lanes(long.one), strict=True):
         here = {words[lane]: lane for lane in own.tolist()}
-        order.append(from_text(said[stream], here, long.few * len(own), f"{where}: order: {stream}"))
+        order.append(from_text(orders[stream], here, long.few * len(own), f"{where}: order: {stream}"))
     return RepeatedSchedule(long.one, long.microbatches, long.few, tuple(order), long.round, long.certificate)
 
 
 def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
-    """A schedule's file, or a repeated schedule's. Raises BadInput."""
-    return load(path) if str(path) != "-" and document_kind(path) == KIND else Schedule.load(path)
+    """A schedule's file or a plan's, or a repeated schedule's. Raises BadInput."""
+    found = read(path)
+    return found if isinstance(found, Schedule) else with_orders(*found, str(path))
 
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:

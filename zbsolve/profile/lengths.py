@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem
-from ..timeline import Floats, Timeline
+from ..timeline import Floats
 from ..trace import Trace
 from ..util.statistics import weighted_median
 
@@ -119,10 +119,8 @@ def stalls_of(trace: Trace) -> tuple[Stall, ...]:
 
 
 def _stall(trace: Trace, number: int, row: int, took: float, usual: float) -> Stall:
-    step = trace.steps[number]
-    end = step.end.copy()
-    end[row] += usual - took
-    healed = replace(trace, steps=(Timeline(trace.problem, step.start, end),))
-    saved = trace.replayed(number).value - healed.replayed(0).value
+    healed, measured = trace.alone(number), trace.steps[number].value
+    healed[row] += usual - took
+    saved = trace.replayed(number).value - trace.replayed(number, healed).value
     rank = int(trace.problem.passes.rank[row])
-    return Stall(number, trace.problem.names[row], rank, took, usual, step.value, step.value - saved)
+    return Stall(number, trace.problem.names[row], rank, took, usual, measured, measured - saved)

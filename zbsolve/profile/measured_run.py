@@ -37,7 +37,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
     did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
     rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`), and
-    times and samples are those of a microbatch whose factor is 1. Where the vocabulary is sharded, S and T of its ranks
+    times and samples are those of a microbatch whose factor is 1. What passes slowed each other by (the base says it, or the
+    problem) is taken out of them, and kept (`slowdowns`). Where the vocabulary is sharded, S and T of its ranks
     and what is left of the layers at the ends are measured (see `with_shards`). Raises BadInput, also for sequences that ran
     in slices: their times say nothing of whole ones.
     """
@@ -48,6 +49,8 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         )
     if base is None and trace.problem.passes.that(feature=SHARED).any():
         raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
+    if base is not None and base.slowdowns:
+        trace = replace(trace, problem=replace(trace.problem, slowdowns=base.slowdowns))
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
     profile = _of_layers(trace, without_shards(base))
@@ -107,7 +110,7 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
         samples={f"{layers[i].name}/{kind}": row for (i, kind), row in samples.items()},
         rank_factors=tuple(factors) if any(one != 1.0 for one in factors) else (),
         microbatch_factors=lasting,
-        slowdowns=(),  # what ran was slowed already
+        slowdowns=trace.problem.slowdowns,
     )
 
 

@@ -72,7 +72,6 @@ def problem_now(trace: Trace) -> Problem:
     lengths, problem = lengths_of(trace), _with_links(trace)
     factor = _lasting(lengths)
     factor = np.where(factor >= SLOWER, factor, 1.0)[problem.passes.microbatch * problem.in_microbatch]
-    problem = replace(problem, slowdowns=())  # what ran was slowed already
     return with_times(problem, lengths.usual * np.where(problem.in_microbatch, factor, 1.0))
 
 
@@ -199,9 +198,8 @@ def _slow(
     scale = np.broadcast_to(scale, (len(trace.steps), len(problem.passes)))
     sent = 0 if healed is None else problem.sending - healed.sending
     for step in steps[:: 1 + len(steps) // REPLAYED] if times >= SLOWER else ():
-        took = trace.steps[step]
-        end = took.start + (took.end - took.start) * scale[step] - sent
         own.append(trace.replayed(step).value)
-        without.append(replace(trace, problem=healed or problem).replayed(step, end - took.start).value)
+        took = trace.alone(step) * scale[step] - sent
+        without.append(replace(trace, problem=healed or problem).replayed(step, took).value)
     mean = float(np.mean(own or [0.0]))
     return Slow(*what, times, mean - float(np.mean(without or [0.0])), mean)

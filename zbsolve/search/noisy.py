@@ -206,9 +206,15 @@ class LeastUnderNoise:
         """By which share that is below the shortest's at the aim, and between what that truly is (95 %)."""
         return self.this.less(self.drawn.spreads[SHORTEST], self.aim)
 
+    @property
+    def bound(self) -> tuple[float, float, float]:
+        """µs that no order is below at the aim, and between what that truly is (95 %)."""
+        (mean, off), share = self.this.bound, AIMS[self.aim.what]
+        return self.this.bound_at(share) if share else (mean, mean - off, mean + off)
+
     def to_json(self) -> dict[str, Any]:
         """The aim, what it comes to, and `drawn`."""
-        return {"prefer": self.aim.what, "less": self.less, **self.drawn.to_json()}
+        return {"prefer": self.aim.what, "less": self.less, "bound": self.bound, **self.drawn.to_json()}
 
 
 def _holds(schedule: Schedule) -> bool:

@@ -27,7 +27,7 @@ from ..handover import lacking, most_waiting
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..kinds import WORK
-from ..noise import Aim, check_noise
+from ..noise import Aim
 from ..problem import OBJECTIVES, Ints, Problem
 from ..schedule import Schedule
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
@@ -136,8 +136,6 @@ def solve(
     Raises Infeasible with the reason, NotFound, BadInput.
     """
     check_options(method, solver, prefer, problem.objective)
-    if isinstance(prefer, Aim):
-        check_noise(problem)
     if method == "auto":
         ready(isinstance(prefer, Aim))
     clock, further = value_clock(seconds, effort, prefer), 0.0

@@ -138,14 +138,15 @@ def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
     first = next(iter(under_noise.spreads.values()))
     unit, show = time_unit(max(spread.at(SHARES[-1])[0] for spread in under_noise.spreads.values()))
     quantiles = [f"p{100 * share:.0f}" for share in SHARES]
-    rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, "no mean below", "shorter in", "most critical")]
+    least = "no mean below", "no p95 below"
+    rows: Rows = [("schedule", f"as given, {unit}", "mean", *quantiles, *least, "shorter in", "most critical")]
     for name, one in under_noise.spreads.items():
-        middle, off = (show(us) for us in one.mean)
+        middle, off, *below = (show(us) for us in (*one.mean, one.bound[0], one.bound_at(0.95)[0]))
         ranked = [show(one.at(share)[0]) for share in SHARES]
         often = "" if one is first else f"{one.shorter(first):.1%}"
         parts = ", ".join(f"{part} {share:.0%}" for part, share in list(one.parts.items())[:MAX_PARTS])
         critical = f"rank {one.critical.argmax()}, {one.critical.max():.0%}: {parts}"
-        rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, show(one.bound[0]), often, critical))
+        rows.append((printable(name), show(one.given), f"{middle} ± {off}", *ranked, *below, often, critical))
     few = f"; too few for an upper end of {' and '.join(under_noise.unbounded)}" if under_noise.unbounded else ""
     return f"{under_noise.draws:,} steps where times vary: {under_noise.noise}{few}", rows
 

@@ -1,5 +1,5 @@
-"""Columns in files: a list of values, or, where that is shorter, its runs in one text: `7`, `5*32` (32 times 5), `0..31`
-(0, 1, … 31), blanks between. And loops over columns that numpy has no word for."""
+"""Columns of whole numbers, from lists and words, and in files: a list of values, or, where that is shorter, its runs in one
+text: `7`, `5*32` (32 times 5), `0..31` (0, 1, … 31), blanks between. And loops over columns that numpy has no word for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from .errors import BadInput
 
@@ -18,6 +18,30 @@ MIN_SAVING = 2  # values that a run stands for on average, or the column is writ
 RUN = re.compile(r"(\d{1,18})(?:\*(\d{1,18})|\.\.(\d{1,18}))?")
 WORD_RUN = re.compile(r"([A-Za-z_]{1,40})(?:\*(\d{1,18}))?")
 Ints = NDArray[np.int64]
+
+
+def whole_column(values: Any, what: str) -> Ints:
+    """Whole numbers as an array of shape (rows,). Raises BadInput naming `what`."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among the numbers
+        raise BadInput(f"{what}: whole numbers are needed, got a list of lists") from None
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise BadInput(f"{what}: whole numbers are needed, got {array.dtype if array.ndim == 1 else 'a list of lists'}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
+    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
+    naming `what` and an unknown word."""
+    found, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
+    unknown = [word for word in found.tolist() if word not in known]
+    if unknown:
+        raise BadInput(f"unknown {what} '{unknown[0]}' (one of {' '.join(known)})")
+    number = np.array([known.index(word) for word in found.tolist()], np.int64)
+    return np.full(count, number[0]) if np.ndim(words) == 0 else number[place.reshape(-1)]
 
 
 def packed(column: Ints) -> list[int] | str:

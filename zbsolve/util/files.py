@@ -283,9 +283,14 @@ def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]
     """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
     BadInput."""
     found, body = read_one_of(path, (kind, *holders))
-    if found != kind and kind not in body:
-        raise BadInput(f"{path}: field '{kind}' is missing")
-    return body if found == kind else body[kind]
+    return part_of(found, body, kind, path)
+
+
+def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:
+    """The body of the `wanted` document in that of a document of `kind`, which may be the same. Raises BadInput."""
+    if kind != wanted and wanted not in body:
+        raise BadInput(f"{path}: field '{wanted}' is missing")
+    return body if kind == wanted else body[wanted]
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:

@@ -105,8 +105,8 @@ class Watch:
     def _looked(self, seen: Sequence[StepReport], why: str) -> tuple[Watched, bytes]:
         """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
         stays."""
-        schedule, facts = self.pipeline.schedule, {"split": self.pipeline.split}
-        trace = trace_of(schedule, seen, (), facts)
+        emulated = {"emulated": "as passes beside each other are not slower"} if self.pipeline.hooks.emulated else {}
+        trace = trace_of(self.pipeline.schedule, seen, (), {"split": self.pipeline.split, **emulated})
         step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
         running = self._search
         if running is None or why:

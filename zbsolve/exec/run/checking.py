@@ -61,13 +61,13 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     places = 1 if mesh is None else mesh.places
     if pipeline.rank == 0:
         with as_written():  # as all modules run where bytes are counted, so in the first step
-            whole, right, counts = _reference(pipeline, load(model.name, seed), seed, update, places)
+            whole, right, counts = _reference(pipeline, model.name, seed, update, places)
 
     def exact() -> list[nn.Module] | None:
         """The reference in float64; None where the model cannot run in it."""
         try:
             with as_written(), check.SingleConstants():
-                return _reference(pipeline, load(model.name, seed), seed, update, places, torch.float64)[0]
+                return _reference(pipeline, model.name, seed, update, places, torch.float64)[0]
         except Exception:  # somebody's model or loss may take float32 alone
             return None
 
@@ -78,7 +78,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
             if number > 1 and time.monotonic() > until:
                 return
             with as_written():
-                found = _reference(pipeline, load(model.name, seed), seed, update, places, shake=number)[0]
+                found = _reference(pipeline, model.name, seed, update, places, shake=number)[0]
             yield found
 
     verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, Others(exact, shaken))
@@ -102,7 +102,7 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
 
 def _reference(
     pipeline: Pipeline | OneDevice,
-    other: Model,
+    spec: str,
     seed: int,
     update: Update,
     places: int,
@@ -110,10 +110,10 @@ def _reference(
     shake: int = 0,
 ) -> tuple[list[nn.Module], float, check.RowCounts | None]:
     """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
-    `row_counts` behind it. other: the model anew, so its parameters are the starting ones. kind: of its
-    parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
+    `row_counts` behind it. spec: the model's name: it is made anew, so its parameters are the starting ones. kind: of
+    its parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
     otherwise; 0: they are not. Raises BadInput."""
-    problem = pipeline.view.step
+    problem, other = pipeline.view.step, load(spec, seed)
     whole = [layer.to(pipeline.device, kind) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
     if any(id(p) in trained for layer in whole for p in layer.parameters()):

@@ -22,7 +22,7 @@ from typing import Any, overload
 import torch
 
 from ...long_steps.check import CheckedRounds
-from ...long_steps.files import save
+from ...long_steps.files import load_unrolled, save
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
@@ -33,8 +33,8 @@ from ..mesh import PIPELINE, named_rank, process_of
 from ..reports import RunNumbers
 from ..transport.failure import LostRank, RunFailed, one_line
 from .host import device_environment, end_with_parent, local_network, together
-from .job import Options
-from .torchrun import LATE_SECONDS, Place, allowed, fit, read_schedule, run_group, step_of
+from .job import Options, run_on_one_device
+from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, allowed, fit, read_schedule, run_group, run_torchrun, step_of
 
 NOTE_BYTES = 64  # a rank, in the file of what each rank does now
 KILL_SECONDS = 10.0  # that a killed rank may take to go
@@ -64,7 +64,32 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
     also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
     """
-    options = Options(**chosen)
+    return _run_local(given, spec, Options(**chosen))
+
+
+def run(
+    path: str, spec: str, options: Options, *, local: bool = False, one_device: bool = False
+) -> tuple[Prediction, Trace | RunNumbers] | None:
+    """Run the schedule in a file, and return what was predicted and what was measured.
+
+    path: of a schedule, or of rounds. spec: the model's name. local: on processes that are started here (`run_local`).
+    one_device: in this process (`job.run_on_one_device`). Neither: as one of torchrun's ranks, of which all but the first
+    return None. Raises BadInput, RunFailed.
+    """
+    if one_device:
+        schedule = load_unrolled(path)
+        trace = run_on_one_device(schedule, spec, options)
+        return Prediction.of(schedule), trace
+    if not local:
+        return run_torchrun(path, spec, options)
+    given = read_schedule(path)
+    checked = given.checked if isinstance(given, Rounds) else given
+    assert checked is not None
+    measured = _run_local(checked, spec, options)
+    return Prediction.of(checked), measured
+
+
+def _run_local(given: Schedule | CheckedRounds, spec: str, options: Options) -> Trace | RunNumbers:
     sizes = options.sizes(step_of(given).ranks)
     if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
         what = f"--mesh {options.mesh}" if options.mesh else f"{ranks} ranks"

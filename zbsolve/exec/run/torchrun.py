@@ -18,14 +18,13 @@ import torch
 import torch.distributed as dist
 
 from ...long_steps.check import CheckedRounds, RankPart, near_lanes, peaks
-from ...long_steps.files import KIND, check_unrolled, load, load_step
+from ...long_steps.files import check_unrolled, load, mark, read, with_orders
 from ...long_steps.repeated import RepeatedSchedule
 from ...models.by_name import load as load_model
 from ...problem import Problem
 from ...schedule import Schedule
 from ...trace import Trace
 from ...util.errors import BadInput, ZbsolveError
-from ...util.files import document_kind
 from ..choices import BACKENDS, device_of, local_place
 from ..emulate import OWN_TIMES, Times
 from ..layers import forwards_alone, layer_counts
@@ -51,11 +50,6 @@ class Rounds:
     mark: str
     checked: CheckedRounds | None
 
-    @classmethod
-    def read(cls, path: str, rank: int) -> Rounds:
-        """That of a process by its number. Raises BadInput, on rank 0 also for a schedule that does not hold."""
-        return cls(path, *load_step(path), None if rank else CheckedRounds.of(load(path)))
-
     def whole(self) -> Schedule:
         """The schedule with all its passes."""
         return load(self.path).unrolled()
@@ -64,9 +58,13 @@ class Rounds:
 Given = Schedule | CheckedRounds | Rounds
 
 
-def read_schedule(path: str, rank: int) -> Schedule | Rounds:
-    """What a process reads of a schedule's file. Raises BadInput."""
-    return Rounds.read(path, rank) if document_kind(path) == KIND else Schedule.load(path)
+def read_schedule(path: str, rank: int = 0) -> Schedule | Rounds:
+    """What a process reads of a schedule's file. Raises BadInput, on rank 0 also for rounds that do not hold."""
+    found = read(path)
+    if isinstance(found, Schedule):
+        return found
+    long, orders = found
+    return Rounds(path, long, mark(long, orders), None if rank else CheckedRounds.of(with_orders(long, orders, path)))
 
 
 def step_of(given: Given) -> Problem:
@@ -82,13 +80,15 @@ class Prediction(NamedTuple):
     peaks: tuple[int, ...]
 
     @classmethod
-    def of(cls, given: Schedule | CheckedRounds) -> Prediction:
-        """That of a schedule."""
+    def of(cls, given: Given) -> Prediction:
+        """That of a schedule, as rank 0 knows it."""
         if isinstance(given, Schedule):
             timeline = given.timeline()
             return cls(given.problem, timeline.makespan, timeline.peak_bytes)
-        problem = given.long.one
-        return cls(problem, given.makespan, tuple(peaks(problem, given.long.order).tolist()))
+        rounds = given.checked if isinstance(given, Rounds) else given
+        assert rounds is not None
+        problem, order = rounds.long.one, rounds.long.order
+        return cls(problem, rounds.makespan, tuple(peaks(problem, order).tolist()))
 
 
 def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart:
@@ -127,7 +127,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
     """
     place = torchrun_environment()
     if place is None:
-        raise BadInput("run: not started by torchrun")
+        raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     rank, ranks = place
     local, local_ranks = local_place()
     if options.device != "cpu" and not options.share_gpus:  # before anything asks the driver
@@ -145,9 +145,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
             raise BadInput(f"run: {asked} ranks, but {started}")
         fit(given, spec, options)
         if rank == 0:
-            whole = given.checked if isinstance(given, Rounds) else given
-            assert whole is not None
-            predicted.append(Prediction.of(whole))
+            predicted.append(Prediction.of(given))
         return given
 
     measured = run_group(Place(rank, ranks, local, local_ranks), "env://", prepare, spec, options, lambda name: None)

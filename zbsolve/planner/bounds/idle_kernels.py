@@ -263,7 +263,26 @@ def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
     """Whether gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins, in
     `room` bytes for blocks and their states."""
     beside = float(blocks * (row.states + row.gathered) + row.transient)
-    return blocks == 0 or beside + gradients_there(row, blocks, room) <= float(room)
+    if blocks == 0 or beside + gradients_there(row, blocks, room) > float(room):
+        return blocks == 0
+    return row.unreduced == 0 or blocks <= blocks_in_turn(row, room - blocks * row.states - row.transient)
+
+
+@inner_kernel
+def blocks_in_turn(row: BoundRow, left: int) -> int:
+    """How many blocks a rank that gathers can have on its stages, in `left` bytes beside their states, at most.
+
+    When the first B of a stage begins, its gradients and a microbatch are there, and what it gathered. A microbatch has
+    passed the rank's stages before it and comes back to them later, so what these gathered is there, too; and the
+    microbatch, where nothing is copied. More blocks on earlier stages leave room for fewer, but for no fewer in all. So each
+    stage in turn takes as many as fit.
+    """
+    kept = max(row.kept.stays, row.kept.copied)
+    earlier = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0)
+    blocks = 0
+    for _ in range(row.chunks):
+        blocks += max(0, (left - blocks * earlier) // (row.gathered + row.unreduced + kept))
+    return blocks
 
 
 @inner_kernel

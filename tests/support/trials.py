@@ -1,0 +1,189 @@
+"""One job for whatever the executor runs: steps of any problem on ranks, held against the unsplit model in one process.
+
+`on_ranks(4, TRIED, "tests.exec.test_x:TRIALS")` gives what each rank found, a row a trial. A trial of fewer ranks than there
+are has the first of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zbsolve import Problem
+from zbsolve.exec import Pipeline
+from zbsolve.exec.backward.layer_split import run_layers
+from zbsolve.exec.base.values import tensors_of
+from zbsolve.exec.check import difference, reference
+from zbsolve.exec.feed import first_tensor, step_seed
+from zbsolve.exec.handlers import Data
+from zbsolve.models.sides import batch_with, row_of
+
+from .exec_tools import random_schedule, worst
+
+TRIED = "tests.support.trials:tried"
+Batches = tuple[Sequence[Any], Sequence[Any]]
+
+
+def nothing(layers: Mapping[int, nn.Module], place: int, step: int) -> None:
+    """Layers are as they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried.
+
+    problem: a problem, whose passes run in an order drawn with `order`; or a schedule, or a rank's part of one.
+    layers(numbers): these layers of the model, alike wherever they are built.
+    batch(place, step): inputs and targets, a microbatch each, of the pipeline at this place of those beside each other.
+    options: of `Pipeline`; a function where they need process groups, which all ranks call together.
+    wrap: changes the layers that the pipeline gets. whole: the unsplit model, where it is not just all layers.
+    before(layers, place, step): changes the layers before a step, those of this rank and those of the unsplit model.
+    steps: whose gradients add up; each: they do not, and each step is compared by itself.
+    uneven: microbatches differ in rows, which all count alike; only ranks that need a batch have it.
+    scaler(): a new one of the loss. around(): what steps and the unsplit model run in.
+    """
+
+    problem: Any
+    layers: Callable[[list[int]], list[nn.Module]]
+    batch: Callable[[int, int], Batches]
+    loss: Any = nn.functional.mse_loss
+    order: int = 0
+    options: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+    wrap: Callable[[list[nn.Module]], Any] | None = None
+    whole: Callable[[], list[nn.Module]] | None = None
+    before: Callable[[Mapping[int, nn.Module], int, int], None] = nothing
+    steps: int = 1
+    each: bool = False
+    uneven: bool = False
+    scaler: Callable[[], Any] | None = None
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def schedule(self) -> Any:
+        return random_schedule(self.problem, self.order) if isinstance(self.problem, Problem) else self.problem
+
+    def pipeline(self, **more: Any) -> Pipeline:
+        """This rank's part; all ranks make it together."""
+
+        def wrapped(numbers: list[int]) -> list[nn.Module]:
+            made = self.layers(numbers)
+            self.wrap(made)  # type: ignore[misc]
+            return made
+
+        options = self.options() if callable(self.options) else self.options
+        how: dict[str, Any] = {"loss": self.loss, "timeout": 60, **options, **more}
+        layers = how.pop("layers", wrapped if self.wrap else self.layers)
+        return Pipeline(layers, how.pop("schedule", None) or self.schedule(), **how)
+
+    def unsplit(self, count: int) -> list[nn.Module]:
+        """The model in one process."""
+        return self.whole() if self.whole else self.layers(list(range(count)))
+
+    def data(self, batch: Batches, seed: int = 0, factor: float = 1.0) -> Data:
+        """What the unsplit model gets of a batch. factor: of the losses."""
+        inputs, targets = batch
+        rows = [len(first_tensor(y)) if self.uneven else 1 for y in targets]
+        shares = {m: factor * n * len(rows) / sum(rows) for m, n in enumerate(rows)}
+        return Data(dict(enumerate(inputs)), dict(enumerate(targets)), seed, shares)
+
+    def add_gradients(self, whole: Sequence[nn.Module], step: int, pipe: Pipeline) -> float:
+        """Those of a step with the batches of all pipelines go into the unsplit model; the loss of the batch of `pipe`."""
+        places, losses, scale = places_of(pipe), [], self.scaler().get_scale() if self.scaler else 1.0
+        for place in range(places):
+            self.before(dict(enumerate(whole)), place, step)
+            seed = step_seed(pipe.seed, step) + place * len(pipe.microbatches) * pipe.cutting.count
+            with self.around():
+                value = reference(whole, self.data(self.batch(place, step), seed, scale / places), self.loss)
+            losses.append(value * places / scale)
+        return losses[pipe.place]
+
+    def ran(self, pipe: Pipeline) -> dict[str, Any]:
+        """The largest relative differences of gradients and of losses on this rank; what is left behind the steps."""
+        whole, gradients, losses = self.unsplit(sum(pipe.counts)), [0.0], [0.0]
+        for step in range(self.steps):
+            self.before(pipe.layers, pipe.place, step)
+            given = [list(part) for part in self.batch(pipe.place, step)]
+            if self.uneven:
+                given = [part if there else None for part, there in zip(given, (pipe.inputs, pipe.targets), strict=True)]
+            uneven = self.uneven and not pipe.cutting.sizes
+            with self.around():
+                loss = pipe.step(*given, uneven=uneven, scaler=self.scaler and self.scaler()).loss
+            right = self.add_gradients(whole, step, pipe)
+            losses.append(abs(loss - right) / abs(right))
+            if self.each or step == self.steps - 1:
+                pipe.wait_gradients()
+                gradients.append(worst(pipe, whole))
+            for one in (pipe.module, nn.ModuleList(whole)) if self.each else ():
+                one.zero_grad()
+        return {"gradient": max(gradients), "loss": max(losses), "left": left_in(pipe)}
+
+    def evaluated(self, pipe: Pipeline, batches: Iterable[Batches], outputs: bool = True) -> float:
+        """The largest relative difference of evaluations and their outputs from those of the unsplit model."""
+        whole, apart = [layer.eval() for layer in self.unsplit(sum(pipe.counts))], [0.0]
+        for inputs, targets in batches:
+            right = reference(whole, self.data((inputs, targets)), self.loss, backward=False)
+            apart.append(abs(pipe.evaluate(list(inputs), list(targets) if pipe.targets else None) - right) / abs(right))
+            if outputs:
+                with torch.no_grad():
+                    wanted = [row_of(run_layers(whole, batch_with(whole, x, None), 0, 0)) for x in inputs]
+                found = pipe.forward(list(inputs), everywhere=True)
+                pairs = zip(tensors_of(list(found)), tensors_of(wanted), strict=True)
+                apart += [difference(a, b) for a, b in pairs]
+        return max(apart)
+
+
+def places_of(pipe: Pipeline) -> int:
+    """How many pipelines have a batch of their own."""
+    if pipe.mesh is not None:
+        return pipe.mesh.places
+    beside = pipe.replicas or pipe.sharding
+    return 1 if beside is None else beside.size
+
+
+def left_in(pipe: Pipeline) -> int:
+    """Microbatches that stages still hold, and bytes that features do."""
+    return sum(len(stage.live) for stage in pipe.stages.values()) + sum(p.held_bytes() + p.host_bytes() for p in pipe.parts)
+
+
+@cache
+def mesh_of(**sizes: int) -> Any:
+    """The mesh of all ranks with these dimensions; all ranks ask for it together."""
+    return dist.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+
+@cache
+def first_ranks(count: int) -> Any:
+    """The process group of the first ranks; all ranks ask for it together."""
+    return dist.new_group(list(range(count)))
+
+
+def tried(rank: int, where: str, run: Callable[[Trial, Pipeline], Any] = Trial.ran) -> dict[str, Any]:
+    """Of each trial in which this rank has a part. where: "module:name" of a mapping from names to trials. run: in place of
+    a trial's steps."""
+    module, _, name = where.partition(":")
+    found = {}
+    for title, trial in getattr(importlib.import_module(module), name).items():
+        ranks, more = dist.get_world_size(), {}
+        if not callable(trial.options) and isinstance(trial.problem, Problem) and trial.problem.ranks < ranks:
+            ranks, more = trial.problem.ranks, {"group": first_ranks(trial.problem.ranks)}
+        if rank < ranks:
+            found[title] = run(trial, trial.pipeline(**more))
+    return found
+
+
+def too_far(ranks: Sequence[Mapping[str, Mapping[str, Any]]], limit: float, **limits: float) -> dict[str, Any]:
+    """What ranks found of trials that are further from the unsplit model than they may be, or leave something. limits: of
+    single trials."""
+    return {
+        f"rank {rank}, {name}": row
+        for rank, rows in enumerate(ranks)
+        for name, row in rows.items()
+        if not max(row["gradient"], row["loss"]) <= limits.get(name, limit) or row["left"]
+    }
