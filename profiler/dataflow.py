@@ -7,14 +7,23 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from zbsolve.exec.backward.layer_split import entered
 from zbsolve.exec.backward.replay import as_written
-from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensor, FakeTensorMode, fake_log, tree_map, without_modes
-from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, trained
+from zbsolve.exec.base.torch_private import (
+    FAKE_REFUSALS,
+    FakeTensor,
+    FakeTensorMode,
+    fake_log,
+    storage_key,
+    tree_map,
+    without_modes,
+)
+from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, local, tensors_of, trained
 from zbsolve.exec.graphs.sharing import Keys, tensor_key
 from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
@@ -202,10 +211,10 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
         takes.append({name: Format.of(sides[name]) for name in taken})
         key = prints[i], inputs[i], tuple(takes[i].items())
         x = Carried(x, {name: sides[name] for name in taken}) if taken else x
-        y = known[key] if mode is not None and key in known else detached(_forward(model, i, layer, x))
-        known |= {key: y} if mode is not None else {}
+        y, held = known[key] if mode is not None and key in known else _forward(model, i, layer, x)
+        known |= {key: (y, held)} if mode is not None else {}
         sides |= {name: y.sides[name] for name in given}
-        gives.append(tuple(Given(name, bytes_of(sides[name]), bool(trained(sides[name]))) for name in given))
+        gives.append(tuple(Given(name, bytes_of(y.sides[name]), bool(trained(y.sides[name])), held[name]) for name in given))
         x = row_of(y)
         untrained += untrained == i and not any(p.requires_grad for p in layer.parameters())
     if untrained == count:
@@ -258,13 +267,42 @@ def place(model: Model, i: int) -> str:
     return f"layer {i} ({model.layer_names[i]})"
 
 
-def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
-    """The layer's output. Where gradients are needed in front of the layer, they must come back through it."""
+class Saving:
+    """What graphs of operations save, as long as they live: what a forward drops does not count."""
+
+    class _Saved:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    def __init__(self) -> None:
+        self._all = WeakSet[Saving._Saved]()
+
+    def watched(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Inside, operations are watched."""
+
+        def pack(tensor: Tensor) -> Saving._Saved:
+            self._all.add(one := Saving._Saved(tensor))
+            return one
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor)
+
+    def keys(self) -> set[int]:
+        """The storages that are kept now."""
+        return {storage_key(local(one.tensor)) for one in self._all}
+
+
+def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
+    """The layer's output, without a graph; and of each side input that it gives the bytes that are kept whoever takes it.
+    Where gradients are needed in front of the layer, they must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     entering = trained(x)
-    with naming(f"{head} fails on {came}"), auxiliary_losses() as extra:
+    saved, gives = Saving(), names_of(layer, i).gives
+    watched = saved.watched() if gives else nullcontext()
+    with naming(f"{head} fails on {came}"), auxiliary_losses() as extra, watched:
         y: Any = called(layer, entered(x))
+    keys = saved.keys() | {storage_key(local(one)) for one in tensors_of(getattr(x, "sides", ()) if i else x)}
+    kept = {name: [one for one in tensors_of(y.sides[name]) if storage_key(local(one)) in keys] for name in gives}
     try:
         checked(y, i)
         for part in y if isinstance(y, Carried) else (y,):
@@ -278,7 +316,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> Any:
             back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
     if entering and all(gradient is None for gradient in back[: len(entering)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
-    return y
+    return detached(y), {name: bytes_of(tensors) for name, tensors in kept.items()}
 
 
 @contextmanager

@@ -214,8 +214,8 @@ def _measured(
     through, spread = flow(model), bench.spread
     if spread is not None:
         spread.check(model)
-    if through.sides and (cutting is not None or spread is not None or bench.capture or bench.parts is not BY_LAYERS):
-        raise BadInput("profile: a model with side inputs goes without --slices, --mesh, --capture and --split")
+    if through.sides and (cutting is not None or spread is not None or bench.capture):
+        raise BadInput("profile: a model with side inputs goes without --slices, --mesh and --capture")
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     if spread is not None:  # nobody knows which layers `parallelize` treats alike
         taken = kinds = tuple(range(len(model.layers)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zbsolve.exec.backward.stage import Live, Stage
 from zbsolve.exec.base.torch_private import persistent_buffers, storage_key
-from zbsolve.exec.base.values import constant, copied, is_dtensor, local, local_bytes, tensors_of, trained
+from zbsolve.exec.base.values import constant, copied, is_dtensor, local_bytes, tensors_of, trained
 from zbsolve.exec.graphs.auto import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.sides import SideValues
@@ -23,7 +23,7 @@ from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, row_of
 from zbsolve.util.errors import BadInput
 
-from .dataflow import batch_of
+from .dataflow import Saving, batch_of
 
 SETTLE_SECONDS = 0.002  # for a thread to drop what its collective gave
 
@@ -174,14 +174,10 @@ def _borders(
     """What a layer keeps of what goes in and out, side inputs apart: the form of its output; `kept` and `unneeded` of
     `LayerMemory`; shapes and types of all that it makes and that gets a gradient. What autograd or a graph saves shows it.
     With autograd a stage of one layer also holds the inputs that get a gradient, in any case."""
-    saved: set[int] = set()
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.add(storage_key(local(tensor)))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    saving = Saving()
+    with saving.watched():
         y = stage.forward(-1, x, target, split=True)
+    saved = saving.keys()
     if any(map(is_dtensor, tensors_of(y))):
         raise BadInput(f"layer {stage.first} hands on a DTensor: profile measures layers that hand on local tensors")
     live = stage.live.pop(-1)

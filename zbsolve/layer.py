@@ -43,11 +43,13 @@ class Names(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A side input that a layer gives: its name, bytes for one microbatch, and whether a gradient comes back."""
+    """A side input that a layer gives: its name, bytes for one microbatch, whether a gradient comes back, and how many of
+    the bytes are there until its backward whoever takes them: the layer keeps them, or they are the batch's."""
 
     name: str
     bytes: int
     gradient: bool = True
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Layer:
     frozen_bytes: of the parameters, those that are never trained: no gradient, no optimizer state.
     buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
     gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
-        part of what it holds: a rank holds each once, whoever takes it there.
+        part of what it holds, but for what it keeps of those it gives: a rank holds each once, whoever takes it there.
     begins: whether it takes the batch, and not the output of the layer before.
     fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that a microbatch takes however many sequences or tokens it has.
     """
@@ -223,6 +225,7 @@ def untrained_layers(layers: Sequence[Layer]) -> int:
 def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
     """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
     nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
+    nothing |= {"output_kept": 0, "input_unneeded": 0}  # of what they hold: else the layer behind counted less than it holds
     return (*(replace(layer, **nothing) for layer in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 

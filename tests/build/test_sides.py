@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -12,6 +13,7 @@ from zbsolve import BadInput, Infeasible, Profile, Schedule, Step, pipeline, pre
 from zbsolve.build import SideInput, Work, with_exchange, with_offload, with_side_inputs, with_work
 from zbsolve.build.sides import rows_begun
 from zbsolve.handover import most_waiting
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.layer import Given, Layer, Link
 from zbsolve.partition.splits import Splits
 from zbsolve.partition.stage_costs import least_step
@@ -73,6 +75,31 @@ def test_where_nothing_is_trained_no_gradient_goes() -> None:
     assert sorted(forwards.edges.bytes.tolist()) == [0, 0, 0, 7]
 
 
+def test_what_stays_in_its_stage_is_held_there() -> None:
+    """Stage 0 gives 7 bytes to itself, and to stage 2 on its rank. It holds 3 of them in any case."""
+    plain = pipeline([1] * 3, B=[1] * 3, W=[1] * 3, placement=(0, 1, 0), microbatches=1)
+    W, sum_of_gradients = ("2B0", "2W0", 0, 7, 0), ("2B0", "0B0", 0, 7, 0)
+    later = with_side_inputs(plain, SideInput(0, (2,), 7, kept=3))
+    assert rows(later, plain) == {("0F0", "2B0", 0, 4, 0), W, sum_of_gradients}
+    both = with_side_inputs(plain, SideInput(0, (0, 2), 7, kept=3))
+    assert rows(both, plain) == {("0F0", "0B0", 0, 4, 0), ("0B0", "0W0", 0, 7, 0), W, sum_of_gradients}
+    front = pipeline([1] * 3, BW=[0, 1, 1], placement=(0, 1, 0), microbatches=1, untrained=1)
+    found = rows(with_side_inputs(front, SideInput(0, (0, 2), 7, kept=3)), front)
+    assert found == {("0F0", "2BW0", 0, 4, 0)}  # what has no backward keeps nothing for one
+
+
+def test_what_a_recompute_makes_again_is_held_from_then_on() -> None:
+    """Stage 0 drops what it holds itself, too; of a stage that recomputes in part nobody knows which part takes it."""
+    for again, counts, held in (([0], (), ("0X0", "0BW0", 0, 4, 0)), ({0: 1}, (2, 1, 1), ("0F0", "0BW0", 0, 7, 0))):
+        how = {"placement": (0, 1, 0), "microbatches": 1, "layers": counts, "recompute": again, "X": [1] * 3}
+        plain = pipeline([1] * 3, BW=[1] * 3, **how)  # type: ignore[arg-type]
+        later = {("0F0", "2BW0", 0, 7, 0)}
+        assert rows(with_side_inputs(plain, SideInput(0, (2,), 7, kept=3)), plain) >= later
+        assert rows(with_side_inputs(plain, SideInput(0, (0,), 7, kept=3)), plain) == {held}
+        found = rows(with_side_inputs(plain, SideInput(0, (0, 2), 7, kept=3)), plain)
+        assert found == {held, ("2BW0", "0BW0", 0, 7, 0), *(later if not counts else ())}
+
+
 def test_a_step_by_hand() -> None:
     """F = 2 and BW = 4 on three ranks, a message of 10 µs from the first to the last and back: the row alone would be
     3 · 6 + 0, but the last F waits until 2 + 10, and the first BW until 12 + 2 + 4 + 10: it ends at 32."""
@@ -129,8 +156,15 @@ def towers(rng: random.Random, stages: int) -> tuple[list[int], list[SideInput]]
     for first, end in pairwise([0, *begins]):
         giver = rng.randrange(first, end)
         takers = {rng.randrange(end, stages), *(s for s in range(giver + 1, stages) if rng.random() < 0.4)}
-        sides.append(SideInput(giver, tuple(sorted(takers)), rng.randint(0, 2), rng.randint(0, 9), rng.random() < 0.8))
+        sides.append(random_side(rng, giver, takers))
     return begins, sides
+
+
+def random_side(rng: random.Random, giver: int, takers: Iterable[int]) -> SideInput:
+    """Of up to two bytes, that the giver's own stage may take, too, or keep."""
+    size, own = rng.randint(0, 2), {giver} if rng.random() < 0.4 else set()
+    ends = giver, tuple(sorted({*takers, *own}))
+    return SideInput(*ends, size, rng.randint(0, 9), rng.random() < 0.8, rng.randint(0, size))
 
 
 def random_towers(seed: int) -> Problem:
@@ -167,6 +201,16 @@ def test_bounds_and_values_on_random_towers(seed: int) -> None:
         solve_is_exact(problem, optimum)
 
 
+def test_what_one_stage_takes_and_another_frees_makes_no_bound_too_high() -> None:
+    """2B holds the sum of gradients until 1B on its rank: behind the last B stage 1 has freed 2 bytes more than it took."""
+    how = {"placement": (0, 1, 1), "microbatches": 2, "held_until_B": 1, "objective": "span"}
+    plain = pipeline([3, 6, 5], B=[1, 1, 1], W=[6, 2, 4], **how)  # type: ignore[arg-type]
+    sides = SideInput(0, (1,), 0, 7), SideInput(1, (2,), 2, kept=2)
+    for room, value in ((7, 54), (8, 50)):
+        problem = replace(with_side_inputs(plain, *sides, begins=(1, 2)), capacity=(room, room))
+        assert optimum(problem) == value == max(bound.value for bound in all_closed_forms(problem))
+
+
 def test_orders_of_a_row_are_orders_of_towers() -> None:
     """So schedules by name hold, and a graph takes no longer than its row."""
     plain = pipeline([2] * 4, BW=[4] * 4, microbatches=6, held_until_B=1)
@@ -200,8 +244,8 @@ def random_step(seed: int) -> Problem:
     sides = []
     for _ in range(rng.randint(1, 2)):
         giver = rng.randrange(stages - 1)
-        takers = sorted(rng.sample(range(giver + 1, stages), rng.randint(1, stages - giver - 1)))
-        sides.append(SideInput(giver, tuple(takers), rng.randint(0, 2), rng.randint(0, 9), rng.random() < 0.8))
+        takers = rng.sample(range(giver + 1, stages), rng.randint(1, stages - giver - 1))
+        sides.append(random_side(rng, giver, takers))
     room = [rng.randint(4, 14)] * (max(placement) + 1)
     return replace(with_side_inputs(plain, *sides), capacity=tuple(room) if rng.random() < 0.8 else None)
 
@@ -262,7 +306,7 @@ def tower_profile(rng: random.Random) -> Profile:
     for number, side in enumerate(sides):
         given = Given(str(number), side.comm, side.gradient)
         layers[side.giver] = replace(layers[side.giver], gives=(*layers[side.giver].gives, given))
-        for i in side.takers:
+        for i in {*side.takers} - {side.giver}:
             layers[i] = replace(layers[i], takes=(*layers[i].takes, str(number)))
     layers = [replace(one, begins=i in begins) for i, one in enumerate(layers)]
     return replace(equal_layers(count), layers=tuple(layers), link=Link(rng.choice([0.0, 2.0]), rng.choice([1.0, 1e6])))
@@ -364,11 +408,12 @@ def test_wrong_numbers_are_named() -> None:
     with pytest.raises(BadInput, match="messages occupy their sender, and a stage that begins a row is sent none"):
         with_side_inputs(pipeline([3] * 2, BW=[3] * 2, microbatches=1, comm=1, blocking=True), begins=(1,))
     for side, why in (
-        (SideInput(1, (1, 2)), "number 0: stage 1 gives it to"),
+        (SideInput(1, (0, 2)), "number 0: stage 1 gives it to"),
         (SideInput(0, (2, 3)), "of 3"),
         (SideInput(0, (2, 1)), "takers are stages, ascending"),
         (SideInput(0, ()), "takers are stages, ascending"),
         (SideInput(0, (1,), -1), "bytes and µs are from 0 up"),
+        (SideInput(0, (1,), 3, kept=4), "and those kept are of them"),
     ):
         with pytest.raises(BadInput, match=why):
             with_side_inputs(plain, side)

@@ -310,3 +310,32 @@ def test_compiled_graphs_give_the_same_within_rounding() -> None:
     right = run(copy.deepcopy(layer), x, "layers")
     for a, b in zip(tree_leaves(run(copy.deepcopy(layer), x, "inductor")), tree_leaves(right), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Turned(nn.Module):
+    """Its output is a view, whose gradient comes as a message has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inside(x).transpose(1, 2)
+        return result
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_gradients_of_views_come_in_any_order_of_memory(given: bool) -> None:
+    layer, x = Turned(), torch.randn(2, 3, WIDTH, requires_grad=True)
+    stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
+    y = stage.forward(0, x, None, split=True)
+    gradient = torch.randn(y.shape) if given else None
+    (found,) = stage.backward(0, [gradient])
+    stage.weights(0)
+    grads = [p.grad for p in layer.parameters()]
+    expected = torch.autograd.grad(
+        Turned.forward(layer, x), [x, *layer.parameters()], torch.zeros(y.shape) if gradient is None else gradient
+    )
+    for one, right in zip([found, *grads], expected, strict=True):
+        assert one is not None
+        assert torch.allclose(one, right, atol=1e-6)

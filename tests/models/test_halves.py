@@ -111,7 +111,7 @@ def test_side_inputs_are_what_layers_hand_on() -> None:
     through = flow(load(spec_of("T5Config")))
     found = dict(zip(load(spec_of("T5Config")).layer_names, through.gives, strict=True))
     assert {name: gives for name, gives in found.items() if gives} == {
-        "embedding": (Given("words", 128, gradient=False),),
+        "embedding": (Given("words", 128, gradient=False, kept=128),),  # the batch's
         "encoder0": (Given("encoder.position_bias", 1024),),
         "encoder_end": (Given("memory", 2048),),
         "decoder0": (Given("decoder.position_bias", 1024),),

@@ -16,7 +16,7 @@ from zbsolve.exec.base.values import tensors_of
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.run.launch import run_local
 from zbsolve.handover import lacking, most_waiting
-from zbsolve.layer import Layer, Link
+from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.partition.stage_memory import StageMemory
 from zbsolve.systems import preset
@@ -81,6 +81,28 @@ def test_a_tensor_between_two_layers_counts_once() -> None:
     assert apart == {"held_until_B": [100, 30], "held_until_W": [0, 70], "held_from_B": [0, 0]}
     needs_more = Layer("b", 1, 1, 1, 2, 0, 30, 0, 50, held_from_B=40)
     assert StageMemory((needs_more,)).held([1]) == {"held_until_B": [0], "held_until_W": [30], "held_from_B": [40]}
+
+
+def test_a_stage_behind_what_trains_nothing_keeps_its_input() -> None:
+    """The frozen layer drops the output that the next one needs: it counts once, and not never."""
+    frozen = Layer("a", 1, 0, 0, 0, 40, 0, 0, 50, output_kept=40)
+    needs = Layer("b", 1, 1, 1, 2, 30, 50, 0, 50)
+    assert StageMemory(without_backwards((frozen, needs), 1)).after_f(0, 2) == 80
+
+
+class Dropping(nn.Linear):
+    """Computes something of its output, and gives that up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        nn.functional.linear(y, self.weight)
+        return y
+
+
+def test_what_a_forward_gives_up_is_not_kept() -> None:
+    """Without a graph that lives nobody keeps the output."""
+    for layer, kept in ((Dropping(64, 64), 0), (nn.Sequential(nn.Linear(64, 64), nn.Tanh()), ROW)):
+        assert held_by(Stage([layer], 1), torch.randn(8, 64, requires_grad=True), None).output_kept == kept
 
 
 def test_what_b_takes_counts_from_b_to_w() -> None:

@@ -70,7 +70,8 @@ def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
         model = doubled(case["model"])
         problem = step_of(model, case["placement"], case["counts"], case["fused"], recompute=case.get("recompute", ()))
         trial, sent = trial_of(model, problem, order=case["seed"]), Counter[tuple[str, int]]()
-        pipe = trial.pipeline(layers=model.build if case["builder"] else nn.Sequential(*model.build()))
+        layers = model.build if case["builder"] else nn.Sequential(*model.build())
+        pipe = trial.pipeline(layers=layers, split=case.get("split", "layers"))
         send = Mailbox.send
 
         def counted(box: Any, message: Any, value: Any, sent: Any = sent, send: Any = send) -> None:

@@ -29,10 +29,11 @@ class SideInput:
     """What a stage makes beside the row of stages, and later ones take.
 
     giver: the stage that makes it.
-    takers: the later stages that take it, ascending.
+    takers: the stages that take it, ascending: later ones, and the giver where layers behind take it there.
     bytes: of it, for one microbatch.
     comm: µs of a message to another rank.
     gradient: whether one comes back.
+    kept: bytes of it that the giver's backward frees, whoever takes them: its layers hold them, or they are the batch's.
     """
 
     giver: int
@@ -40,11 +41,13 @@ class SideInput:
     bytes: int = 0
     comm: int = 0
     gradient: bool = True
+    kept: int = 0
 
     def of_ranks(self, route: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The ranks that take it, and on each the stages that do, ascending. route: stage → rank."""
-        for rank in dict.fromkeys(route[stage] for stage in self.takers):
-            yield rank, tuple(stage for stage in self.takers if route[stage] == rank)
+        """The ranks that take it, and on each the later stages that do, ascending. route: stage → rank."""
+        later = [stage for stage in self.takers if stage != self.giver]
+        for rank in dict.fromkeys(route[stage] for stage in later):
+            yield rank, tuple(stage for stage in later if route[stage] == rank)
 
 
 def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] = ()) -> Problem:
@@ -52,7 +55,8 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     from that stage's backward to the giving stage's. Of one giver and first taker all go in one message.
 
     A rank holds a side input from that F on, the giver's rank from its F on where it has takers, until the last backward
-    there that takes it; each taker until its W, where it has one. From its first backward there on a rank with several
+    there that takes it; each taker until its W, where it has one. The giver's own stage, where it takes it and recomputes,
+    holds it from X on. From its first backward there on a rank with several
     takers holds as much for the sum of their gradients, the giver's rank until the giver's backward.
 
     sides: in any order.
@@ -96,7 +100,8 @@ class _Found:
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins
-        self.forward, self.backward, self.weights = (self._rows(kinds) for kinds in (("F",), BACKWARDS, ("W",)))
+        kinds = ("F",), BACKWARDS, ("W",), ("X",)
+        self.forward, self.backward, self.weights, self.again = map(self._rows, kinds)
         self.held: dict[tuple[int, int], int] = {}
         self.sent: dict[tuple[int, int, str], int] = {}
         self.ordered: dict[tuple[int, int], None] = {}
@@ -111,11 +116,11 @@ class _Found:
     def add(self, side: SideInput, microbatches: Ints, route: Sequence[int]) -> None:
         """A side input of these microbatches, which take one route."""
         F, B, W = (rows[:, microbatches] for rows in (self.forward, self.backward, self.weights))
-        home = route[side.giver]
+        home, more = route[side.giver], self._at_home(side, microbatches)
         for rank, takers in side.of_ranks(route):
             trained = [stage for stage in takers if (B[stage] >= 0).all()]
-            begin = F[side.giver if rank == home else takers[0]]
-            self._hold(begin, B[trained[0]] if trained else F[takers[-1]], side.bytes)
+            begin, size = (F[side.giver], more) if rank == home else (F[takers[0]], side.bytes)
+            self._hold(begin, B[trained[0]] if trained else F[takers[-1]], size)
             for stage in trained:
                 if (W[stage] >= 0).all():
                     self._hold(B[stage], W[stage], side.bytes)
@@ -130,6 +135,19 @@ class _Found:
             self._hold(B[trained[-1]], B[side.giver if rank == home else trained[0]], side.bytes)
             if rank != home:
                 self._send(B[trained[0]], B[side.giver], "side gradient", side.comm)
+
+    def _at_home(self, side: SideInput, microbatches: Ints) -> int:
+        """What the giver's stage holds for takers of its own. How much its rank holds for later stages from its F on."""
+        F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.again))
+        drops = bool((X >= 0).all())  # what a recompute makes again is not there until then
+        more = side.bytes if drops else side.bytes - side.kept
+        if side.giver not in side.takers or (B < 0).any():
+            return more
+        whole = drops and not self.problem.recomputed
+        self._hold(X if whole else F, B, side.bytes - side.kept if whole else more)
+        if (W >= 0).all():
+            self._hold(B, W, side.bytes)
+        return more if whole else 0
 
     def _hold(self, before: Ints, after: Ints, size: int) -> None:
         for pair in zip(before.tolist(), after.tolist(), strict=True):
@@ -171,7 +189,7 @@ class _Found:
 def _check(side: SideInput, stages: int, where: str) -> None:
     if not side.takers or list(side.takers) != sorted({*side.takers}):
         raise BadInput(f"{where}: takers are stages, ascending, at least one")
-    if not 0 <= side.giver < side.takers[0] or side.takers[-1] >= stages:
-        raise BadInput(f"{where}: stage {side.giver} gives it to {list(side.takers)}: to later stages, of {stages}")
-    if side.bytes < 0 or side.comm < 0:
-        raise BadInput(f"{where}: bytes and µs are from 0 up")
+    if not 0 <= side.giver <= side.takers[0] or side.takers[-1] >= stages:
+        raise BadInput(f"{where}: stage {side.giver} gives it to {list(side.takers)}: to stages from there on, of {stages}")
+    if side.comm < 0 or not 0 <= side.kept <= side.bytes:
+        raise BadInput(f"{where}: bytes and µs are from 0 up, and those kept are of them")

@@ -175,8 +175,6 @@ class SideInputs(Part):
         mine = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
         names = told(c.peers, {i: one for i, one in mine.items() if any(one)}, sum(c.own.counts))
         between = Between.of(names, c.own.counts, c.problem)
-        if between.some and c.given.split != "layers":
-            raise BadInput(f"side inputs: split '{c.given.split}' knows none: take layers")
         with together(c.peers, "side inputs") if between.some else nullcontext():
             return cls.checked(between, c.own.program, c.stages)
 

@@ -54,7 +54,12 @@ def batch_with(layers: Any, inputs: Any, target: Any) -> Any:
 def called(layer: nn.Module, x: Any) -> Any:
     """What a layer makes of its input, with side inputs where there are some. Raises BadInput where it does not give what it
     says, or something is not there that it takes."""
-    gives, takes, begins = names_of(layer)
+    return called_by(layer, names_of(layer), x)
+
+
+def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
+    """The same of a layer whose names are known: what a trace goes through."""
+    gives, takes, begins = names
     row, sides = x if isinstance(x, Carried) else (x, {})
     row = sides.get(INPUTS, row) if begins else row
     if missing := [name for name in takes if name not in sides]:

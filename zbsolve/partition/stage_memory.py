@@ -233,19 +233,21 @@ class StageMemory:
 
 
 def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_LINK) -> tuple[SideInput, ...]:
-    """What goes from stage to stage beside the row, where stages have so many layers; those with the same ends together.
-    Raises BadInput where layers do not fit each other."""
+    """What layers give each other beside the row, where stages have so many layers; what has the same ends together. Raises
+    BadInput where layers do not fit each other."""
     values = side_values([layer.names for layer in layers])
     stage = [s for s, count in enumerate(counts) for _ in range(count)]
-    size: dict[tuple[int, tuple[int, ...], bool], int] = {}
+    sizes: dict[tuple[int, tuple[int, ...], bool], tuple[int, int]] = {}
     for layer in layers:
-        for name, nbytes, gradient in layer.gives:
+        for name, nbytes, gradient, kept in layer.gives:
             giver, takers = values[name]
-            later = tuple(sorted({stage[i] for i in takers} - {stage[giver]}))
-            if later:
-                ends = stage[giver], later, gradient
-                size[ends] = size.get(ends, 0) + nbytes
-    return tuple(SideInput(giver, takers, n, round(link.time(n)), way) for (giver, takers, way), n in size.items())
+            ends = stage[giver], tuple(sorted({stage[i] for i in takers})), gradient
+            before = sizes.get(ends, (0, 0))
+            sizes[ends] = before[0] + nbytes, before[1] + kept
+    return tuple(
+        SideInput(giver, takers, size, round(link.time(size)), way, kept)
+        for (giver, takers, way), (size, kept) in sizes.items()
+    )
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -37,6 +37,7 @@ class GivenForm(NamedTuple):
     name: str
     bytes: SIZE
     gradient: bool = True
+    kept: SIZE = 0
 
 
 IN_FILES: dict[Any, Any] = {
@@ -128,7 +129,10 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
     field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
-        return tuple(Given(row.name, read(row.bytes, int, f"{where}: bytes of '{row.name}'"), row.gradient) for row in rows)
+        def size(row: GivenForm, what: str) -> int:
+            return int(read(getattr(row, what), int, f"{where}: {what} of '{row.name}'"))
+
+        return tuple(Given(row.name, size(row, "bytes"), row.gradient, size(row, "kept")) for row in rows)
 
     def slice_extra(form: Any, where: str) -> SliceExtra | None:
         with naming(where):

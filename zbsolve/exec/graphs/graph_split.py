@@ -26,24 +26,32 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 class Zeros(NamedTuple):
-    """A gradient that is 0. shape: of this rank's part, where it is a DTensor, of that layout."""
+    """A gradient that is 0. shape: of this rank's part, where it is a DTensor, of that layout. stride: as graphs were traced
+    for it, where none of its numbers share memory; (): whatever it is."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     layout: Layout | None = None
+    stride: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tensor: Tensor) -> Zeros:
         """The gradient of a tensor like this."""
         if is_dtensor(tensor):
             return cls(local(tensor).shape, tensor.dtype, tensor.device, Layout.of(tensor))
-        return cls(tensor.shape, tensor.dtype, tensor.device)
+        return cls(tensor.shape, tensor.dtype, tensor.device, stride=tensor.stride() if all(tensor.stride()) else ())
 
     def made(self) -> Tensor:
         """The tensor."""
         tensor = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        return tensor if self.layout is None else self.layout.whole(tensor)
+        return self.laid(tensor) if self.layout is None else self.layout.whole(tensor)
+
+    def laid(self, gradient: Tensor) -> Tensor:
+        """A gradient as graphs take it: a message brings one that is contiguous, also of a view that is not."""
+        if not self.stride or gradient.stride() == self.stride:
+            return gradient
+        return torch.empty_strided(self.shape, self.stride, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +173,12 @@ class GraphSplit(Split):
                 values.append(zeros.made().fill_(unit))
                 continue
             gradient = given[leaf]
-            inside = layout is not None and gradient is not None and is_dtensor(gradient)  # as the graph takes it
-            values.append(zeros.made() if gradient is None else local(layout.laid(gradient)) if inside else gradient)  # type: ignore[union-attr]
+            if gradient is None:
+                values.append(zeros.made())
+            elif layout is not None and is_dtensor(gradient):  # as the graph takes it
+                values.append(local(layout.laid(gradient)))
+            else:
+                values.append(zeros.laid(gradient))
         kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
             results = self._backward(values)

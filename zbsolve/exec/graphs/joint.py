@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...models.losses import auxiliary_losses
+from ...models.sides import Carried, called_by, names_of
 from ...util.errors import BadInput
 from ..base import torch_private as private
 from ..base.values import Layout, is_dtensor, leaves_of
@@ -99,10 +100,12 @@ class _Whole(nn.Module):
         super().__init__()
         self.block = block
         self.copied = copied
+        self.names = names_of(block)
 
     def forward(self, *inputs: Any) -> Any:
         with auxiliary_losses() as extra:
-            y = self.block(*inputs)
+            beside = any(self.names) or isinstance(inputs[0], Carried)
+            y = called_by(self.block, self.names, inputs[0]) if beside else self.block(*inputs)
         leaves, spec = private.tree_flatten(y)
         wanted = range(len(leaves)) if self.copied is None else self.copied
         if wanted:

@@ -152,6 +152,11 @@ class StageChain(NamedTuple):
     taken: Ints
     freed: Ints
 
+    def left(self, k: int) -> Ints:
+        """Bytes held behind each position from k − 1 on, with all taken."""
+        held: Ints = self.taken.sum() - np.cumsum(self.freed)
+        return held[min(k, len(held)) - 1 :]
+
 
 Ends = tuple[tuple[Ints, int], ...]  # for each stage: places of passes, one of which is the end, and the work beside it
 
@@ -182,7 +187,8 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) ->
             choices = [_begun(chain, k) for chain in chains]
             first = {s: (at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]}
             until.append(_ends(choices, copies, capacity, first))
-        if not any(chain.taken[k:].any() for chain in chains):
+        # One that has freed what another stage took leaves others more than the capacity.
+        if not any(chain.taken[k:].any() or chain.left(k).min() < 0 for chain in chains):
             choices = [_left(chain, k) for chain in chains]
             last = {s: (at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)}
             behind.append(_ends(choices, copies, capacity, last))
@@ -261,9 +267,8 @@ def _begun(chain: StageChain, k: int) -> Choices:
 
 def _left(chain: StageChain, k: int) -> Choices:
     """What a microbatch holds and has left to work before its positions k, k + 1, …, with all taken."""
-    held = int(chain.taken.sum()) - np.concatenate([[0], np.cumsum(chain.freed)])[k:-1]
     left = np.cumsum(chain.work[::-1])[::-1][k:]
-    return list(zip(held.tolist(), left.tolist(), strict=True))
+    return list(zip(chain.left(k).tolist(), left.tolist(), strict=False))
 
 
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
