@@ -96,8 +96,9 @@ def test_cp_sat_has_half_of_the_threads(
     made = cp.make_solver
 
     def make_solver(seconds: float, workers: int, **options: Any) -> Any:
-        asked.append((seconds, workers))
-        return made(seconds, workers, **options)
+        solver = made(seconds, workers, **options)
+        asked.append((solver.parameters.max_time_in_seconds, solver.parameters.num_workers))
+        return solver
 
     monkeypatch.setattr(cp, "make_solver", make_solver)
     state = state_with(threads)

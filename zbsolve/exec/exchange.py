@@ -206,6 +206,9 @@ class Shared(Part):
         """The parameters that other ranks hold too."""
         return [p for bucket in self._buckets for p in bucket.parameters]
 
+    def no_activations(self) -> list[Tensor]:
+        return [bucket.sum.flat for bucket in self._buckets if bucket.sum is not None]
+
     def elsewhere(self) -> list[nn.Parameter]:
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
