@@ -17,11 +17,11 @@ from typing import Any
 
 from profiler import estimate
 from profiler.devices import device
+from tests.support.exchange_bound import bound_over_exchanges
 from tests.support.slice_problems import paper_order
 from zbsolve import Infeasible, NotFound, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.features.attention_exchange import exchange_costs
 from zbsolve.features.cuts import said_of
-from zbsolve.ilp.bounds.any_choice import bound_over_exchanges
 from zbsolve.layer import Layer
 from zbsolve.search.solver import compiled
 from zbsolve.systems import PRESETS, step_for, system

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.exchange_bound import bound_over_exchanges
 from tests.support.exhaustive import optimum
 from zbsolve import BadInput, Problem, pipeline, preset, solve, verify
 from zbsolve.build import AttentionExchange, Handing, with_attention_exchange
 from zbsolve.build.attention_balance import balanced, even_slots, one_forward_one_backward
 from zbsolve.build.attention_costs import queries_travel, traffic
-from zbsolve.ilp.bounds.any_choice import bound_over_exchanges
 
 
 def step(p: int, m: int, n: int, rest: int, unit: int, ratio: float = 2.0, **more: Any) -> Problem:
