@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -47,16 +47,6 @@ MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines
 MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
 
 
-@overload
-def run_local(given: Schedule, spec: str, **chosen: Any) -> Trace:
-    """All passes of a schedule are seen."""
-
-
-@overload
-def run_local(given: CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
-    """Of rounds each rank sees its own."""
-
-
 def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
     """Run a schedule with the model called `spec` on one process a rank, one thread each, and return what was measured.
 
@@ -64,32 +54,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
     chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
     also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
     """
-    return _run_local(given, spec, Options(**chosen))
-
-
-def run(
-    path: str, spec: str, options: Options, *, local: bool = False, one_device: bool = False
-) -> tuple[Prediction, Trace | RunNumbers] | None:
-    """Run the schedule in a file, and return what was predicted and what was measured.
-
-    path: of a schedule, or of rounds. spec: the model's name. local: on processes that are started here (`run_local`).
-    one_device: in this process (`job.run_on_one_device`). Neither: as one of torchrun's ranks, of which all but the first
-    return None. Raises BadInput, RunFailed.
-    """
-    if one_device:
-        schedule = load_unrolled(path)
-        trace = run_on_one_device(schedule, spec, options)
-        return Prediction.of(schedule), trace
-    if not local:
-        return run_torchrun(path, spec, options)
-    given = read_schedule(path)
-    checked = given.checked if isinstance(given, Rounds) else given
-    assert checked is not None
-    measured = _run_local(checked, spec, options)
-    return Prediction.of(checked), measured
-
-
-def _run_local(given: Schedule | CheckedRounds, spec: str, options: Options) -> Trace | RunNumbers:
+    options = Options(**chosen)
     sizes = options.sizes(step_of(given).ranks)
     if (ranks := math.prod(sizes.values())) > MAX_PROCESSES:
         what = f"--mesh {options.mesh}" if options.mesh else f"{ranks} ranks"
@@ -127,6 +92,28 @@ def _run_local(given: Schedule | CheckedRounds, spec: str, options: Options) -> 
         said.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
+
+
+def run(
+    path: str, spec: str, options: Options, *, local: bool = False, one_device: bool = False
+) -> tuple[Prediction, Trace | RunNumbers] | None:
+    """Run the schedule in a file, and return what was predicted and what was measured.
+
+    path: of a schedule, or of rounds. spec: the model's name. local: on processes that are started here (`run_local`).
+    one_device: in this process (`job.run_on_one_device`). Neither: as one of torchrun's ranks, of which all but the first
+    return None. Raises BadInput, RunFailed.
+    """
+    if one_device:
+        schedule = load_unrolled(path)
+        trace = run_on_one_device(schedule, spec, options)
+        return Prediction.of(schedule), trace
+    if not local:
+        return run_torchrun(path, spec, options)
+    given = read_schedule(path)
+    checked = given.checked if isinstance(given, Rounds) else given
+    assert checked is not None
+    measured = run_local(checked, spec, **vars(options))
+    return Prediction.of(checked), measured
 
 
 def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
