@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -71,7 +70,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
     else:
-        _write(path, text)
+        _write(path, [text.encode("utf-8")], text)
 
 
 def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
@@ -79,21 +78,15 @@ def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
     cannot be written: nothing keeps such a text."""
     if str(path) == "-":
         sys.stdout.writelines(parts)
+    else:
+        _write(path, (part.encode("utf-8") for part in parts), None)
+
+
+def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
+    if path.suffix != ".gz":
+        yield from parts
         return
-    target = Path(path)
-    if why := _obstacle(target):
-        raise BadInput(f"{path}: {why}")
-    data = (part.encode("utf-8") for part in parts)
-    try:
-        _store(target, _zipped(data) if target.suffix == ".gz" else data)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise BadInput(f"{path}: {_reason(error)}") from error
-
-
-def _zipped(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The parts compressed as `_encoded` compresses a whole."""
     zipping = zlib.compressobj(ZIP_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     for part in parts:
         yield zipping.compress(part)
@@ -119,34 +112,31 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """As `write_text`, for what is no text; `-` is refused, as BadInput."""
     if str(path) == "-":
         raise BadInput("-: this is no text for standard output: name a file")
-    _write(path, data)
+    _write(path, [data], data)
 
 
-def _write(path: str | os.PathLike[str], text: str | bytes) -> None:
-    target = Path(path)
-    if why := _obstacle(target):
-        raise CannotWrite(path, why, text)
+def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | bytes | None) -> None:
+    """kept: what CannotWrite keeps; None: it is BadInput."""
+    target, cause = Path(path), None
+    why = _obstacle(target)
     try:
-        _store(target, [_encoded(text, target)])
+        if not why:
+            return _store(target, _encoded(data, target))
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CannotWrite(path, _reason(error), text) from error
+        why, cause = _reason(error), error
+    raise (BadInput(f"{path}: {why}") if kept is None else CannotWrite(path, why, kept)) from cause
 
 
 def write_elsewhere(error: CannotWrite) -> Path | None:
     """Write what could not be written into the folder for temporary files, or else into the home folder, under its name and
     something that makes it new. The path; None where that fails too."""
+    data = error.text.encode("utf-8") if isinstance(error.text, str) else error.text
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
-            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, [_encoded(error.text, error.path)])
+            return _new_file(Path(folder), f"{error.path.stem}-", error.path.suffix, _encoded([data], error.path))
     return None
-
-
-def _encoded(text: str | bytes, path: Path) -> bytes:
-    """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
-    data = text.encode("utf-8") if isinstance(text, str) else text
-    return gzip.compress(data, ZIP_LEVEL, mtime=0) if path.suffix == ".gz" else data
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
