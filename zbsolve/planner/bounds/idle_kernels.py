@@ -101,11 +101,7 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
 def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
     """µs of W and T that rank r has behind its last B, at most. What they need lies in `left` bytes until then."""
     pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
-    weights, shards, rate = (
-        float(row.microbatches * blocks * row.block.W),
-        float(row.microbatches * row.shard.T),
-        0.0,
-    )
+    weights, shards, rate = (float(row.microbatches * blocks * row.block.W), float(row.microbatches * row.shard.T), 0.0)
     behind = weights + shards
     if pending > 0.0:
         rate = float(row.block.W) / pending
