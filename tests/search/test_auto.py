@@ -78,6 +78,17 @@ def test_an_interrupted_race_returns_what_it_has():
     assert tried[1].why == "not tried: interrupted"
 
 
+@pytest.mark.parametrize("where", ["run_threads", "_Bounds.go_on", "_improve"])
+def test_an_interruption_outside_of_searches_keeps_the_best(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def pressed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{auto.__name__}.{where}", pressed)
+    schedule, tried = solve_auto(uneven(), Step(2, 4, partition="auto"), effort=0.2)
+    assert verify(schedule.problem, schedule) == ()
+    assert schedule.certificate.value == min(one.value for one in tried if one.value is not None)
+
+
 def uneven(capacity: int | None = None) -> Profile:
     """A light embedding, a heavy output layer, many bytes in the first layers."""
     blocks = [Layer(f"block{i}", 100, 110, 90, 195, 40, 60, 120, 100) for i in range(9)]

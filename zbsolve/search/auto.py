@@ -125,19 +125,19 @@ def solve_auto(
     told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
     bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
-    _look(race, _usual(runs) if every and not race.order else [], USUAL_SHARE * amount)
-    bounds.begin(race, BOUND_SHARE * amount)
-    _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
-    if every and KEEPING.choices in choices:
-        _other_partitions(race, profile, LOOK_SHARE * amount)
-    bounds.move_layers(race, ANNEAL_SHARE * amount)
     ladders = [choice.ladder for choice in choices if choice.ladder is not None]
-    for ladder in ladders:
-        try_more(race, profile, step, ladder, MOVE_SHARE * amount)
-    _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
-    bounds.go_on(race, race.left)
-    best = race.leanest()
-    if best is None:
+    with race.until_interrupted():
+        _look(race, _usual(runs) if every and not race.order else [], USUAL_SHARE * amount)
+        bounds.begin(race, BOUND_SHARE * amount)
+        _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
+        if every and KEEPING.choices in choices:
+            _other_partitions(race, profile, LOOK_SHARE * amount)
+        bounds.move_layers(race, ANNEAL_SHARE * amount)
+        for ladder in ladders:
+            try_more(race, profile, step, ladder, MOVE_SHARE * amount)
+        _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
+        bounds.go_on(race, race.left)
+    if (best := race.leanest()) is None:
         raise _nothing(race, step)
     assert best.schedule is not None
     plain = options.get("method", "auto") == "auto" and prefer is not None and not (race.interrupted or stop())

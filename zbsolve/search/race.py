@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..step import Step
 from ..systems.table import is_named
 from ..timeline import Floats, Precedence, longest_path
 from ..util.clock import limit_of
-from ..util.errors import Deadlock
+from ..util.errors import Deadlock, interruption
 from ..verifier import verify
 from ..workers.workers import WorkersLost
 from .certify import QUICK_PASSES, check_bound
@@ -178,6 +178,16 @@ class Race:
         """Whether nothing further is to begin."""
         return self.interrupted or self.halted()
 
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """Where there is a schedule, what runs inside ends early when somebody ends it or workers are lost."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemError, WorkersLost) as error:
+            if self.best() is None or not (isinstance(error, WorkersLost) or interruption(error)):
+                raise
+            self.interrupted = True
+
     def settle(self) -> None:
         """Time that went to building and to bounds is no longer left."""
         if not self.runner.counted:
@@ -203,14 +213,10 @@ class Race:
         choices differ in their passes, nothing is spent on what a bound rules out."""
         at_once = min(count, self.runner.count)
         tasks = (task for job in jobs if (task := self._task(job, at_once)) is not None)
-        try:
+        with self.until_interrupted():
             for answer in self.runner.answers(tasks, size):
                 self._keep(answer, at_once)
                 yield answer.task.of.run
-        except (KeyboardInterrupt, WorkersLost):
-            if self.best() is None:
-                raise
-            self.interrupted = True
 
     def _task(self, job: Job, at_once: int) -> Task | None:
         run = job.run
