@@ -273,11 +273,10 @@ def blocks_in_turn(row: BoundRow, left: int) -> int:
     microbatch, where nothing is copied. More blocks on earlier stages leave room for fewer, but for no fewer in all. So each
     stage in turn takes as many as fit.
     """
-    kept = max(row.kept.stays, row.kept.copied)
-    earlier = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0)
-    blocks = 0
+    here = row.gathered + row.unreduced + max(row.kept.stays, row.kept.copied)
+    earlier, blocks = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0), 0
     for _ in range(row.chunks):
-        blocks += max(0, (left - blocks * earlier) // (row.gathered + row.unreduced + kept))
+        blocks += max(0, (left - blocks * earlier) // here)
     return blocks
 
 
