@@ -21,12 +21,10 @@ from .building_block import MemoryEdges, longest_ways
 
 
 @kernel
-def free_near(
-    g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int, period: int, offset: Ints, back: bool
-) -> int:
-    """The first time from `at` on, short of `limit`, when no other placed lane of the stream runs; back: the last one until
-    `at`. `limit` where there is none. placed, offset: whether and when each lane has a place, shape (lanes,). All in µs."""
-    length, rank = g.duration[lane], g.rank[lane]
+def free_near(g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int, period: int, offset: Ints) -> int:
+    """The time nearest to `at`, on the way to `limit`, when no other placed lane of the stream runs; `limit` where there is
+    none. placed, offset: whether and when each lane has a place, shape (lanes,). All in µs."""
+    length, rank, back = g.duration[lane], g.rank[lane], limit < at
     moved = length > 0
     while moved and (at > limit if back else at < limit):
         moved = False
@@ -135,7 +133,7 @@ def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
     first, at, tried = w.ready[lane], w.ready[lane], 0
     while at < first + period:
-        at = free_near(g, w.placed, lane, at, first + period, period, offset, False)
+        at = free_near(g, w.placed, lane, at, first + period, period, offset)
         if at >= first + period:
             break
         offset[lane], w.placed[lane] = at, True
@@ -159,7 +157,7 @@ def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, peri
         i = g.in_lane[e]
         if pools.fetch[i] and not w.placed[i]:
             at = offset[lane] - g.in_lag[e] - g.duration[i]
-            at = free_near(g, w.placed, i, at, w.ready[i] - 1, period, offset, True)
+            at = free_near(g, w.placed, i, max(at, w.ready[i] - 1), w.ready[i] - 1, period, offset)
             if at < w.ready[i]:
                 return False
             offset[i], w.placed[i], w.user[i] = at, True, lane

@@ -49,13 +49,13 @@ def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> 
                 at = last - g.duration[lane]
                 for e in range(g.out_first[lane], g.out_first[lane + 1]):
                     at = min(at, offset[g.out_lane[e]] - g.out_lag[e] - g.duration[lane])
-                offset[lane] = free_near(g, all_lanes, lane, at, offset[lane], period, offset, True)
+                offset[lane] = free_near(g, all_lanes, lane, max(at, offset[lane]), offset[lane], period, offset)
         for lane in range(len(offset)):
             if pools.early[lane]:
                 at = 0
                 for e in range(g.in_first[lane], g.in_first[lane + 1]):
                     at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
-                offset[lane] = free_near(g, all_lanes, lane, at, offset[lane], period, offset, False)
+                offset[lane] = free_near(g, all_lanes, lane, min(at, offset[lane]), offset[lane], period, offset)
 
 
 @kernel
