@@ -83,14 +83,10 @@ def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> t
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:
     """How many times as long rows of samples take together; 1 where that may be chance."""
-    took, doubt = zip(*((sum(map(median, rows)), sum(map(_error, rows))) for rows in (alone, loaded)), strict=True)
-    factor = took[1] / took[0] if took[0] else 1.0
-    return round(min(factor, MAX_FACTOR), 4) if took[1] - took[0] > doubt[0] * factor + doubt[1] else 1.0
-
-
-def _error(row: Sequence[float]) -> float:
-    """µs by which the median may be wrong."""
-    return median_error(row) * median(row)
+    own, slow = (sum(map(median, rows)) for rows in (alone, loaded))
+    unsure = [sum(median_error(row) * median(row) for row in rows) for rows in (alone, loaded)]  # µs
+    factor = slow / own if own else 1.0
+    return round(min(factor, MAX_FACTOR), 4) if slow - own > unsure[0] * factor + unsure[1] else 1.0
 
 
 def _copy(size: int, up: bool) -> Callable[[], Any]:

@@ -196,7 +196,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
     for i in range(count):
         layer = model.build([i])[0]
         prints.append(fingerprint(layer))
-        sizes.append(_bytes(layer))
+        sizes.append(sum(p.numel() * p.element_size() for p in layer.parameters()))
         for group in model.tied:
             holders = tuple(dict.fromkeys(place[0] for place in group))
             if i == holders[0] and len(holders) > 1:
@@ -339,10 +339,6 @@ def _check_loss(model: Model, x: Any, target: Any) -> None:
         )
     if not loss.requires_grad:
         raise BadInput(f"model '{model.name}': its loss lets no gradient back")
-
-
-def _bytes(layer: nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in layer.parameters())
 
 
 def words(value: Any) -> str:

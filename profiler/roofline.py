@@ -20,7 +20,7 @@ from zbsolve.exec.transport.failure import one_line
 from zbsolve.features.cuts import SEQUENCE
 from zbsolve.features.slices import SIZES
 from zbsolve.features.vocabulary import VocabularyCosts
-from zbsolve.layer import HostLink, Layer, Link, without_backwards
+from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.by_name import sized
 from zbsolve.models.model import Model
 from zbsolve.planner.profiled_model import SEQUENCE_PARALLEL, TENSOR_RANKS
@@ -245,7 +245,9 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
         raise BadInput("--mesh: the estimate knows no causal attention, so not what tensor ranks send each other")
     if profile.facts[HEADS] % ranks:
         raise BadInput(f"--mesh: tp is {ranks}, and attention has {profile.facts[HEADS]} heads, which it must divide")
-    link = Link(LATENCY_US, on.link * 1e3 * LINK_SHARE)
+    link, host = Link(LATENCY_US, on.link * 1e3 * LINK_SHARE), profile.host
+    if host is not None:  # a rank's devices copy at once, each its part, into its part of the node's memory
+        host = replace(host, ranks=node // ranks, memory=None if host.memory is None else host.memory // ranks)
     inputs = [profile.layers[0], *profile.layers[:-1]]
     layers = [_part(layer, before.output_bytes, ranks, link) for layer, before in zip(profile.layers, inputs, strict=True)]
     return replace(
@@ -255,7 +257,7 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
         link=profile.link if ranks < node else Link(LATENCY_US, on.network * 1e3 * LINK_SHARE),
         facts={**profile.facts, TENSOR_RANKS: ranks, SEQUENCE_PARALLEL: True},
         tied=tuple((ceil(size / ranks), group) for size, group in profile.tied),
-        host=None if profile.host is None else _host(profile.host, ranks, node),
+        host=host,
     )
 
 
@@ -272,8 +274,3 @@ def _part(layer: Layer, input_bytes: int, ranks: int, link: Link) -> Layer:
     sizes["transient"] += hidden if turns else 0
     parts = {name: getattr(layer, name) / ranks for name in ("U", "attention_F", "attention_B")}
     return replace(layer, **{name: round(time, 3) for name, time in (times | parts).items()}, **sizes)
-
-
-def _host(host: HostLink, ranks: int, node: int) -> HostLink:
-    """A rank's devices copy at once, each its part, into its part of the node's memory."""
-    return replace(host, ranks=node // ranks, memory=None if host.memory is None else host.memory // ranks)

@@ -205,7 +205,8 @@ def time_slices(
     """Times of the layers `kinds` in slices, of each slice one after the other as a rank would run them; where memory does
     not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be cut, and for a model without
     causal attention in `sliced_attention`."""
-    tokens, calls = _tokens(model), dict[int, list[_Call]]()
+    tokens = next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
+    calls = dict[int, list[_Call]]()
     for i in kinds:
         progress(f"slices: can {place(model, i)} be cut")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
@@ -239,10 +240,6 @@ def _timed_together(
     share = replace(bench, seconds=bench.seconds / len(kinds))
     alone_ones = (_timed_together(model, through, (i,), cutting, share, calls, progress) for i in kinds)
     return {i: rows for samples in alone_ones for i, rows in samples.items()}
-
-
-def _tokens(model: Model) -> int:
-    return next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
 
 
 def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:

@@ -16,20 +16,7 @@ import numpy as np
 
 from . import problem_form
 from .kinds import KINDS, LINKS
-from .tables import (
-    CARGO,
-    WHOLE,
-    Bools,
-    Edge,
-    Edges,
-    Ints,
-    Pass,
-    Passes,
-    Pool,
-    Slowdown,
-    pass_name,
-    usual_cargo,
-)
+from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, pass_name, usual_cargo
 from .util.columns import coded, whole_column
 from .util.errors import BadInput, naming
 from .util.files import checked, read_one_of, write_document

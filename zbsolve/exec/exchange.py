@@ -37,16 +37,7 @@ from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_byte
 from .connecting import Connecting
 from .layers import tie
 from .mesh import PipelineMesh, group_along, ranks_along
-from .transport.wires import (
-    abort,
-    all_of,
-    break_off_groups,
-    connect,
-    digest,
-    joined,
-    stamped,
-    waiting,
-)
+from .transport.wires import abort, all_of, break_off_groups, connect, digest, joined, stamped, waiting
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
 

@@ -116,19 +116,13 @@ def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedS
     return RepeatedSchedule(long.one, long.microbatches, long.few, tuple(order), long.round, long.certificate)
 
 
-def load_either(path: str | os.PathLike[str]) -> Schedule | RepeatedSchedule:
-    """A schedule's file or a plan's, or a repeated schedule's. Raises BadInput."""
-    long = read(path)
-    return long if isinstance(long, Schedule) else with_orders(*long, str(path))
-
-
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
     """A schedule's file, or a repeated schedule's with all its passes. Raises BadInput, also where those are too many."""
-    schedule = load_either(path)
-    if isinstance(schedule, Schedule):
-        return schedule
-    check_unrolled(schedule, str(path))
-    return schedule.unrolled()
+    found = read(path)
+    if isinstance(found, Schedule):
+        return found
+    check_unrolled(found[0], str(path))
+    return with_orders(*found, str(path)).unrolled()
 
 
 def check_unrolled(long: RepeatedSchedule, where: str) -> None:

@@ -117,12 +117,6 @@ def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answ
     return Answer(text, case, planned, seconds=0.0 if clock.counted else round(clock.used, 3))
 
 
-def as_it_is(before: Plan, answers: Sequence[Answer]) -> Answer:
-    """The plan that nothing is changed of, with the bound that answers about it leave."""
-    base = case_of(before)
-    return _bounded(Answer("", base, before), [(answer.case, answer.plan) for answer in answers if answer.plan])
-
-
 def _shared(before: Plan, answers: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
     """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
     known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*answers, *others) if answer.plan)]
@@ -225,7 +219,9 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
     here = base.memory if over == "memory" else base.devices
     asked = [f"{over}={number}" for number in sorted(set(numbers)) if number != here]
     before, fresh = what_if(before, asked, others=free, **search)
-    answers = sorted((*fresh, as_it_is(before, (*free, *fresh))), key=lambda entry: getattr(entry.case, over))
+    known = [(answer.case, answer.plan) for answer in (*free, *fresh) if answer.plan]
+    answers = [*fresh, _bounded(Answer("", case_of(before), before), known)]
+    answers.sort(key=lambda entry: getattr(entry.case, over))
     pool = [candidate for solved in (*answers, *free) if solved.plan for candidate in solved.plan.candidates]
     points, missing = dict[int, Point](), list[tuple[int, str]]()
     for answer in answers:

@@ -90,14 +90,10 @@ class Target:
 
     def runs(self, table: Layout) -> Many:
         """Of a table's layouts: which it can run."""
-        able = sum(table.placement == PLACEMENTS.index(name) for name in PLACEMENTS if self.place_by_name(name)) > 0
+        able = sum(table.placement == at for at, name in enumerate(PLACEMENTS) if {ANY, name} & {*self.places}) > 0
         for rule in self.rules or ():
             able = able & ~rule.breaks(table)
         return able
-
-    def place_by_name(self, name: str) -> bool:
-        """Whether it has the placement of that name."""
-        return ANY in self.places or name in self.places
 
     def check_ending(self, path: str) -> None:
         """Raise BadInput for a file's name that promises a format which this target does not write."""

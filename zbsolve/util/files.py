@@ -272,8 +272,7 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
     """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
     BadInput."""
-    holder, body = read_one_of(path, (kind, *holders))
-    return part_of(holder, body, kind, path)
+    return part_of(*read_one_of(path, (kind, *holders)), kind, path)
 
 
 def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:

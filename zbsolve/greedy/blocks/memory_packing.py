@@ -21,12 +21,14 @@ from .building_block import MemoryEdges, longest_ways
 
 
 @kernel
-def free_from(g: MicrobatchGraph, placed: Bools, lane: int, at: int, end: int, period: int, offset: Ints) -> int:
-    """The first time from `at` on, before `end`, when no other placed lane of the stream runs; `end` where there is none.
-    placed, offset: whether and when each lane has a place, shape (lanes,). All times in µs."""
+def free_near(
+    g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int, period: int, offset: Ints, back: bool
+) -> int:
+    """The first time from `at` on, short of `limit`, when no other placed lane of the stream runs; back: the last one until
+    `at`. `limit` where there is none. placed, offset: whether and when each lane has a place, shape (lanes,). All in µs."""
     length, rank = g.duration[lane], g.rank[lane]
     moved = length > 0
-    while moved and at < end:
+    while moved and (at > limit if back else at < limit):
         moved = False
         for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
             other = g.rank_lanes[k]
@@ -35,30 +37,12 @@ def free_from(g: MicrobatchGraph, placed: Bools, lane: int, at: int, end: int, p
                 continue
             since = (at - offset[other]) % period
             if since < busy or since + length > period:
-                at += busy - since if since < busy else period - since + busy
+                if back:
+                    at -= (at + length - offset[other] - 1) % period + 1
+                else:
+                    at += busy - since if since < busy else period - since + busy
                 moved = True
-    return min(at, end)
-
-
-@kernel
-def free_before(g: MicrobatchGraph, placed: Bools, lane: int, at: int, begin: int, period: int, offset: Ints) -> int:
-    """The last time until `at`, after `begin`, when no other placed lane of the stream runs; `begin` where there is none.
-    The others as in `free_from`."""
-    length, rank = g.duration[lane], g.rank[lane]
-    moved = length > 0
-    while moved and at > begin:
-        moved = False
-        for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
-            other = g.rank_lanes[k]
-            busy = g.duration[other]
-            if other == lane or busy == 0 or not placed[other]:
-                continue
-            since = (at - offset[other]) % period
-            if since < busy or since + length > period:
-                back = (at + length - offset[other]) % period
-                at -= back if back > 0 else period
-                moved = True
-    return max(at, begin)
+    return max(at, limit) if back else min(at, limit)
 
 
 class BlockPools(NamedTuple):
@@ -151,7 +135,7 @@ def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period
     """Place a lane, and what it needs fetched. Returns whether there is a place."""
     first, at, tried = w.ready[lane], w.ready[lane], 0
     while at < first + period:
-        at = free_from(g, w.placed, lane, at, first + period, period, offset)
+        at = free_near(g, w.placed, lane, at, first + period, period, offset, False)
         if at >= first + period:
             break
         offset[lane], w.placed[lane] = at, True
@@ -175,7 +159,7 @@ def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, peri
         i = g.in_lane[e]
         if pools.fetch[i] and not w.placed[i]:
             at = offset[lane] - g.in_lag[e] - g.duration[i]
-            at = free_before(g, w.placed, i, at, w.ready[i] - 1, period, offset)
+            at = free_near(g, w.placed, i, at, w.ready[i] - 1, period, offset, True)
             if at < w.ready[i]:
                 return False
             offset[i], w.placed[i], w.user[i] = at, True, lane

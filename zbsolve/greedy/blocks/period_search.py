@@ -20,7 +20,7 @@ from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from ..side_stream import in_time_order, with_side_streams, without_side_streams
 from .building_block import BuildingBlock, MemoryEdges, first_fit, held_peaks, memory_edges, shift_lengths, shift_targets
-from .memory_packing import BlockPools, free_before, free_from, least_period, memory_fit, pools_of
+from .memory_packing import BlockPools, free_near, least_period, memory_fit, pools_of
 from .packing import packed_fit
 
 SWEEPS = 2
@@ -49,13 +49,13 @@ def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> 
                 at = last - g.duration[lane]
                 for e in range(g.out_first[lane], g.out_first[lane + 1]):
                     at = min(at, offset[g.out_lane[e]] - g.out_lag[e] - g.duration[lane])
-                offset[lane] = free_before(g, all_lanes, lane, at, offset[lane], period, offset)
+                offset[lane] = free_near(g, all_lanes, lane, at, offset[lane], period, offset, True)
         for lane in range(len(offset)):
             if pools.early[lane]:
                 at = 0
                 for e in range(g.in_first[lane], g.in_first[lane + 1]):
                     at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
-                offset[lane] = free_from(g, all_lanes, lane, at, offset[lane], period, offset)
+                offset[lane] = free_near(g, all_lanes, lane, at, offset[lane], period, offset, False)
 
 
 @kernel

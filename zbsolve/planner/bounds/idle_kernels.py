@@ -101,11 +101,7 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
 def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
     """µs of W and T that rank r has behind its last B, at most. What they need lies in `left` bytes until then."""
     pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
-    weights, shards, rate = (
-        float(row.microbatches * blocks * row.block.W),
-        float(row.microbatches * row.shard.T),
-        0.0,
-    )
+    weights, shards, rate = (float(row.microbatches * blocks * row.block.W), float(row.microbatches * row.shard.T), 0.0)
     behind = weights + shards
     if pending > 0.0:
         rate = float(row.block.W) / pending
@@ -277,11 +273,10 @@ def blocks_in_turn(row: BoundRow, left: int) -> int:
     microbatch, where nothing is copied. More blocks on earlier stages leave room for fewer, but for no fewer in all. So each
     stage in turn takes as many as fit.
     """
-    kept = max(row.kept.stays, row.kept.copied)
-    earlier = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0)
-    blocks = 0
+    here = row.gathered + row.unreduced + max(row.kept.stays, row.kept.copied)
+    earlier, blocks = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0), 0
     for _ in range(row.chunks):
-        blocks += max(0, (left - blocks * earlier) // (row.gathered + row.unreduced + kept))
+        blocks += max(0, (left - blocks * earlier) // here)
     return blocks
 
 
