@@ -81,9 +81,9 @@ def _check_backward(graph: Graph, rows: Ints) -> None:
 def _check_recompute(graph: Graph, rows: Ints) -> None:
     """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
     that still needs it."""
-    for row, recompute in graph.each(rows):
-        kind = "BW" if graph.row("B", recompute) is None else "B"
-        graph.check_order(recompute, graph.need("F", recompute), row, graph.need(kind, recompute))
+    for row, again in graph.each(rows):
+        kind = "BW" if graph.row("B", again) is None else "B"
+        graph.check_order(again, graph.need("F", again), row, graph.need(kind, again))
 
 
 _BACKWARD = Handler(
