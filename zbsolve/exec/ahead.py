@@ -53,10 +53,10 @@ class Cut:
     @classmethod
     def of(cls, programs: Sequence[Program], rank: int) -> Cut:
         """The cut of one rank's program; `programs` are those of all ranks."""
-        most, mine = lengths(programs), programs[rank]
+        most, own = lengths(programs), programs[rank]
         made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
-        counts = {source: sum(m.before in made for m in sent) for source, sent in mine.incoming.items()}
-        actions, late = list(mine.actions), list[Message]()
+        counts = {source: sum(m.before in made for m in sent) for source, sent in own.incoming.items()}
+        actions, late = list(own.actions), list[Message]()
         for i in range(most[rank]):
             posts = actions[i].posts
             late += (m for m in posts if m.before not in made)
@@ -64,7 +64,7 @@ class Cut:
         if late:  # then something is behind the cut: the backward that waits for such a message, or a pass after it
             after = actions[most[rank]]
             actions[most[rank]] = replace(after, posts=(*late, *after.posts))
-        return cls(replace(mine, actions=tuple(actions)), most[rank], counts)
+        return cls(replace(own, actions=tuple(actions)), most[rank], counts)
 
 
 class Ahead:

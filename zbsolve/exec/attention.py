@@ -60,7 +60,7 @@ class AttentionPeers(Part):
 
     def around(self, kind: str, run: Run) -> Run:
         """While a pass runs that has a helper, its slices ask that one for a part of their attention."""
-        helper = next((one for one, kinds in HELPS.items() if kind in kinds), None)
+        helper = next((name for name, kinds in HELPS.items() if kind in kinds), None)
         if helper is None:
             return run
 
@@ -190,9 +190,9 @@ def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _check_help(graph: Graph, rows: Ints) -> None:
     """It has the parts that it helps."""
-    for _, one in graph.each(rows):
+    for _, helper in graph.each(rows):
         for kind in ("Q", "A"):
-            graph.need(one.kind[0] + kind, one)
+            graph.need(helper.kind[0] + kind, helper)
 
 
 _PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # F or B, which comes behind, does it

@@ -44,13 +44,13 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
     awaits = {}
     for row, first in zip(rows, earliest, strict=True):
         asked, start = needs.get(row, set()), first if joins[row] else begin[row]
-        over = [one for one in begun if end[one] <= start and one not in known]
-        must = [one for one in begun if one in asked or (one in over and problem.freed[one])]
+        over = [earlier for earlier in begun if end[earlier] <= start and earlier not in known]
+        must = [earlier for earlier in begun if earlier in asked or (earlier in over and problem.freed[earlier])]
         known.update(over)
         if must or over:
-            pairs = [*((one, True) for one in must), *((one, False) for one in over if one not in must)]
-            awaits[row] = tuple(Await(problem.passes[one].kind, problem.names[one], sure) for one, sure in pairs)
-        begun = [one for one in begun if one not in must]
+            pairs = [*((earlier, True) for earlier in must), *((earlier, False) for earlier in over if earlier not in must)]
+            awaits[row] = tuple(Await(problem.passes[earlier].kind, problem.names[earlier], sure) for earlier, sure in pairs)
+        begun = [earlier for earlier in begun if earlier not in must]
         if row in settled:
             begun.append(row)
     return awaits
@@ -135,8 +135,8 @@ def together(schedule: Schedule, begin: Times) -> Times:
         begins[rows] = last[group]
     begins[sums] += (1 + problem.passes.stage[sums]) / (2 * problem.stages + 2)
     for order in schedule.sequences.values():
-        mine = order[joins[order]]
-        begins[mine] = np.maximum.accumulate(begins[mine])
+        joining = order[joins[order]]
+        begins[joining] = np.maximum.accumulate(begins[joining])
     return begins
 
 
@@ -147,8 +147,8 @@ def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, In
     turn, rank = turns(handover, begin, goes_on), handover.schedule.problem.passes.rank
     sent, place = turn[handover.before], np.zeros(len(handover.before), np.int64)
     for number, rows in enumerate(handover.orders):
-        mine = rank[handover.after] == number
-        place[mine] = np.searchsorted(turn[rows], sent[mine], "right")
+        own = rank[handover.after] == number
+        place[own] = np.searchsorted(turn[rows], sent[own], "right")
     return np.minimum(place, handover.place[handover.after]), sent
 
 
@@ -205,13 +205,13 @@ def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
     key, behind = last.tolist(), [list[int]() for _ in range(size)]
     for a, b in zip(before.tolist(), after.tolist(), strict=True):
         behind[a].append(b)
-    free = [(key[one], one) for one in range(size) if not waiting[one]]
+    free = [(key[number], number) for number in range(size) if not waiting[number]]
     heapify(free)
     place, done = np.zeros(size, np.int64), 0
     while free:
-        one = heappop(free)[1]
-        place[one], done = done, done + 1
-        for other in behind[one]:
+        number = heappop(free)[1]
+        place[number], done = done, done + 1
+        for other in behind[number]:
             waiting[other] -= 1
             if not waiting[other]:
                 heappush(free, (key[other], other))

@@ -57,8 +57,8 @@ def local_place() -> tuple[int, int]:
 def sharing_environment(rank: int) -> dict[str, str]:
     """With it NCCL takes ranks that share a GPU for as many machines, which talk over sockets; else it refuses them. A
     message that waits holds a multiprocessor of the rank's few for each channel, so one must do (4 % of a step)."""
-    one = dict.fromkeys(("NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER"), "1")
-    return {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} | one
+    channels = dict.fromkeys(("NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER"), "1")
+    return {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} | channels
 
 
 def described(device: torch.device) -> str:

@@ -101,10 +101,10 @@ class Times:
         more = next((name for name in other_passes if name not in passes), None)
         if more is not None:
             raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
-        told = any(layer.all_to_all for layer in profile.layers)  # then a stage without one has none
+        priced = any(layer.all_to_all for layer in profile.layers)  # then a stage without one has none
         around = problem.passes.that(feature=ALL_TO_ALL)
         for name in streams:
-            other_passes.setdefault(name, 0 if told and around[problem.index[name]] else passes[name])
+            other_passes.setdefault(name, 0 if priced and around[problem.index[name]] else passes[name])
         for a, b in links:
             if a in streams and a in waits:
                 other_links.setdefault((a, b), other_links.get((waits[a][0][0], b), links[a, b]))

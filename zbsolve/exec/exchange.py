@@ -70,7 +70,7 @@ class Sum:
             if p.grad is None:
                 there[i].zero_()
         flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
-        total = cls(parameters, small, flat, large, [begin(tensor) for tensor in (flat, *(one for _, one in large))])
+        total = cls(parameters, small, flat, large, [begin(tensor) for tensor in (flat, *(grad for _, grad in large))])
         for work in total.works if timed and not flat.is_cuda else ():
             stamped(work, total.ended)
         return total
@@ -97,8 +97,8 @@ class Sum:
             total.div_(count)
             if p.grad is None:
                 p.grad = as_local_of(torch.empty_like(local(p)).copy_(total), p)
-            elif (mine := local(p.grad)).data_ptr() != total.data_ptr():
-                mine.copy_(total)
+            elif (part := local(p.grad)).data_ptr() != total.data_ptr():
+                part.copy_(total)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
@@ -272,7 +272,7 @@ class Replicas(Part):
                 later += stages[number]
         groups = groups_of(c.given.mesh, c.replicas)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
-        self._distinct = list({id(one): one for one in (c.replicas, *self._groups.values()) if one is not None}.values())
+        self._distinct = list({id(g): g for g in (c.replicas, *self._groups.values()) if g is not None}.values())
         connect(self._distinct, self._device, self.timeout)
         self._later = {id(p): p for p in later if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}

@@ -51,8 +51,8 @@ def split_batch(
     if missing:
         raise BadInput(f"{what}: microbatch {missing[0]} is needed here")
     if rows and len({first_tensor(batch[m]).shape[:1].numel() / rows[m] for m in needed}) > 1:
-        found = ", ".join(f"{first_tensor(batch[m]).shape[:1].numel()} of {rows[m]}" for m in needed)
-        raise BadInput(f"{what}: the microbatches needed here have other rows than the schedule's sizes: {found}")
+        counts = ", ".join(f"{first_tensor(batch[m]).shape[:1].numel()} of {rows[m]}" for m in needed)
+        raise BadInput(f"{what}: the microbatches needed here have other rows than the schedule's sizes: {counts}")
     return {m: moved(batch[m], device) for m in needed}
 
 
@@ -65,7 +65,7 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
     """Is it a microbatch each? A list is; and a tuple of tensors that are alike in type and dimensions, as `tensor.chunk(4)`
     gives them: of `count`, where that is said."""
     if isinstance(batch, tuple):
-        tensors = [one for one in batch if isinstance(one, Tensor)]
+        tensors = [tensor for tensor in batch if isinstance(tensor, Tensor)]
         alike = len(batch) == len(tensors) and len({(tensor.dtype, tensor.dim()) for tensor in tensors}) == 1
         return alike and count in (None, len(batch))
     return isinstance(batch, list) or (isinstance(batch, Mapping) and all(isinstance(key, int) for key in batch))
@@ -85,7 +85,7 @@ def _cut_leaf(leaf: Tensor, what: str, count: int, rows: Sequence[int] | None) -
             raise BadInput(
                 f"{what}: {tuple(leaf.shape)} does not split into microbatches of {','.join(map(str, rows))} rows"
             )
-        return leaf.tensor_split([len(leaf) // sum(rows) * one for one in accumulate(rows)][:-1])
+        return leaf.tensor_split([len(leaf) // sum(rows) * end for end in accumulate(rows)][:-1])
     if len(leaf) % count and rows is not None:
         raise BadInput(
             f"{what}: {tuple(leaf.shape)} does not split into {count} microbatches of equal size: pass uneven=True, or "
@@ -111,9 +111,9 @@ def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, fl
 def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict[int, float]:
     """The same on all ranks, of which those that know nothing give {}: layers of any rank may add to the loss. All ranks
     call this. Raises LostRank."""
-    mine = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
-    found: list[float] = peers.gathered(mine, "shares of microbatches").amax(0).tolist()
-    return dict(enumerate(found)) if any(found) else {}
+    own = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
+    known: list[float] = peers.gathered(own, "shares of microbatches").amax(0).tolist()
+    return dict(enumerate(known)) if any(known) else {}
 
 
 def first_tensor(value: Any) -> Tensor:
@@ -139,8 +139,8 @@ class ShapeNumbers:
         self, routes: Sequence[Sequence[int]], microbatches: Sequence[int], rank: int, size: int, compared: int = 0
     ) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
-        here = [(STEP + i, *one) for i, one in enumerate(chains) if rank in one[0]]
-        self._routes = sorted(here, key=lambda one: one[1][0] != rank)  # where nothing is waited for, first
+        here = [(STEP + i, *chain) for i, chain in enumerate(chains) if rank in chain[0]]
+        self._routes = sorted(here, key=lambda entry: entry[1][0] != rank)  # where nothing is waited for, first
         self._rank, self._size, self.compared = rank, size, compared
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
@@ -159,23 +159,23 @@ class ShapeNumbers:
         for tag, chain, passing in self._routes:
             place = chain.index(self._rank)
             if place:
-                said = torch.empty(len(passing) + len(more), dtype=torch.int64)
-                mailbox.ask(said, chain[place - 1], tag)
-                self._compare(given, said[len(passing) :].tolist(), chain[0])
+                row = torch.empty(len(passing) + len(more), dtype=torch.int64)
+                mailbox.ask(row, chain[place - 1], tag)
+                self._compare(given, row[len(passing) :].tolist(), chain[0])
             elif inputs is None:
-                said = torch.tensor([REFUSED] * len(passing) + more)
+                row = torch.tensor([REFUSED] * len(passing) + more)
             else:
                 now = autocast, tuple(mailbox.trained().values())
-                said = self._say(tag, [(Format.of(inputs[m]), now) for m in passing])
-                said = torch.cat([said, torch.tensor(more)]) if more else said
+                row = self._say(tag, [(Format.of(inputs[m]), now) for m in passing])
+                row = torch.cat([row, torch.tensor(more)]) if more else row
             if place < len(chain) - 1:
-                mailbox.tell(said, chain[place + 1], tag)
-            numbers |= zip(passing, said.tolist(), strict=False)
+                mailbox.tell(row, chain[place + 1], tag)
+            numbers |= zip(passing, row.tolist(), strict=False)
         return numbers
 
     def _compare(self, given: Sequence[int], first: Sequence[int], rank: int) -> None:
-        for what, mine, other in zip(("inputs", "targets"), given, first, strict=False):
-            if mine and other and mine != other:
+        for what, own, other in zip(("inputs", "targets"), given, first, strict=False):
+            if own and other and own != other:
                 text = f"rank {self._rank} was given other {what} than rank {rank}, so its batch may be another one"
                 warnings.warn(f"{text}: give loaders one seed on all ranks, or None where {what} are not read", stacklevel=2)
                 return
@@ -194,12 +194,12 @@ def checksum(batch: Batch | None, count: int) -> int:
     fewer than `count` microbatches."""
     if batch is None or (isinstance(batch, Mapping) and in_microbatches(batch) and len(batch) < count):
         return 0
-    found = 1
+    crc = 1
     for tensor in tensors_of(batch):
         if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_conj():
             row = tensor.detach().cpu().flatten().contiguous().view(torch.uint8)
-            found = zlib.crc32(row.numpy().tobytes(), found)
-    return found
+            crc = zlib.crc32(row.numpy().tobytes(), crc)
+    return crc
 
 
 def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:

@@ -49,10 +49,10 @@ def _check_behind(*kinds: str) -> Check:
     """An all-to-all is on the rank of the pass that it belongs to, one of `kinds`, and an edge puts it behind that pass."""
 
     def check(graph: Graph, rows: Ints) -> None:
-        for row, one in graph.each(rows):
-            makers = (graph.row(kind, one) for kind in kinds)
-            if not any(m is not None and graph.ordered(m, row) and graph.one(m).rank == one.rank for m in makers):
-                raise BadInput(f"pass {one.name}: no edge from its {' or '.join(kinds)} on its rank")
+        for row, all_to_all in graph.each(rows):
+            makers = (graph.row(kind, all_to_all) for kind in kinds)
+            if not any(m is not None and graph.ordered(m, row) and graph.one(m).rank == all_to_all.rank for m in makers):
+                raise BadInput(f"pass {all_to_all.name}: no edge from its {' or '.join(kinds)} on its rank")
 
     return check
 
@@ -85,7 +85,7 @@ HANDLERS: dict[str, Handler] = {
 def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
     """Which passes have a handler whose `field` is `value`, or says anything (None), shape (passes,)."""
     fields = {kind: getattr(HANDLERS[kind], field) for kind in problem.passes.kinds}
-    return problem.passes.are(*(kind for kind, one in fields.items() if (one == value if value else one)))
+    return problem.passes.are(*(kind for kind, known in fields.items() if (known == value if value else known)))
 
 
 PARTS: list[Callable[[Connecting], Part | None]] = [

@@ -60,8 +60,8 @@ def _look(what: str, tensor: Tensor, parameters: Named = ()) -> None:
     if not values.dim():
         raise RunFailed(f"{what} is {float(values)}{_already(parameters)}")
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
-    found = " and ".join(f"{count} {word}" for count, word in ((nan, "NaN"), (inf, "inf")) if count)
-    raise RunFailed(f"{what} has {found} among {values.numel()} numbers{_already(parameters)}")
+    shown = " and ".join(f"{count} {word}" for count, word in ((nan, "NaN"), (inf, "inf")) if count)
+    raise RunFailed(f"{what} has {shown} among {values.numel()} numbers{_already(parameters)}")
 
 
 def _already(parameters: Named) -> str:
@@ -146,8 +146,8 @@ class Interpreter:
         record = self.record
         self._handed.clear()
         self._looked = 0
-        for one in (*self.state.stages.values(), *self.state.parts):
-            one.forget()
+        for part in (*self.state.stages.values(), *self.state.parts):
+            part.forget()
         for column in record.columns():
             column.clear()
         record.later.clear()
@@ -182,8 +182,8 @@ class Interpreter:
                 self.transport.post(message)
             for message in action.receives:
                 self.transport.receive(message)
-            for one in action.awaits:
-                HANDLERS[one.kind].settle(self.state, one.name, one.sure or self.counting)  # type: ignore[misc]
+            for wait in action.awaits:
+                HANDLERS[wait.kind].settle(self.state, wait.name, wait.sure or self.counting)  # type: ignore[misc]
             done = None if slack is None else slack.early.pop(action.name, None)
             row = self._ran(action) if done is None else done
             for kind, stage in action.releases:
@@ -247,10 +247,10 @@ class Interpreter:
             return device.finish(action.name, start)
         for name in action.hears:
             signals.hear(name, signals.step)
-        found = device.finish(action.name, start)
+        times = device.finish(action.name, start)
         if action.tells:
             signals.tell(action.name, signals.step)
-        return found
+        return times
 
     def _input(self, action: Action) -> tuple[Any, Any, int]:
         """What the pass takes, when all of it was here, and how long this rank waited for it, ns. On a GPU, when its first

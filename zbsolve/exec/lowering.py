@@ -126,11 +126,11 @@ def _kept_by_collectives(problem: Problem) -> Bools:
     peers[p.kind[rows], part[rows], p.rank[rows]] = rows
     pairs = np.sort(e.before * len(p) + e.after)
     for this, other, before in ((e.after, e.before, True), (e.before, e.after, False)):
-        found = np.flatnonzero(joins[this])
-        here = peers[p.kind[this[found]], part[this[found]], p.rank[other[found]]]
-        own = other[found] * len(p) + here if before else here * len(p) + other[found]
+        ends = np.flatnonzero(joins[this])
+        here = peers[p.kind[this[ends]], part[this[ends]], p.rank[other[ends]]]
+        own = other[ends] * len(p) + here if before else here * len(p) + other[ends]
         place = np.minimum(np.searchsorted(pairs, own), len(pairs) - 1)
-        kept[found] |= (here >= 0) & (pairs[place] == own)
+        kept[ends] |= (here >= 0) & (pairs[place] == own)
     return kept
 
 
@@ -241,12 +241,12 @@ class _Lowering:
         problem, used, last = self.problem, dict[tuple[int, int], int](), dict[int, int]()
         for row in rows if self.made else ():
             stage, microbatch = int(problem.passes.stage[row]), int(problem.passes.microbatch[row])
-            mine: Sequence[int] = self.makers.get(row, ())
-            if not mine and self.weighted[row] and stage in self.made:
+            makers: Sequence[int] = self.makers.get(row, ())
+            if not makers and self.weighted[row] and stage in self.made:
                 if (stage, microbatch) not in used:
                     raise BadInput(f"pass {problem.names[row]}: no edge says which pass gathers its stage's parameters")
-                mine = [used[stage, microbatch]]
-            for maker in mine:
+                makers = [used[stage, microbatch]]
+            for maker in makers:
                 last[maker] = row
                 used[stage, microbatch] = maker
         released: dict[int, tuple[tuple[str, int], ...]] = {}
@@ -257,25 +257,25 @@ class _Lowering:
 
     def _action(self, row: int, **by_order: Any) -> Action:
         """A pass. by_order: the fields that follow from the order of its rank."""
-        one = self.problem.passes[row]
-        given, takes = self.gives.get(one.name, ()), self.takes.get(one.name)
-        local = takes is not None and takes.source == one.rank
+        this_pass = self.problem.passes[row]
+        given, takes = self.gives.get(this_pass.name, ()), self.takes.get(this_pass.name)
+        local = takes is not None and takes.source == this_pass.rank
         return Action(
-            name=one.name,
-            kind=one.kind,
-            stage=one.stage,
+            name=this_pass.name,
+            kind=this_pass.kind,
+            stage=this_pass.stage,
             part=int(self.problem.parts[row]),
-            companions=self.companions.get((one.stage, int(self.problem.parts[row])), frozenset()),
+            companions=self.companions.get((this_pass.stage, int(self.problem.parts[row])), frozenset()),
             takes=takes.before if takes is not None and local else takes,
             reads=takes is None and bool(self.taking[row]),
-            sends=tuple(m for m in given if m.destination != one.rank),
-            hands=next((m for m in given if m.destination == one.rank), None),
+            sends=tuple(m for m in given if m.destination != this_pass.rank),
+            hands=next((m for m in given if m.destination == this_pass.rank), None),
             hears=tuple(self.hears.get(row, ())),
             tells=row in self.tells,
-            stream=one.streams[0],
+            stream=this_pass.streams[0],
             share=float(self.shares[row]),
             goes_on=bool(self.going_on[row]),
-            sides=tuple(self.sides.get(one.name, ())),
+            sides=tuple(self.sides.get(this_pass.name, ())),
             **by_order,
         )
 
@@ -307,30 +307,30 @@ def _messages(handover: Handover) -> list[Message]:
 
 def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
     """(stage, part) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
-    p, found = problem.passes, defaultdict[tuple[int, int], set[str]](set)
+    p, companions = problem.passes, defaultdict[tuple[int, int], set[str]](set)
     kinds = p.kind_names
     rows = np.flatnonzero(~p.that(per_step=True))
     for row, stage, part in zip(rows.tolist(), p.stage[rows].tolist(), problem.parts[rows].tolist(), strict=True):
-        found[stage, part].add(kinds[row])
-    return {spot: frozenset(kinds) for spot, kinds in found.items()}
+        companions[stage, part].add(kinds[row])
+    return {spot: frozenset(kinds) for spot, kinds in companions.items()}
 
 
 def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
     """Of which passes the rank goes on while their work is done, shape (passes,): of one that helps another, where that does
     not come in one go, parts and then the pass. A pass between may wait for what the helper's rank does next."""
-    found, parts, p = passes_where(problem, "goes_on"), passes_where(problem, "before_its_pass"), problem.passes
+    goes_on, parts, p = passes_where(problem, "goes_on"), passes_where(problem, "before_its_pass"), problem.passes
     broken = set[tuple[int, int]]()
     for order in orders if parts.any() else ():
         rows = [problem.index[name] for name in order]
         spots = [(int(p.stage[row]), int(problem.parts[row])) for row in rows]
         broken |= {a for row, (a, b) in zip(rows, pairwise(spots), strict=False) if parts[row] and a != b}
     for row in np.flatnonzero(problem.passes.that(away=True)).tolist():
-        found[row] = (int(p.stage[row]), int(problem.parts[row])) in broken
-    return found
+        goes_on[row] = (int(p.stage[row]), int(problem.parts[row])) in broken
+    return goes_on
 
 
 def _makers(problem: Problem) -> tuple[dict[int, list[int]], set[int]]:
-    e, found, released = problem.edges, defaultdict[int, list[int]](list), passes_where(problem, "release")
+    e, makers, released = problem.edges, defaultdict[int, list[int]](list), passes_where(problem, "release")
     for row in np.flatnonzero(released[e.before]).tolist():
-        found[int(e.after[row])].append(int(e.before[row]))
-    return found, set(problem.passes.stage[released].tolist())
+        makers[int(e.after[row])].append(int(e.before[row]))
+    return makers, set(problem.passes.stage[released].tolist())

@@ -162,7 +162,7 @@ class PipelineMesh:
                 return False
         if own is None:
             return True
-        return not any(at for at, one in zip(own.get_coordinate(), tensor.placements, strict=True) if not is_shard(one))
+        return not any(at for at, kind in zip(own.get_coordinate(), tensor.placements, strict=True) if not is_shard(kind))
 
     @property
     def sizes(self) -> dict[str, int]:

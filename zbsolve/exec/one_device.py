@@ -120,9 +120,9 @@ class OneDevice:
             names |= {i: names_of(layer, i) for i, layer in made.items()}
         _share(self.parts, model.tied)
         sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
-        for program, mine in zip(programs, self.parts, strict=True):
-            check_untrained(problem, self.counts, program.stages, mine)
-            stages = stages_of(mine, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
+        for program, own in zip(programs, self.parts, strict=True):
+            check_untrained(problem, self.counts, program.stages, own)
+            stages = stages_of(own, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
             features = (
                 Slices.of(problem, program.rank, stages, hook.compare),
@@ -131,8 +131,8 @@ class OneDevice:
             )
             state = RankState(stages, [part for part in features if part is not None])
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
-        self.layers = {i: layer for mine in reversed(self.parts) for i, layer in mine.items()}
-        self.modules = [nn.ModuleList(mine.values()) for mine in self.parts]
+        self.layers = {i: layer for own in reversed(self.parts) for i, layer in own.items()}
+        self.modules = [nn.ModuleList(own.values()) for own in self.parts]
         self.order = _in_order(schedule, self.interpreters)
 
     def wait_gradients(self) -> None:
@@ -199,14 +199,14 @@ def _share(parts: Sequence[Mapping[int, nn.Module]], tied: Iterable[Sequence[Pla
     """Ranks that hold the same parameter hold one: here they have one memory. parts: of each rank, by number of layers. The
     first rank with a parameter gives its values, or the first place of a group that is tied."""
     known: dict[Place, nn.Parameter] = {}
-    for mine in parts:
-        for i, layer in mine.items():
+    for own in parts:
+        for i, layer in own.items():
             for name, parameter in list(layer.named_parameters(remove_duplicate=False)):
-                share(mine, [(i, name)], known.setdefault((i, name), parameter))
+                share(own, [(i, name)], known.setdefault((i, name), parameter))
     for group in tied:
         (i, name), *others = group
-        for mine in parts:
-            share(mine, others, known[i, name])
+        for own in parts:
+            share(own, others, known[i, name])
 
 
 def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:

@@ -33,8 +33,8 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view, training=not forwards_alone(problem))
-    if given.device.type == "cuda" and view.part is None and (found := circle(programs)):
-        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(found[:MOST_NAMED])}")
+    if given.device.type == "cuda" and view.part is None and (waits := circle(programs)):
+        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
     check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
@@ -98,9 +98,9 @@ def stages_of(
     of them a recompute makes again, () or 0: all. microbatches: whose mean gradient is made. parts: how layers are split."""
     made = {}
     for s in stages:
-        mine, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
+        own, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
         behind, n = loss if last else None, again[s] % counts[s] if again else 0
-        dropped = parts(mine[:n], first, None) if n else ()
-        made[s] = Stage(mine, first, behind, 1 / microbatches, parts=[*dropped, *parts(mine[n:], first + n, behind)])
+        dropped = parts(own[:n], first, None) if n else ()
+        made[s] = Stage(own, first, behind, 1 / microbatches, parts=[*dropped, *parts(own[n:], first + n, behind)])
         made[s].dropping = len(dropped) or len(made[s].parts)
     return made

@@ -308,7 +308,7 @@ class Pipeline:
         self.wait_gradients()
         reads = self._runner.shapes.compared and (self.inputs or self.targets)
         count = len(self.microbatches)
-        given = [checksum(one, count) if reads else 0 for one in (inputs, targets)]
+        given = [checksum(batch, count) if reads else 0 for batch in (inputs, targets)]
         result = self._runner.run(data, self.device, memory, given)
         self.steps += 1
         if scaler is not None:
@@ -350,8 +350,8 @@ class Pipeline:
         """What each microbatch of an uneven batch counts, on all ranks."""
         count = len(self.microbatches)
         with together(self.peers, "targets"):
-            mine = shares_of(targets, self.targets, count)
-        return agreed_shares(mine, count, self.peers)
+            own = shares_of(targets, self.targets, count)
+        return agreed_shares(own, count, self.peers)
 
     def trace(
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
@@ -361,18 +361,18 @@ class Pipeline:
         and says from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
-        said = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
+        bodies = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
         if self.view.part is not None:
             steps: Sequence[Any] = put_together([result.seen for result in results], self.wires, whole)
         else:
             whole, steps = results[0].seen.table.schedule, [result.seen for result in results]
-        if not said or whole is None:
+        if not bodies or whole is None:
             return None
-        ranks = [json.loads(one) for one in said]
+        ranks = [json.loads(body) for body in bodies]
         if splits := merged([rows for _, rows, _ in ranks]):
             facts = facts | {"splits": splits}
         if gpu is not None:
-            facts = facts | {"launching_us": [one for *_, one in ranks]}
+            facts = facts | {"launching_us": [us for *_, us in ranks]}
         ran = pairwise([result.seen.table.schedule for result in results])
         switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
-        return replace(trace_of(whole, steps, [Memory(**one) for one, *_ in ranks], facts), switches=switches)
+        return replace(trace_of(whole, steps, [Memory(**fields) for fields, *_ in ranks], facts), switches=switches)

@@ -42,12 +42,12 @@ class NormChain:
         self._error = ""
         Thread(target=self._work, daemon=True).start()
 
-    def give(self, mine: float) -> float:
+    def give(self, number: float) -> float:
         """This rank's number. Never waits. Returns the sum up to this rank, or the number alone where what the ranks before
         make is not here yet."""
-        self._mine = mine
+        self._mine = number
         self._given.set()
-        return mine if self._before is None else self._before + mine
+        return number if self._before is None else self._before + number
 
     def wait(self, timeout: float) -> float:
         """The sum of all, once it is here; added up in `order`, so it has the same bits on every rank. timeout: seconds.
@@ -169,10 +169,10 @@ class PostValidated(Optimizer):
         if self._snapshot is not None:
             self.finish()
         self._pipeline.wait_gradients()
-        mine = norm_power(self._pipeline, 2)
+        power = norm_power(self._pipeline, 2)
         self.begin()
         assert self._chain is not None
-        known = self._chain.give(mine)
+        known = self._chain.give(power)
         self._gradients = [(g, version_of(g)) for g in self._present()]
         self._snapshot, self.copied_bytes = OptimizerSnapshot(self.optimizer), 0
         self._stepped = self._stands(known)

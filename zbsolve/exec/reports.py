@@ -130,8 +130,8 @@ class Reports:
         words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
         words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
-        mine = torch.from_numpy(words)
-        return StepReport(self, *self.peers.wires.gather(mine[: self.width]), mine)
+        row = torch.from_numpy(words)
+        return StepReport(self, *self.peers.wires.gather(row[: self.width]), row)
 
 
 class StepReport:
@@ -189,20 +189,20 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
-    said = gathered(wires, np.stack([step.mine.numpy() for step in steps]).tobytes())
+    bodies = gathered(wires, np.stack([step.mine.numpy() for step in steps]).tobytes())
     losses = [step.loss for step in steps]
-    if not said or schedule is None:
+    if not bodies or schedule is None:
         return []
     rows = list(schedule.sequences.values())
     whole = [np.zeros(len(own), bool) for own in rows]
     table = replace(steps[0].table, schedule=schedule, rows=rows, goes_on=whole)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
-    for rank, one in enumerate(said):
-        columns = np.frombuffer(one, np.int64).reshape(len(steps), -1)
+    for rank, body in enumerate(bodies):
+        columns = np.frombuffer(body, np.int64).reshape(len(steps), -1)
         words[:, rank, : columns.shape[1]] = columns
-    found = [table.columns(word) for word in words]
+    measured = [table.columns(word) for word in words]
     problem = schedule.problem
-    return [MeasuredStep(Timeline(problem, *one[:2]), one, loss) for one, loss in zip(found, losses, strict=True)]
+    return [MeasuredStep(Timeline(problem, *times[:2]), times, loss) for times, loss in zip(measured, losses, strict=True)]
 
 
 def trace_of(
@@ -233,7 +233,7 @@ def trace_of(
     host |= {
         "predicted_peaks": [of_rank.predicted_peak for of_rank in memory],
         "transient_peaks": [of_rank.most for of_rank in memory],
-        "predicted_held": {name: size for one in memory for name, size in zip(one.names, one.predicted, strict=True)},
+        "predicted_held": {name: size for rank in memory for name, size in zip(rank.names, rank.predicted, strict=True)},
     }
     peaks, bytes_held = tuple(of_rank.peak for of_rank in memory), np.array([held[name] for name in schedule.problem.names])
     return replace(trace, peaks=(peaks,) * len(steps), facts=facts | host, held=bytes_held)
@@ -273,18 +273,18 @@ def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: di
     `memory`."""
     part = pipeline.view.part
     assert part is not None
-    mine = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}
-    said = [json.loads(one) for one in gathered(pipeline.wires, json.dumps([mine, pipeline.splits]).encode())]
+    own = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}
+    bodies = [json.loads(body) for body in gathered(pipeline.wires, json.dumps([own, pipeline.splits]).encode())]
     windows = [result.seen.windows for result in results]
-    if not said:
+    if not bodies:
         return None
     makespans = [float(window[:, 1].max() - window[:, 0].min()) for window in windows]
     spans = [float((window[:, 1] - window[:, 0]).max()) for window in windows]
     values = makespans if part.one.objective == "makespan" else spans
     median = sorted(range(len(values)), key=values.__getitem__)[(len(values) - 1) // 2]
-    if splits := merged([rows for _, rows in said]):
+    if splits := merged([rows for _, rows in bodies]):
         facts = facts | {"splits": splits}
-    ranks = [one for one, _ in said]
+    ranks = [numbers for numbers, _ in bodies]
     facts = facts | {
         "predicted_peaks": [rank["predicted"] for rank in ranks],
         "transient_peaks": [rank["most"] for rank in ranks],

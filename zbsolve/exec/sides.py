@@ -41,7 +41,7 @@ class SideValues:
         self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
         self.last = {number for number, stage in stages.items() if stage.loss is not None}
         # A pass that a graph replays (see `profiler.timing`) has no layers.
-        self._begun = {number for number, stage in stages.items() if any(names_of(one).begins for one in stage.layers[:1])}
+        self._begun = {number for number, stage in stages.items() if any(names_of(part).begins for part in stage.layers[:1])}
         self.values: dict[tuple[str, int], Any] = {}
         self.gradients: dict[tuple[str, int], list[Any]] = {}
         # Names, and how many tensors with a gradient each has, of what a stage got and made.
@@ -80,12 +80,12 @@ class SideValues:
             gradients += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
         return gradients
 
-    def back_out(self, number: int, microbatch: int, found: Sequence[Tensor]) -> Sequence[Tensor]:
+    def back_out(self, number: int, microbatch: int, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """The gradients of the row's input. Those of side inputs are added here."""
         counts = self._got.pop((number, microbatch))
-        at = len(found) - sum(count for _, count in counts)
-        self.add(counts, microbatch, found[at:])
-        return found[:at]
+        at = len(gradients) - sum(count for _, count in counts)
+        self.add(counts, microbatch, gradients[at:])
+        return gradients[:at]
 
     def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor]) -> None:
         """More gradients of side inputs. counts: their names, and how many of them each has."""
@@ -143,8 +143,8 @@ class Between(NamedTuple):
     def carried(self, message: Message) -> list[str]:
         """The names of what a message, or the gradient in it, is of."""
         rank = message.source if message.gradient else message.destination
-        mine = [name for name, side_input in self.ends.items() if side_input.giver == message.boundary]
-        return [name for name in mine if self.ranks(name, message.part).get(rank, (-1,))[0] == message.beside]
+        names = [name for name, side_input in self.ends.items() if side_input.giver == message.boundary]
+        return [name for name in names if self.ranks(name, message.part).get(rank, (-1,))[0] == message.beside]
 
     def sent(self, rank: int) -> dict[tuple[int, int, int], str]:
         """What goes from a rank to others: (stage, first stage there, other rank) → a name."""
@@ -172,8 +172,8 @@ class SideInputs(Part):
     @classmethod
     def of(cls, c: Connecting) -> SideInputs | None:
         """The part of a rank, where layers of one stage take what another gives. All ranks call this. Raises BadInput."""
-        mine = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
-        names = told(c.peers, {i: one for i, one in mine.items() if any(one)}, sum(c.own.counts))
+        own = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
+        names = told(c.peers, {i: of_layer for i, of_layer in own.items() if any(of_layer)}, sum(c.own.counts))
         between = Between.of(names, c.own.counts, c.problem)
         with together(c.peers, "side inputs") if between.some else nullcontext():
             return cls.checked(between, c.own.program, c.stages)
@@ -200,7 +200,7 @@ class SideInputs(Part):
             batch = {name: constant(part.get(m)) for name, part in sources if name in takes}
             x = given if stage or given is not None else state.data.inputs[m]
             x = self.here.into(stage, m, x, batch)
-            for name in (one for one in takes if one not in batch):
+            for name in (taken for taken in takes if taken not in batch):
                 self._used(name, m)
             y = self.here.out(stage, m, run(state, action, x))
             for message in (send for send in action.sends if send.beside):
@@ -243,17 +243,17 @@ class SideInputs(Part):
         """What a message carries: values by name, or their gradients in one row."""
         names, m = self.between.carried(message), message.part
         if message.gradient:
-            return tuple(one for name in names for one in self.here.gradients.pop((name, m), ()))
-        found = {name: self.here.values[name, m] for name in names}
+            return tuple(gradient for name in names for gradient in self.here.gradients.pop((name, m), ()))
+        values = {name: self.here.values[name, m] for name in names}
         for name in names:
             self._used(name, m)
-        return found
+        return values
 
     def came(self, message: Message, value: Any) -> None:
         """What a message has brought."""
         names, m = self.between.carried(message), message.part
         if message.gradient:
-            self.here.add(sorted(one for one in self.here.made[message.boundary, m] if one[0] in names), m, value)
+            self.here.add(sorted(entry for entry in self.here.made[message.boundary, m] if entry[0] in names), m, value)
         else:
             self.here.values |= {(name, m): value[name] for name in names}
 
@@ -271,9 +271,9 @@ class SideInputs(Part):
         return SideInputs(self.between, self.program, stages)
 
 
-def told(peers: Peers, mine: Mapping[int, Names], layers: int) -> list[Names]:
+def told(peers: Peers, own: Mapping[int, Names], layers: int) -> list[Names]:
     """The names of all layers, of which each rank tells its own. All ranks call this. Raises LostRank."""
-    body = json.dumps(list(mine.items())).encode()
+    body = json.dumps(list(own.items())).encode()
     length = int(peers.gathered(torch.tensor([len(body)]), "side inputs").max())
     rows = peers.gathered(torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8), "side inputs")
     known = {number: Names(*names) for row in rows for number, names in json.loads(row.numpy().tobytes())}

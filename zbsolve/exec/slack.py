@@ -128,16 +128,16 @@ def earliest(
         needs.setdefault(problem.names[b], []).append(problem.names[a])
     for before, after in syncs:
         needs.setdefault(after, []).append(before)
-    found, wall = dict[int, int](), 0
+    first, wall = dict[int, int](), 0
     for i, action in enumerate(actions):
         if action.kind == WEIGHTS:
             tied = action.takes or action.sides or action.sends or action.hands or action.awaits or action.hears
             if tied or problem.taken[index[action.name]] > 0:
                 wall = i + 1  # it stays where it is, and the W's behind it come later
-            found[i] = max(wall, *(place.get(name, i - 1) + 1 for name in needs.get(action.name, ())), 0)
+            first[i] = max(wall, *(place.get(name, i - 1) + 1 for name in needs.get(action.name, ())), 0)
         if action.kind not in passed:
             wall = i + 1
-    return found
+    return first
 
 
 def check_slack(view: StepView, parts: Iterable[Part]) -> None:

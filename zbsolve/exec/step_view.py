@@ -97,8 +97,8 @@ class StepView:
 
     def check(self) -> None:
         """Raise BadInput where the schedule does not hold; a rank's part is of one that does."""
-        if self.part is None and (found := verify(self.step, self.schedule)):
-            raise BadInput(f"schedule: {found[0]}")
+        if self.part is None and (wrong := verify(self.step, self.schedule)):
+            raise BadInput(f"schedule: {wrong[0]}")
 
 
 def forwards_only(problem: Problem, microbatches: int) -> Problem:

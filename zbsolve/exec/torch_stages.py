@@ -196,11 +196,11 @@ def check_version(version: str, defer_recv: bool = False) -> None:
 def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int, ranks: int) -> None:
     if ranks != len(order.rows):
         raise BadInput(f"schedule: it is for {len(order.rows)} ranks, but the process group has {ranks}")
-    mine = [s for s, home in enumerate(order.placement) if home == rank]
-    if sorted(stages) != mine:
-        raise BadInput(f"stages: {sorted(stages)} were given on rank {rank}, but the schedule puts {mine} there")
+    own = [s for s, home in enumerate(order.placement) if home == rank]
+    if sorted(stages) != own:
+        raise BadInput(f"stages: {sorted(stages)} were given on rank {rank}, but the schedule puts {own} there")
     owner: dict[int, tuple[int, str]] = {}
-    for number in mine:
+    for number in own:
         check_wrappers(number, stages[number])
         for name, parameter in stages[number].named_parameters():
             first = owner.setdefault(id(parameter), (number, name))

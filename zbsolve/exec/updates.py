@@ -168,7 +168,7 @@ def as_one(made: Any, where: str) -> Optimizer:
     if isinstance(made, Optimizer):
         return made
     several = list(made) if isinstance(made, list | tuple) else []
-    if not several or not all(isinstance(one, Optimizer) for one in several):
+    if not several or not all(isinstance(part, Optimizer) for part in several):
         raise BadInput(f"{where}: a torch optimizer or a list of them is needed, not {str(made)[:60]!r}")
     return Joined(several, where)
 
@@ -200,9 +200,9 @@ class Joined(Optimizer):
         of_parameters = state.pop("state", None)
         super().__setstate__(state)
         for each_optimizer in self.optimizers if of_parameters is not None else ():
-            mine = [next(groups) for _ in each_optimizer.param_groups]
-            own = {p: of_parameters[p] for group in mine for p in group["params"] if p in of_parameters}
-            each_optimizer.__setstate__({"state": defaultdict(dict, own), "param_groups": mine})
+            taken = [next(groups) for _ in each_optimizer.param_groups]
+            own = {p: of_parameters[p] for group in taken for p in group["params"] if p in of_parameters}
+            each_optimizer.__setstate__({"state": defaultdict(dict, own), "param_groups": taken})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """A step of each."""
@@ -220,8 +220,8 @@ class _States(MutableMapping[nn.Parameter, OptimizerState]):
     def __getitem__(self, parameter: nn.Parameter) -> OptimizerState:
         if parameter not in self._of or parameter not in self._of[parameter]:  # (a defaultdict would make it)
             raise KeyError(parameter)
-        found: OptimizerState = self._of[parameter][parameter]
-        return found
+        state: OptimizerState = self._of[parameter][parameter]
+        return state
 
     def __setitem__(self, parameter: nn.Parameter, value: OptimizerState) -> None:
         self._of[parameter][parameter] = value
@@ -240,7 +240,7 @@ def check_groups(problem: Problem) -> None:
     """Raise BadInput unless all stages update after the same microbatches, and every update takes equally many."""
     groups = groups_of(problem)
     by_stage = [{m: g for (s, m), g in groups.items() if s == stage} for stage in range(problem.stages)]
-    if any(one != by_stage[0] for one in by_stage):
+    if any(row != by_stage[0] for row in by_stage):
         raise BadInput("updates: every stage must update after the same microbatches")
     sizes = set(np.bincount(list(by_stage[0].values())).tolist())
     if len(sizes) != 1:
@@ -304,10 +304,10 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
 def _check(graph: Graph, rows: Ints) -> None:
     """Groups of microbatches are alike on all stages, and a stage that updates is on one rank."""
     check_groups(graph.problem)
-    for _, one in graph.each(rows):
-        homes = graph.problem.stage_ranks[one.stage]
+    for _, update in graph.each(rows):
+        homes = graph.problem.stage_ranks[update.stage]
         if len(homes) > 1:
-            raise BadInput(f"pass {one.name}: its stage is on ranks {homes}; updates need it on one")
+            raise BadInput(f"pass {update.name}: its stage is on ranks {homes}; updates need it on one")
 
 
 def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:

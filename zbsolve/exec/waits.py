@@ -130,10 +130,10 @@ class _Rank:
     def receive(self, message: Message) -> None:
         """The receives of its pair up to it, as far as they are not enqueued."""
         while message not in self.together.receives:
-            one = self.left[message.source].popleft()
-            self.together.receives[one] = self.call(f"receives {_named(one)}")
-            end = self.carry(one, "receives", [self.reserved.setdefault(one, self.computed)])
-            self.enqueue(f"arrivals from {one.source}", f"sees {_named(one)} arrive", [end])
+            due = self.left[message.source].popleft()
+            self.together.receives[due] = self.call(f"receives {_named(due)}")
+            end = self.carry(due, "receives", [self.reserved.setdefault(due, self.computed)])
+            self.enqueue(f"arrivals from {due.source}", f"sees {_named(due)} arrive", [end])
 
     def send(self, message: Message) -> None:
         """Behind the pass that was launched last."""
@@ -211,7 +211,7 @@ class WaitGraph:
     def event(self, text: str, before: Iterable[int | None] = ()) -> int:
         """A new event that waits for those of `before` that are there. Its number."""
         self.texts.append(text)
-        self.before.append([one for one in before if one is not None])
+        self.before.append([number for number in before if number is not None])
         return len(self.texts) - 1
 
     def circle(self) -> tuple[str, ...]:
@@ -220,24 +220,24 @@ class WaitGraph:
         after: list[list[int]] = [[] for _ in self.texts]
         waiting = [len(before) for before in self.before]
         for number, before in enumerate(self.before):
-            for one in before:
-                after[one].append(number)
+            for event in before:
+                after[event].append(number)
         free = [number for number, count in enumerate(waiting) if not count]
         while free:
-            for one in after[free.pop()]:
-                waiting[one] -= 1
-                if not waiting[one]:
-                    free.append(one)
+            for event in after[free.pop()]:
+                waiting[event] -= 1
+                if not waiting[event]:
+                    free.append(event)
         stuck = next((number for number, count in enumerate(waiting) if count), None)
         if stuck is None:
             return ()
         seen = set[int]()
         while stuck not in seen:
             seen.add(stuck)
-            stuck = next(one for one in self.before[stuck] if waiting[one])
+            stuck = next(event for event in self.before[stuck] if waiting[event])
         way = _way_round(stuck, after)
         first = way.index(min(way))
-        return tuple(self.texts[one] for one in way[first:] + way[:first])
+        return tuple(self.texts[event] for event in way[first:] + way[:first])
 
 
 def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:

@@ -192,15 +192,15 @@ def _anneal_targets(
             for _ in range(1 + np.random.randint(2)):
                 _shift(g, target, annealing.shifts)
         most = cost - heat * (cool / heat) ** (turn / rounds) * np.log(1 - np.random.random())  # Metropolis, drawn ahead
-        value, found, order = decode_fast(g, target, trial, most - g.microbatches * g.duration.sum() / share)
-        new = value + total_length(g, found) / share if value >= 0 else np.inf
+        value, start, order = decode_fast(g, target, trial, most - g.microbatches * g.duration.sum() / share)
+        new = value + total_length(g, start) / share if value >= 0 else np.inf
         if new <= most:
             cost, rule = new, trial
             counts[:] = layers.counts
             if not layers.alone:
-                now = found
+                now = start
             if new < best:
-                best, top = new, (value, found, order, trial)
+                best, top = new, (value, start, order, trial)
                 split[:] = counts
         elif moved:
             layers.counts[:] = counts
@@ -293,15 +293,15 @@ def _anneal_pattern(
             else:
                 _bend(g, offset, step)
         repeat_rows(offset, shifted, target)
-        value, found, order = decode_fast(g, target, trial)
+        value, start, order = decode_fast(g, target, trial)
         if value < 0:
             continue
-        new = value + total_length(g, found) / share
+        new = value + total_length(g, start) / share
         if new <= cost or np.random.random() < np.exp((cost - new) / (annealing.heat * (1.0 - turn / rounds))):
             cost, period, rule = new, shifted, trial
             current[:] = offset
             if new < best_cost:
-                best_cost, top = new, (value, found, order, shifted)
+                best_cost, top = new, (value, start, order, shifted)
                 best[:] = offset
                 rules[-1, 0], rules[-1, 1], rules[-1, 2] = trial
     return top

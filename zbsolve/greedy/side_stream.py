@@ -25,7 +25,7 @@ def same_order(schedule: Schedule) -> bool:
     number = schedule.problem.collective
     if number.max(initial=-1) < 0:
         return True
-    orders = [found for rows in schedule.sequences.values() if len(found := number[rows][number[rows] >= 0])]
+    orders = [turns for rows in schedule.sequences.values() if len(turns := number[rows][number[rows] >= 0])]
     return all(np.array_equal(order, orders[0]) for order in orders)
 
 
@@ -41,12 +41,12 @@ def first_uses(problem: Problem, start: Ints) -> Floats:
     """When the first pass starts that waits for a part of each pass's collective, µs, shape (passes,): by then the
     collective is over, on all ranks. Infinite where none waits, and for passes that are no part of one."""
     e, number = problem.edges, problem.collective
-    found, count = np.full(len(start), np.inf), int(number.max(initial=-1)) + 1
+    until, count = np.full(len(start), np.inf), int(number.max(initial=-1)) + 1
     if count:
         first, uses = np.full(count, np.inf), np.flatnonzero(number[e.before] >= 0)
         np.minimum.at(first, number[e.before[uses]], start[e.after[uses]])
-        found[number >= 0] = first[number[number >= 0]]
-    return found
+        until[number >= 0] = first[number[number >= 0]]
+    return until
 
 
 def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
@@ -106,9 +106,9 @@ def without_side_streams(problem: Problem) -> Problem:
             np.repeat(lag[here] + duration[before[here]], count) + delay[source],
             np.zeros(len(source), np.int64),
         )
-        rest = np.flatnonzero(~away[before])
+        stay = np.flatnonzero(~away[before])
         columns = zip((before, after, lag, size), more, strict=True)
-        before, after, lag, size = (np.concatenate([column[rest], new]) for column, new in columns)
+        before, after, lag, size = (np.concatenate([column[stay], new]) for column, new in columns)
     held, taker, freer = in_their_place(problem)
     edges = Edges.of(before, after, lag=lag, bytes=size) + Edges.of(taker, freer, bytes=problem.device_bytes[held])
     return replace(problem, edges=edges, pools=()).only(np.flatnonzero(~away))
@@ -157,8 +157,8 @@ def room_beside(problem: Problem, share: float) -> Ints | None:
     if problem.capacity is None:
         return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
-    found: Ints = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
-    return found
+    room: Ints = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return room
 
 
 def held_by_others(problem: Problem) -> bool:
@@ -193,12 +193,12 @@ def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
 
 def rooms_beside(problem: Problem) -> list[float]:
     """Shares for `with_room_for_them` that are worth a try: all, then less where that is another problem."""
-    found: list[tuple[float, object]] = []
+    rooms: list[tuple[float, object]] = []
     for share in ROOMS:
         plain = with_room_for_them(problem, share)
-        if plain is not None and all(plain.capacity != other for _, other in found):
-            found.append((share, plain.capacity))
-    return [share for share, _ in found] or [1.0]
+        if plain is not None and all(plain.capacity != other for _, other in rooms):
+            rooms.append((share, plain.capacity))
+    return [share for share, _ in rooms] or [1.0]
 
 
 def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
@@ -210,8 +210,8 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
     """
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
-    given = Schedule(problem, schedule.order, schedule.syncs).sequences
-    timeline = _late_sources(problem, timeline or simulate(problem, list(given.values())))
+    orders = Schedule(problem, schedule.order, schedule.syncs).sequences
+    timeline = _late_sources(problem, timeline or simulate(problem, list(orders.values())))
     row = moments_in(timeline)
     scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved
     start, end = scale * row.start, scale * row.end
@@ -220,7 +220,7 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
         start[rows] = scale * behind + 1 + 2 * turn
         end[rows] = start[rows] + 1
     _behind_inputs(problem, start, end)
-    return _in_one_row(problem, given, row, Moments(start, end), schedule.syncs)
+    return _in_one_row(problem, orders, row, Moments(start, end), schedule.syncs)
 
 
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
@@ -240,7 +240,7 @@ def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:
     return _in_one_row(problem, {}, row, Moments(scale * row.start, scale * row.end), ())
 
 
-def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: Moments, syncs: Names) -> Schedule:
+def _in_one_row(problem: Problem, orders: dict[str, Ints], row: Moments, moved: Moments, syncs: Names) -> Schedule:
     """The schedule with the given orders, all other streams in the order of `moved` (and of `row` where that is the same)
     with collectives put in one order, and syncs by it."""
     start, end = moved
@@ -251,9 +251,9 @@ def _in_one_row(problem: Problem, given: dict[str, Ints], row: Moments, moved: M
     others = {
         stream: rows[np.lexsort((row.start[rows], start[rows]))]
         for stream, rows in problem.members.items()
-        if stream not in given
+        if stream not in orders
     }
-    return synced(problem, given | others, moved, syncs)
+    return synced(problem, orders | others, moved, syncs)
 
 
 def behind_collectives(problem: Problem) -> Ints:
@@ -263,8 +263,8 @@ def behind_collectives(problem: Problem) -> Ints:
     waited = np.bincount(e.before, minlength=count) > 0
     waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
     free = ~waited & waits & (problem.taken == 0) & (problem.freed == 0) & (problem.collective < 0)
-    found: Ints = problem.side_stream[free[problem.side_stream]]
-    return found
+    rows: Ints = problem.side_stream[free[problem.side_stream]]
+    return rows
 
 
 def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
@@ -310,14 +310,14 @@ class _Beside:
         np.maximum.at(self.at, e.after[here], np.searchsorted(self.moment, row.end[e.before[here]] + 1))
         np.minimum.at(self.until, e.before[there], np.searchsorted(self.moment, row.start[e.after[there]]))
         self.taking = taken[self.side] > 0
-        rest = self.side[~self.taking]
-        self.at[rest] = np.maximum(self.at[rest], np.searchsorted(self.time, timeline.start[rest]))
+        freeing = self.side[~self.taking]
+        self.at[freeing] = np.maximum(self.at[freeing], np.searchsorted(self.time, timeline.start[freeing]))
         self._keep_in_order(timeline)
         change = np.zeros(len(order) + 1, np.int64)
         change[:-1] = np.concatenate([taken[own], -freed[own]])[order]
         takers = self.side[self.taking]
         np.add.at(change, self.until[takers], taken[takers])  # at the latest; `_put` sees how much earlier
-        np.subtract.at(change, self.at[rest], freed[rest])
+        np.subtract.at(change, self.at[freeing], freed[freeing])
         self.held = np.cumsum(change)
 
     def _keep_in_order(self, timeline: Timeline) -> None:

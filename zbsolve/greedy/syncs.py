@@ -167,20 +167,20 @@ def moments_in(timeline: Timeline) -> Moments:
 def pools_with_syncs(problem: Problem) -> list[int]:
     """The pools (devices of ranks, and further ones) whose memory the order of one stream does not bound: passes of several
     streams take or free it, and it does not hold all that they take."""
-    found = []
+    pools = []
     if problem.capacity is not None:
         p = problem.passes
         held = np.flatnonzero((problem.taken > 0) | (problem.freed > 0))
         width = len(p.stream_sets)
         several = np.bincount(np.unique(p.rank[held] * width + p.streams[held]) // width, minlength=problem.ranks) > 1
         need = np.bincount(p.rank, problem.taken, problem.ranks)
-        found = np.flatnonzero(several & (need > problem.capacity)).tolist()
+        pools = np.flatnonzero(several & (need > problem.capacity)).tolist()
     for pool in range(problem.ranks, len(problem.room)):
         taken, freed = problem.moved(pool)
         streams = np.unique(problem.passes.streams[(taken > 0) | (freed > 0)])
         if len(streams) > 1 and taken.sum() > problem.room[pool]:
-            found.append(pool)
-    return found
+            pools.append(pool)
+    return pools
 
 
 def with_syncs(schedule: Schedule) -> Schedule:

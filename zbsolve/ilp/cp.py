@@ -99,8 +99,8 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
     if times is None:
         _objective(built, horizon)
     else:
-        for one, d, tail in zip(start, duration, behind.tolist(), strict=True):
-            model.add(value >= one + d + tail)
+        for variable, d, tail in zip(start, duration, behind.tolist(), strict=True):
+            model.add(value >= variable + d + tail)
     return built
 
 
@@ -160,9 +160,9 @@ def _objective(m: CpModel, horizon: int) -> None:
 def refutes(problem: Problem, bound: int, clock: Clock) -> bool:
     """Whether CP-SAT proves in the time of the clock that no schedule has a value under `bound` (µs)."""
     solver = timed_solver(clock)
-    found = solver.solve(build_cp(problem, 0, bound - 1).model)
+    status = solver.solve(build_cp(problem, 0, bound - 1).model)
     clock.spend(solver.response_proto.deterministic_time)
-    return found == cp_model.INFEASIBLE
+    return status == cp_model.INFEASIBLE
 
 
 def timed_solver(clock: Clock) -> cp_model.CpSolver:
@@ -201,8 +201,8 @@ def solve_cp(
     proven = int(np.ceil(solver.best_objective_bound - 1e-6)) if status != cp_model.UNKNOWN else bound
     if status not in FOUND:
         return CpResult(None, max(bound, proven), False)
-    found: Ints = np.array([solver.value(s) for s in built.start], np.int64)
-    return CpResult(schedule_by_start(problem, found), max(bound, proven), False)
+    starts: Ints = np.array([solver.value(s) for s in built.start], np.int64)
+    return CpResult(schedule_by_start(problem, starts), max(bound, proven), False)
 
 
 # --- Some ranks ---
@@ -235,9 +235,9 @@ def ranks_alone(problem: Problem, ranks: tuple[int, ...]) -> tuple[Problem, Ints
     rows = np.flatnonzero(np.isin(p.rank, ranks))
     before, after = _pairs(p.microbatch[rows])
     span = paths_within(problem, rows[before], rows[after])
-    found = span >= 0
-    before, after = before[found], after[found]
-    lag = span[found] - p.duration[rows[before]] - p.duration[rows[after]]
+    linked = span >= 0
+    before, after = before[linked], after[linked]
+    lag = span[linked] - p.duration[rows[before]] - p.duration[rows[after]]
     alone = replace(problem, capacity=None).only(rows)
     capacity = None if problem.capacity is None else problem.capacity[: alone.ranks]
     alone = replace(alone, capacity=capacity, edges=alone.edges + Edges.of(before, after, lag=np.maximum(0, lag)))

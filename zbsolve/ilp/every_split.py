@@ -57,8 +57,8 @@ class SplitModel:
         for jump in lanes.jumps:
             self._at_least(self._with_jump(self.end[-1], jump, lanes.microbatches))
         for q in range(lanes.path):
-            mine = np.flatnonzero(lanes.rank == lanes.rank[q]).tolist()
-            behind = [self.length[lane] for lane in mine if lanes.place(lane) >= q]
+            on_rank = np.flatnonzero(lanes.rank == lanes.rank[q]).tolist()
+            behind = [self.length[lane] for lane in on_rank if lanes.place(lane) >= q]
             self._at_least(self.start[q] + lanes.microbatches * sum(behind))
         model.minimize(self.time)
 
@@ -68,17 +68,17 @@ class SplitModel:
             return row[end]
         if len(set(np.diff(row).tolist())) == 1:
             return row[1] * end
-        found = self.model.new_int_var(0, row[-1], "")
-        self.model.add_element(end, row, found)
-        return found
+        entry = self.model.new_int_var(0, row[-1], "")
+        self.model.add_element(end, row, entry)
+        return entry
 
     def _positive(self, units: Any, least: int) -> Any:
         """`units`, or 0 where they are below that, as in `Lanes.lengths`. least: they are that or more."""
         if least >= 0:
             return units
-        found = self.model.new_int_var(0, MAX_SIZE, "")
-        self.model.add_max_equality(found, [units, 0])
-        return found
+        value = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add_max_equality(value, [units, 0])
+        return value
 
     def _at_least(self, units: Any) -> None:
         self.model.add(self.splits.unit * self.time >= units)
@@ -95,9 +95,9 @@ class SplitModel:
     def _waves(self, wave: Wave, times: int) -> Any:
         """What so many waves take, where one more microbatch than the wave's does not fit; else nothing."""
         F, B = self.lanes.turn(wave.rank)
-        found = self.model.new_int_var(0, MAX_SIZE, "")
-        self.model.add(found >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
-        return found
+        length = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add(length >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
+        return length
 
     def _full(self, wave: Wave) -> Any:
         """Whether a wave's microbatches and one more do not fit its rank."""
@@ -105,8 +105,8 @@ class SplitModel:
         if wave not in self._known:
             assert splits.room is not None
             held, ends = [0, *np.cumsum(splits.held).tolist()], self.ends
-            mine = [s for s, rank in enumerate(splits.ranks) if rank == wave.rank]
-            size = sum(self._table(held, ends[s + 1]) - self._table(held, ends[s]) for s in mine)
+            stages = [s for s, rank in enumerate(splits.ranks) if rank == wave.rank]
+            size = sum(self._table(held, ends[s + 1]) - self._table(held, ends[s]) for s in stages)
             self._known[wave] = full = self.model.new_bool_var("")
             self.model.add((wave.fit + 1) * size <= splits.room[wave.rank]).only_enforce_if(~full)
         return self._known[wave]
@@ -126,13 +126,13 @@ class SplitModel:
         self._at_least(self._least(heads) + sum(work) + self._least(tails))
 
     def _least(self, all_: Sequence[Any]) -> Any:
-        if any(isinstance(one, int) for one in all_):
+        if any(isinstance(value, int) for value in all_):
             return 0  # a tail of nothing
         if len(all_) == 1:
             return all_[0]
-        found = self.model.new_int_var(0, MAX_SIZE, "")
-        self.model.add_min_equality(found, all_)
-        return found
+        least = self.model.new_int_var(0, MAX_SIZE, "")
+        self.model.add_min_equality(least, all_)
+        return least
 
     def _held(self, rank: int, ends: Sequence[Any]) -> tuple[Any, Any, int]:
         """What a rank must hold where stages end so: of one microbatch; of all, times units; and its room."""
@@ -142,8 +142,8 @@ class SplitModel:
         way = each * (chain[-1] - chain[:-1])
         coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_SIZE)
         off = 0 if coarse == 1 else 2  # by which rounding makes more of a stage
-        ways, held = ([0, *np.floor(np.cumsum(one) / coarse).astype(np.int64).tolist()] for one in (way, each))
-        for s in (s for s, one in enumerate(splits.ranks) if one == rank):
+        ways, held = ([0, *np.floor(np.cumsum(column) / coarse).astype(np.int64).tolist()] for column in (way, each))
+        for s in (s for s, home in enumerate(splits.ranks) if home == rank):
             size = self._table(held, ends[s + 1]) - self._table(held, ends[s]) - off
             hops = int(lanes.waits[lanes.path - 1 - s] - lanes.waits[s])
             less = off + (held[-1] + 1) * 2 * splits.rounded * (splits.stages - s)
@@ -164,13 +164,13 @@ class SplitModel:
 
     def overfull(self, split: Split, time: int) -> list[int]:
         """The ranks whose room is too small in this split, within so many µs."""
-        path, found = self.lanes.lengths(split)[: self.lanes.path], list[int]()
+        path, ranks = self.lanes.lengths(split)[: self.lanes.path], list[int]()
         start = np.cumsum(path) - path + self.lanes.waits
         for rank in range(len(self.splits.room or ())):
             size, need, room = self._held(rank, layer_cuts(split))
             left = self.splits.unit * time - int(self._around(rank, start.tolist(), (start + path).tolist()))
-            found += [rank] if size > room or room * left < need else []
-        return found
+            ranks += [rank] if size > room or room * left < need else []
+        return ranks
 
     def set_apart(self, split: Split) -> None:
         """No longer this split."""
@@ -241,7 +241,7 @@ class SplitSearch:
 
     def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
         """The bound, where what is not set apart takes `high` µs or more; whether to go on. closed: nothing is left."""
-        while (low := min(self.apart, key=lambda one: one[1], default=None)) is not None and low[1] < high:
+        while (low := min(self.apart, key=lambda entry: entry[1], default=None)) is not None and low[1] < high:
             if not self._refuted(low[0], clock):
                 break
             self.apart[self.apart.index(low)] = (low[0], self.below, WHOLE)
@@ -256,9 +256,9 @@ class SplitSearch:
         if self.splits.microbatches * len(self._model.lanes.stage) > MAX_WHOLE or clock.left <= 0:
             return False
         part = clock.apart(clock.left * WHOLE_SHARE)
-        found = refutes(self.splits.problem(split), self.below, part)
+        proven = refutes(self.splits.problem(split), self.below, part)
         clock.spend(part.used)
-        return found
+        return proven
 
     def _set_apart(self, split: Split, time: int, clock: Clock) -> bool:
         """Whether more than `time` µs is proven of this split alone."""

@@ -66,8 +66,8 @@ def main(folder: Path) -> None:
         first.col_value = [job["start"].get(name, highspy.kHighsInf) for name in names]
         engine.setSolution(first)
     engine.run()
-    found = engine.getSolution()
-    values = dict(zip(names, found.col_value, strict=True)) if found.value_valid else {}
+    solution = engine.getSolution()
+    values = dict(zip(names, solution.col_value, strict=True)) if solution.value_valid else {}
     optimal = engine.getModelStatus() == highspy.HighsModelStatus.kOptimal
     (folder / "answer.json").write_text(json.dumps({"values": values, "optimal": optimal}), encoding="utf-8")
 

@@ -46,8 +46,8 @@ def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = Tr
     if bound.value > problem.work and (nameless or (not search and bound.kind in SEARCHED)):
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
     unit = value_unit(problem)
-    found = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
-    return with_assumption(found if found.value >= bound.value else rounded_up(found, unit), problem)
+    proven = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
+    return with_assumption(proven if proven.value >= bound.value else rounded_up(proven, unit), problem)
 
 
 def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:

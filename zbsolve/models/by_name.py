@@ -40,9 +40,9 @@ def load(spec: str, seed: int = 0) -> Model:
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
-    name, _, rest = spec.partition("@")
+    name, _, setting = spec.partition("@")
     if name in PUBLISHED:
-        return published_model(name, seed, parse_setting(rest, spec))
+        return published_model(name, seed, parse_setting(setting, spec))
     if spec in PRESETS:
         return PRESETS[spec](seed)
     if match := STAND_IN.fullmatch(spec):
@@ -50,7 +50,7 @@ def load(spec: str, seed: int = 0) -> Model:
     if ":" in spec:
         return _own(spec, seed)
     if name in PRESETS:
-        raise BadInput(f"model '{spec}': {name} takes no '@{rest}'; published models do: {', '.join(PUBLISHED)}")
+        raise BadInput(f"model '{spec}': {name} takes no '@{setting}'; published models do: {', '.join(PUBLISHED)}")
     hint = did_you_mean(name, NAMES, 3)
     raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(NAMES)}, mlp-N; or your own as module:function)")
 
@@ -62,8 +62,8 @@ def knows(spec: str) -> bool:
 
 def sized(spec: str, batch: int) -> str:
     """The name of the same model with so many sequences a microbatch; as it is where it says them, or cannot."""
-    head, brace, said = spec.rpartition("}")
-    name, _, setting = said.partition("@")
+    head, brace, tail = spec.rpartition("}")
+    name, _, setting = tail.partition("@")
     if "batch=" in setting or not (spec.startswith("hf:") or spec.partition("@")[0] in PUBLISHED):
         return spec
     return f"{head}{brace}{name}@{setting}{',' if setting else ''}batch={batch}"
@@ -102,23 +102,23 @@ def _own(spec: str, seed: int) -> Model:
     )
 
 
-def _named(given: Any, where: str) -> list[tuple[str, nn.Module]]:
+def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
     """The layers of a list, nn.ModuleList or nn.Sequential, each with its name there, or its number and class. Raises
     BadInput."""
-    if isinstance(given, nn.Sequential) and type(given).forward is not nn.Sequential.forward:
+    if isinstance(layers, nn.Sequential) and type(layers).forward is not nn.Sequential.forward:
         raise BadInput(
-            f"{where} returns a {type(given).__name__}, whose forward is its own: return the layers in their order"
+            f"{where} returns a {type(layers).__name__}, whose forward is its own: return the layers in their order"
         )
-    if isinstance(given, nn.Sequential | nn.ModuleList):
+    if isinstance(layers, nn.Sequential | nn.ModuleList):
         # `named_children` would name a module once that is there twice.
-        children = given.named_modules(remove_duplicate=False)
+        children = layers.named_modules(remove_duplicate=False)
         rows = [(name, layer) for name, layer in children if name and "." not in name]
     else:
-        rows = [(str(i), layer) for i, layer in enumerate(given)] if isinstance(given, list | tuple) else []
-    found = [(f"{name}.{type(one).__name__}" if name.isdecimal() else name, one) for name, one in rows if one is not None]
-    if not found or not all(isinstance(layer, nn.Module) for _, layer in found):
+        rows = [(str(i), layer) for i, layer in enumerate(layers)] if isinstance(layers, list | tuple) else []
+    named = [(f"{name}.{type(mod).__name__}" if name.isdecimal() else name, mod) for name, mod in rows if mod is not None]
+    if not named or not all(isinstance(layer, nn.Module) for _, layer in named):
         raise BadInput(f"{where} must return a list of nn.Modules, an nn.ModuleList or an nn.Sequential first")
-    return found
+    return named
 
 
 def _same(layer: nn.Module) -> nn.Module:
@@ -140,12 +140,12 @@ def _module(place: str, spec: str) -> Any:
             return importlib.import_module(place)
         if not Path(place).is_file():
             raise BadInput(f"model '{spec}': no such file: {place}")
-        found = importlib.util.spec_from_file_location(Path(place).stem, place)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules.setdefault(found.name, module)
-        found.loader.exec_module(module)
+        file_spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert file_spec is not None
+        assert file_spec.loader is not None
+        module = importlib.util.module_from_spec(file_spec)
+        sys.modules.setdefault(file_spec.name, module)
+        file_spec.loader.exec_module(module)
         return module
     except BadInput:
         raise

@@ -90,10 +90,10 @@ def _attention(
 
         further.pop("documents", None)
         whole: Any = sdpa_attention_forward
-        found: tuple[Tensor, None] = whole(module, query, key, value, attention_mask, dropout, scaling, **further)
-        return found
-    name, given = type(module).__name__, {name: one for name, one in further.items() if one is not None and one is not False}
-    _, window, documents = (given.pop(one, None) for one in ("is_causal", "sliding_window", "documents"))
+        output: tuple[Tensor, None] = whole(module, query, key, value, attention_mask, dropout, scaling, **further)
+        return output
+    name, given = type(module).__name__, {name: arg for name, arg in further.items() if arg is not None and arg is not False}
+    _, window, documents = (given.pop(option, None) for option in ("is_causal", "sliding_window", "documents"))
     if unknown := sorted(given.keys() - IGNORED):
         raise BadInput(f"{name}: {unknown[0]}: sliced_attention has none")
     if dropout and in_slice():
@@ -110,10 +110,10 @@ def _attention(
 def _dropout_named(module: nn.Module, dropout: float) -> str:
     """Which field of the config says so, for a message."""
     config: Any = getattr(module, "config", None)
-    found = [
-        name for name, one in getattr(config, "__dict__", {}).items() if "att" in name and "drop" in name and one == dropout
+    names = [
+        name for name, p in getattr(config, "__dict__", {}).items() if "att" in name and "drop" in name and p == dropout
     ]
-    return f": set {found[0]} of {type(config).__name__} to 0" if found else ""
+    return f": set {names[0]} of {type(config).__name__} to 0" if names else ""
 
 
 def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Tensor | None:
@@ -174,9 +174,9 @@ class Embedding(nn.Module):
                 like: Any = without_layers(of_eight_words(self.base.config)).get_input_embeddings()
             rows = torch.linspace(1, 2, 4 * table.embedding_dim, device="cpu").to(table.weight.dtype).view(4, -1)
             like.weight, like.padding_idx = nn.Parameter(rows, requires_grad=False), None
-            found = like(torch.arange(4, device="cpu"))
-            scale = float(found[0, 0])
-            known = type(like) is type(table) and bool(found.equal(rows * scale))
+            scaled = like(torch.arange(4, device="cpu"))
+            scale = float(scaled[0, 0])
+            known = type(like) is type(table) and bool(scaled.equal(rows * scale))
         except Exception as error:
             raise BadInput(f"hf: embedding {type(table).__name__}: {raised(error)}") from error
         if not known:
@@ -222,9 +222,9 @@ def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
         layer = kind(config, i, **own)
     except Exception as error:
         raise BadInput(f"hf: {kind.__name__} {i} alone: {raised(error)}") from error
-    mine, its = ({name: x.shape for name, x in (*each.named_parameters(), *each.named_buffers())} for each in (layer, like))
-    if mine != its:
-        apart = next(name for name in its | mine if mine.get(name) != its.get(name))
+    alone, its = ({name: x.shape for name, x in (*each.named_parameters(), *each.named_buffers())} for each in (layer, like))
+    if alone != its:
+        apart = next(name for name in its | alone if alone.get(name) != its.get(name))
         raise BadInput(f"hf: {kind.__name__} {i} alone is not what its model makes of it: see {apart}")
     return layer
 
@@ -383,9 +383,9 @@ def _config(spec: str) -> tuple[Any, Setting]:
         import transformers
     except ImportError:
         raise BadInput(f"model '{spec}': transformers is missing: install zbsolve[hf]") from None
-    head, brace, rest = spec.removeprefix("hf:").partition("{")
+    head, brace, tail = spec.removeprefix("hf:").partition("{")
     if brace:
-        text, _, setting = rest.rpartition("}")
+        text, _, setting = tail.rpartition("}")
         setting = setting.removeprefix("@")
     else:
         (head, _, setting), text = head.partition("@"), ""

@@ -50,10 +50,10 @@ def inner_of(causal: Any) -> tuple[str, Any]:
     """The model inside, which makes hidden states, and its name there. Some (Llama 4's) are not what their prefix names."""
     if causal.base_model is not causal:
         return causal.base_model_prefix, causal.base_model
-    found = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
-    if not found:
+    inner = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
+    if not inner:
         raise BadInput(f"hf: {type(causal).__name__} has no model inside")
-    return found[0]
+    return inner[0]
 
 
 def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
@@ -166,7 +166,7 @@ Words = Mapping[str, str]
 
 def words_of(layer: nn.Module) -> Words:
     """What a layer says of itself in words, by name."""
-    return {name: said for name, said in vars(layer).items() if isinstance(said, str) and not name.startswith("_")}
+    return {name: word for name, word in vars(layer).items() if isinstance(word, str) and not name.startswith("_")}
 
 
 class Noted(Exception):
@@ -220,8 +220,8 @@ def _noted(config: Any, words: Words, sample: Sample) -> Given:
     return Given(value, _along(value, shorter, sample.length), sample.batch)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return not isinstance(one, Tensor) or (one.shape == other.shape and bool(torch.allclose(one, other, equal_nan=True)))
+def _same(leaf: Any, other: Any) -> bool:
+    return not isinstance(leaf, Tensor) or (leaf.shape == other.shape and bool(torch.allclose(leaf, other, equal_nan=True)))
 
 
 def _with_note(config: Any, words: Words) -> Any:
@@ -247,16 +247,16 @@ def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
 def _along(value: Any, shorter: Any, length: int) -> tuple[tuple[int, ...], ...]:
     """Dimensions that a sequence one token shorter shortens. Where it makes no such tensor (a mask that only longer ones
     need): those of the sequence's length."""
-    rows, others = (tree_leaves(one) for one in (value, shorter))
+    rows, others = (tree_leaves(tree) for tree in (value, shorter))
     others = others if len(others) == len(rows) else [None] * len(rows)
-    return tuple(_dimensions(one, other, length) for one, other in zip(rows, others, strict=True))
+    return tuple(_dimensions(leaf, other, length) for leaf, other in zip(rows, others, strict=True))
 
 
-def _dimensions(one: Any, other: Any, length: int) -> tuple[int, ...]:
-    if not isinstance(one, Tensor):
+def _dimensions(leaf: Any, other: Any, length: int) -> tuple[int, ...]:
+    if not isinstance(leaf, Tensor):
         return ()
-    same = other.shape if isinstance(other, Tensor) and other.dim() == one.dim() else None
-    sizes = enumerate(one.shape)
+    same = other.shape if isinstance(other, Tensor) and other.dim() == leaf.dim() else None
+    sizes = enumerate(leaf.shape)
     return tuple(i for i, size in sizes if (size == length if same is None else size != same[i]))
 
 
@@ -323,10 +323,10 @@ def hear(layer: nn.Module, balance: Balance) -> None:
 @contextmanager
 def heard() -> Iterator[list[Tensor]]:
     """The logits of the routers that run inside."""
-    found: list[Tensor] = []
-    _listening.append(found)
+    logits: list[Tensor] = []
+    _listening.append(logits)
     try:
-        yield found
+        yield logits
     finally:
         _listening.pop()
 
@@ -337,9 +337,9 @@ def _telling(kind: Any, place: int) -> Any:
     plain: Callable[..., Any] = kind.forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found = plain(self, *args, **kwargs)
+        output = plain(self, *args, **kwargs)
         if _listening:
-            _listening[-1].append(found[place])
-        return found
+            _listening[-1].append(output[place])
+        return output
 
     return type(kind.__name__, (kind,), {"forward": forward})

@@ -80,14 +80,14 @@ class _Walk:
         """What the layer makes: new tensors of its shapes, and those that it only hands on."""
         if self.called and x is not self.row:
             raise BadInput(f"hf: something is done between {self.half} layers {len(self.called) - 1} and {len(self.called)}")
-        found = Called(layer, (args, kwargs))
-        leaves, form = tree_flatten(found.given)
+        call = Called(layer, (args, kwargs))
+        leaves, form = tree_flatten(call.given)
         names = inspect.signature(layer.forward).bind(x, *args, **kwargs).arguments
         for n, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and id(leaf) in self.made:
-                self._take(found, n, leaf, next((name for name, one in names.items() if one is leaf), f"value{n}"))
-        constant = [None if n in found.takes else leaf for n, leaf in enumerate(leaves)]
-        self.called.append(Called(layer, tree_unflatten(constant, form), found.takes, found.gives))
+                self._take(call, n, leaf, next((name for name, value in names.items() if value is leaf), f"value{n}"))
+        constant = [None if n in call.takes else leaf for n, leaf in enumerate(leaves)]
+        self.called.append(Called(layer, tree_unflatten(constant, form), call.takes, call.gives))
         real = dict[int, Any]()
 
         def there(leaf: Any) -> Any:
@@ -109,17 +109,17 @@ class _Walk:
         self.kept += results
         return tree_unflatten(results, form)
 
-    def _take(self, found: Called, n: int, leaf: Tensor, name: str) -> None:
+    def _take(self, call: Called, n: int, leaf: Tensor, name: str) -> None:
         source = self.made[id(leaf)]
         if source is None:
-            found.takes[n] = MEMORY
+            call.takes[n] = MEMORY
             return
         giver, place = source
         if name.endswith("position_bias") and not leaf.requires_grad:
-            found.takes[n] = ""  # zeros, which each layer makes for itself: none is cheaper than a message
+            call.takes[n] = ""  # zeros, which each layer makes for itself: none is cheaper than a message
             return
-        found.takes[n] = f"{self.half}.{name}" + (f".{giver}" if giver else "")
-        self.called[giver].gives[place] = found.takes[n]
+        call.takes[n] = f"{self.half}.{name}" + (f".{giver}" if giver else "")
+        self.called[giver].gives[place] = call.takes[n]
 
     def module(self, module: nn.Module, args: Any, y: Any) -> None:
         """A module of the half has run."""
@@ -133,7 +133,7 @@ class _Walk:
 def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple[Half, Tensor]:
     """A half, and its output. shell: the model without numbers. memory: what the decoder gets."""
     stack = getattr(shell, f"get_{half}")()
-    lists = [(name, one) for name, one in stack.named_children() if isinstance(one, nn.ModuleList) and len(one)]
+    lists = [(name, child) for name, child in stack.named_children() if isinstance(child, nn.ModuleList) and len(child)]
     if stack is shell or len(lists) != 1:
         raise BadInput(f"hf: the {half} of {type(shell).__name__} is no row of layers")
     (place, layers), walk = lists[0], _Walk(half, memory)
@@ -142,11 +142,11 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     bare = _copied(stack, {id(layers): probes, id(tokens): nn.Identity()})
     originals = {name: module for name, module in stack.named_children() if module not in (layers, tokens)}
     for name, module in originals.items():
-        getattr(bare, name).register_forward_hook(lambda _, args, y, one=module: walk.module(one, args, y))
+        getattr(bare, name).register_forward_hook(lambda _, args, y, child=module: walk.module(child, args, y))
     _made(bare, shell)
     x = torch.zeros(sample.batch, sample.length, tokens.embedding_dim, dtype=sample.dtype)
-    given = {} if memory is None else {"encoder_hidden_states": memory}
-    y = tree_leaves(bare(inputs_embeds=x, **given)[0])[0]
+    further = {} if memory is None else {"encoder_hidden_states": memory}
+    y = tree_leaves(bare(inputs_embeds=x, **further)[0])[0]
     if len(walk.called) != len(layers) or y is not walk.row:
         raise BadInput(f"hf: the {half} of {type(shell).__name__} does more than its layers one after the other")
     return Half(stack, place, tuple(walk.called), tuple(walk.behind)), y
@@ -157,22 +157,22 @@ def _copied(module: Any, instead: dict[int, Any]) -> Any:
     which `_made` puts others in place of."""
     parts = [*module.modules()]
     stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
-    return copy.deepcopy(module, {id(one): one for one in stay} | instead)
+    return copy.deepcopy(module, {id(kept): kept for kept in stay} | instead)
 
 
 def _made(module: Any, shell: Any) -> Any:
     """A module without numbers gets some, as the library initialises it."""
 
-    begun = [one for one in module.modules() if any(leaf.is_meta for _, leaf in _own(one))]
-    for one in begun:
-        for name, leaf in _own(one):
+    begun = [part for part in module.modules() if any(leaf.is_meta for _, leaf in _own(part))]
+    for part in begun:
+        for name, leaf in _own(part):
             new = torch.empty(leaf.shape, dtype=leaf.dtype)  # to_empty cannot where tensors are fake
-            setattr(one, name, nn.Parameter(new) if isinstance(leaf, nn.Parameter) else new)
+            setattr(part, name, nn.Parameter(new) if isinstance(leaf, nn.Parameter) else new)
     with torch.no_grad():
-        for one in reversed([*module.modules()]) if begun else ():
-            getattr(one, "reset_parameters", lambda: None)()
+        for part in reversed([*module.modules()]) if begun else ():
+            getattr(part, "reset_parameters", lambda: None)()
             with suppress(AttributeError):  # of a table that is another layer's
-                shell._init_weights(one)
+                shell._init_weights(part)
     return module.train()
 
 
@@ -291,7 +291,7 @@ def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
     names += [*(f"decoder{i}" for i in range(len(decoder.layers))), "head"]
     return Model(
         spec,
-        tuple(seeded(seed, i, partial(typed, one, sample.dtype)) for i, one in enumerate(builders)),
+        tuple(seeded(seed, i, partial(typed, builder, sample.dtype)) for i, builder in enumerate(builders)),
         tuple(names),
         partial(_words, seed, int(config.vocab_size), sample),
         CrossEntropy(),
@@ -307,8 +307,8 @@ def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...
     paths = [f"base.{_path(half.stack, table)}" for half, table in zip(halves, tables, strict=True)]
     places = [(0, paths[0]), (count + 2, paths[1]), (count + len(halves[1].layers) + 3, f"whole.{_path(shell, output)}")]
     groups = dict[int, list[Place]]()
-    for one, place in zip((*tables, output), places, strict=True):
-        groups.setdefault(id(one.weight), []).append(place)
+    for owner, place in zip((*tables, output), places, strict=True):
+        groups.setdefault(id(owner.weight), []).append(place)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 

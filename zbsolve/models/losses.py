@@ -98,14 +98,14 @@ def auxiliary_loss(value: Tensor) -> None:
     """
     if not _collecting:
         return
-    found = _collecting[-1]
+    losses = _collecting[-1]
     if hasattr(value, "full_tensor"):  # a DTensor
         value = value.full_tensor()
     if value.dim() or not value.is_floating_point():
         raise BadInput(f"auxiliary_loss: {tuple(value.shape)} {value.dtype} is no floating-point tensor of one number")
-    if found.recording and not torch.is_grad_enabled():
+    if losses.recording and not torch.is_grad_enabled():
         raise BadInput("auxiliary_loss: no gradient is recorded here (torch.no_grad, or a reentrant checkpoint)")
-    found.total = value if found.total is None else found.total + value
+    losses.total = value if losses.total is None else losses.total + value
 
 
 @contextmanager
@@ -116,9 +116,9 @@ def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
         output = model(inputs)
     (loss(output, target) + extra.total).backward()
     """
-    found = AuxiliaryLosses()
-    _collecting.append(found)
+    losses = AuxiliaryLosses()
+    _collecting.append(losses)
     try:
-        yield found
+        yield losses
     finally:
         _collecting.pop()

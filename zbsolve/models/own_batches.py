@@ -76,8 +76,8 @@ class DrawnRows:
             with torch.no_grad():  # of the same strides too
                 return torch.empty_like(leaf).copy_(leaf[drawn.to(leaf.device)]).requires_grad_(leaf.requires_grad)
 
-        found: Batch = tree_map(of, self.sample)
-        return found
+        batch: Batch = tree_map(of, self.sample)
+        return batch
 
     def _drawn(self, rows: int, microbatch: int, step: int) -> Tensor:
         """Numbers of as many rows. Of a few rows two draws are often of the same ones, so a step goes through all that there
@@ -197,8 +197,8 @@ class Sized:
         """Input and target."""
         begin, end = self.starts[microbatch : microbatch + 2]
         first = begin // self.rows
-        given = [self.give(number, step) for number in range(first, -(-end // self.rows))]
-        if (other := next((n for n in map(_rows, given) if n != self.rows), None)) is not None:
+        batches = [self.give(number, step) for number in range(first, -(-end // self.rows))]
+        if (other := next((n for n in map(_rows, batches) if n != self.rows), None)) is not None:
             raise BadInput(f"step {step}: a batch of {other} rows among those of {self.rows}: sizes need as many in all")
         cut = slice(begin - first * self.rows, end - first * self.rows)
 
@@ -206,8 +206,8 @@ class Sized:
             rows = isinstance(leaves[0], Tensor) and leaves[0].shape[:1] == (self.rows,)
             return torch.cat(leaves)[cut] if rows else leaves[0]
 
-        found: Batch = tree_map(of, *given)
-        return found
+        batch: Batch = tree_map(of, *batches)
+        return batch
 
 
 def _rows(batch: Batch) -> int:

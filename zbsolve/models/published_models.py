@@ -48,8 +48,8 @@ def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
     return Published("2401.10241, Table 3", layers, width, heads, 32_000, batch, 1024)
 
 
-def _decoder(source: str, layers: int, vocabulary: int, block: BlockSizes, batch: int = 1, **rest: Any) -> Published:
-    return Published(source, layers, block.width, block.heads, vocabulary, batch, 4096, block, **rest)
+def _decoder(source: str, layers: int, vocabulary: int, block: BlockSizes, batch: int = 1, **more: Any) -> Published:
+    return Published(source, layers, block.width, block.heads, vocabulary, batch, 4096, block, **more)
 
 
 def _gemma(layers: int, sizes: BlockSizes) -> Published:

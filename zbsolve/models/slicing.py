@@ -130,17 +130,17 @@ def visible(
     has a mask, as it broadcasts to (batch, heads, queries, keys), and of its type. None: all up to their own where both
     start alike, else all. query, key: position of the first, and documents. device: on which it is made."""
     (first, ours), (start, theirs) = query, key
-    given = None if rule.mask is None else rule.mask[..., start : start + keys]
+    mask = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
-        return given
+        return mask
     places = torch.arange(first, first + queries, device=device), torch.arange(start, start + keys, device=device)
     distance = places[0][:, None] - places[1]
-    seen = distance >= 0 if given is None else torch.ones_like(distance, dtype=torch.bool)
+    seen = distance >= 0 if mask is None else torch.ones_like(distance, dtype=torch.bool)
     if rule.window is not None:
         seen = seen & (distance < rule.window)
     if ours is not None and theirs is not None:
         seen = seen & (ours[:, None, :, None] == theirs[:, None, None, :]).to(device)
-    return seen if given is None else both(given.to(device), seen)
+    return seen if mask is None else both(mask.to(device), seen)
 
 
 def both(mask: Tensor, seen: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
     """shape: of the scores, (batch, heads, queries, keys)."""
     _check_type(mask)
     pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.dim() > len(shape) or any(one not in (1, wanted) for one, wanted in pairs):
+    if mask.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in pairs):
         raise BadInput(f"sliced_attention: attn_mask {tuple(mask.shape)} does not broadcast to {tuple(shape)}")
 
 

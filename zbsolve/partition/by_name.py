@@ -86,8 +86,8 @@ def _alpa(costs: StageCosts) -> tuple[int, ...]:
     def beyond(s: int) -> Floats:
         return (costs.messages[:, None] + steps(s)[1])[None]
 
-    found = alpa(cost, len(costs.layers), (costs.stages,), costs.microbatches, beyond=beyond)
-    return tuple(count for count, _ in found.stages)
+    optimum = alpa(cost, len(costs.layers), (costs.stages,), costs.microbatches, beyond=beyond)
+    return tuple(count for count, _ in optimum.stages)
 
 
 def partitioned(costs: StageCosts, name: str, counts: Sequence[int]) -> Partitioned:
@@ -125,8 +125,8 @@ def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int
     """(from, to, how many layers): whole layers moved between stages make one partition of the other; those between move
     along. As many stages, as many layers."""
     more = [b - a for a, b in zip(before, after, strict=True)]
-    given = [stage for stage, one in enumerate(more) for _ in range(-one)]
-    taken = [stage for stage, one in enumerate(more) for _ in range(one)]
+    given = [stage for stage, change in enumerate(more) for _ in range(-change)]
+    taken = [stage for stage, change in enumerate(more) for _ in range(change)]
     return [(*pair, count) for pair, count in Counter(zip(given, taken, strict=True)).items()]
 
 
@@ -137,7 +137,7 @@ def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[i
 
 def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:
     """Partitions in order: bytes above the limit first, then the estimate, then how uneven the ranks are."""
-    times, sent = (np.concatenate([[0.0], np.cumsum(one)]) for one in (costs.times, costs.all_to_alls))
+    times, sent = (np.concatenate([[0.0], np.cumsum(values)]) for values in (costs.times, costs.all_to_alls))
     messages, between, factors, shares = costs.messages / 1e3, costs.between_ranks, costs.factors, costs.shares
 
     def order(counts: Sequence[int]) -> tuple[float, float, float]:
@@ -169,15 +169,15 @@ def balanced_or_equal(costs: StageCosts, work: Sequence[float]) -> tuple[int, ..
     """`balanced_ranks`; where a rank holds several stages `equal`, unless that takes longer in a greedy step or needs more
     memory than there is; of several rows `by_rows`, where that takes less in one. work: µs of each layer for one microbatch.
     Raises BadInput for fewer layers than stages."""
-    found = balanced_ranks(work, costs.routes, costs.factors.tolist())
+    split = balanced_ranks(work, costs.routes, costs.factors.tolist())
     usual = equal([(c.parameter_bytes, c.output_bytes) for c in costs.layers], costs.stages)
-    if not costs.single and found != usual and _beyond(costs, usual) <= _beyond(costs, found):
+    if not costs.single and split != usual and _beyond(costs, usual) <= _beyond(costs, split):
         longest = (1 - WORTH) * greedy_step(costs, usual, work)
-        found = found if greedy_step(costs, found, work) < longest else usual
+        split = split if greedy_step(costs, split, work) < longest else usual
     apart = by_rows(costs, work)
-    if apart is None or _beyond(costs, apart) > _beyond(costs, found):
-        return found
-    return apart if greedy_step(costs, apart, work) < greedy_step(costs, found, work) else found
+    if apart is None or _beyond(costs, apart) > _beyond(costs, split):
+        return split
+    return apart if greedy_step(costs, apart, work) < greedy_step(costs, split, work) else split
 
 
 def by_rows(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...] | None:
@@ -199,10 +199,10 @@ def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float])
     forward = [c.F for c in costs.layers]
     late = [0.0 if costs.fused else c.W for c in costs.layers]
     backward = [whole - f - w for whole, f, w in zip(work, forward, late, strict=True)]
-    F, B, W = (_of_stages(costs, counts, one).tolist() for one in (forward, backward, late))
+    F, B, W = (_of_stages(costs, counts, column).tolist() for column in (forward, backward, late))
     # Positions of a microbatch: its forwards, its backwards, and as many further its weight gradients.
     times, behind = [*F, *reversed(B), *reversed(W)], _waiting(costs, counts)
-    lacking = [Counter(to for one in behind for to, _ in one) for _ in range(microbatches)]
+    lacking = [Counter(to for row in behind for to, _ in row) for _ in range(microbatches)]
     places = [*range(stages), *reversed(range(stages)), *reversed(range(stages))]
     turns = [1] * stages + [0] * stages + [2] * stages
     free, ready = [0.0] * costs.ranks, [list[tuple[int, int, int]]() for _ in range(costs.ranks)]
@@ -234,20 +234,20 @@ def _waiting(costs: StageCosts, counts: Sequence[int]) -> list[list[tuple[int, f
     """For each position of a microbatch (see `greedy_step`) those that wait for it, and µs of the message to them."""
     stages, begins = costs.stages, {*begun_stages(costs.layers, counts), costs.stages}
     sent = (costs.messages[layer_cuts(counts)[1:-1]] / 2e3 * costs.between_ranks).tolist()
-    last, found = 2 * stages - 1, [list[tuple[int, float]]() for _ in range(3 * stages)]
+    last, waits = 2 * stages - 1, [list[tuple[int, float]]() for _ in range(3 * stages)]
     for stage in range(stages):
         if stage + 1 in begins:
-            found[stage].append((last - stage, 0.0))
+            waits[stage].append((last - stage, 0.0))
         else:
-            found[stage].append((stage + 1, sent[stage]))
-            found[last - stage - 1].append((last - stage, sent[stage]))
-        found[last - stage].append((last - stage + stages, 0.0))
+            waits[stage].append((stage + 1, sent[stage]))
+            waits[last - stage - 1].append((last - stage, sent[stage]))
+        waits[last - stage].append((last - stage + stages, 0.0))
     for side in side_inputs(costs.layers, counts, costs.link):
         for taker in side.takers:
-            found[side.giver].append((taker, float(side.comm)))
+            waits[side.giver].append((taker, float(side.comm)))
             if side.gradient:
-                found[last - taker].append((last - side.giver, float(side.comm)))
-    return found
+                waits[last - taker].append((last - side.giver, float(side.comm)))
+    return waits
 
 
 def _of_stages(costs: StageCosts, counts: Sequence[int], each: Sequence[float]) -> Floats:

@@ -39,12 +39,12 @@ class CutTable:
 
     def stages(self, stages: int) -> tuple[tuple[int, int], ...]:
         """The best partition into so many stages: (layers, devices) of each, the first stage first."""
-        found, d, k = [], self.first[0].shape[0] - 1, 0
+        parts, d, k = [], self.first[0].shape[0] - 1, 0
         for s in range(stages, 0, -1):
             end, size = int(self.ends[s][d, k]), self.sizes[self.kinds[s][d, k]]
-            found.append((end - k, size))
+            parts.append((end - k, size))
             d, k = d - size, end
-        return tuple(found)
+        return tuple(parts)
 
 
 def cut_dp(
@@ -81,7 +81,7 @@ def step(first: Any, then: Any, price: Any, second: Any, sizes: Any, maximum: bo
     Returns both for one stage more, and where the new stage ends and which size it has."""
     devices, layers = first.shape[0] - 1, first.shape[1] - 1
     best = np.full(first.shape, np.inf)
-    rest = np.full(first.shape, np.inf)
+    beyond = np.full(first.shape, np.inf)
     ends = np.zeros(first.shape, np.int64)
     kinds = np.zeros(first.shape, np.int64)
     for n in range(len(sizes)):
@@ -95,9 +95,9 @@ def step(first: Any, then: Any, price: Any, second: Any, sizes: Any, maximum: bo
                     if np.isinf(value) or value > best[d, k]:
                         continue
                     more = second[n, k, b] + later[b]
-                    if value < best[d, k] or more < rest[d, k]:
-                        best[d, k], rest[d, k], ends[d, k], kinds[d, k] = value, more, b, n
-    return best, rest, ends, kinds
+                    if value < best[d, k] or more < beyond[d, k]:
+                        best[d, k], beyond[d, k], ends[d, k], kinds[d, k] = value, more, b, n
+    return best, beyond, ends, kinds
 
 
 def spans(costs: Sequence[float]) -> Floats:
@@ -152,15 +152,15 @@ def balanced_ranks(
     def work(counts: Sequence[int]) -> Floats:
         ends = np.cumsum([0, *counts])
         each = (whole[ends[1:]] - whole[ends[:-1]]) * slow
-        found: Floats = np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
-        return found
+        per_rank: Floats = np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
+        return per_rank
 
     load = work(counts)
     while True:
         busy = np.flatnonzero((home == int(load.argmax())).any(axis=0)).tolist()
         moves = [(i, j) for i in busy for j in range(stages) if i != j and counts[i] > 1]
         tried = [[n - (k == i) + (k == j) for k, n in enumerate(counts)] for i, j in moves]
-        best = min(tried, key=lambda one: sorted(work(one), reverse=True), default=counts)
+        best = min(tried, key=lambda split: sorted(work(split), reverse=True), default=counts)
         if sorted(work(best), reverse=True) >= sorted(load, reverse=True):
             return tuple(counts)
         counts, load = best, work(best)

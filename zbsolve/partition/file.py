@@ -114,7 +114,7 @@ def counts_in(text: str) -> tuple[int, ...] | None:
 
 def check_scaling(pairs: Mapping[str, object], where: str) -> dict[int, float]:
     """Devices → efficiency from text and numbers. Raises BadInput for an efficiency outside 0 … 1, or no devices."""
-    found = {}
+    shares = {}
     for devices, efficiency in pairs.items():
         try:
             count, share = int(devices), float(efficiency)  # type: ignore[arg-type]
@@ -122,8 +122,8 @@ def check_scaling(pairs: Mapping[str, object], where: str) -> dict[int, float]:
             raise BadInput(f"{where}: '{devices}: {efficiency}' is not devices and an efficiency, such as 4: 0.9") from None
         if count < 1 or not 0 < share <= 1:
             raise BadInput(f"{where}: {efficiency} for {devices} devices: an efficiency is above 0 and at most 1")
-        found[count] = share
-    return found
+        shares[count] = share
+    return shares
 
 
 # --- Stages on several devices each ---
@@ -140,19 +140,19 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
     if scaling is not None and devices not in scaling:
         raise BadInput(f"scaling: no efficiency is given for {devices} devices")
     efficiency = 1.0 if scaling is None else scaling[devices]
-    found = []
+    scaled = []
     for i, layer in enumerate(layers):
         size = min(layer.output_bytes, layers[max(0, i - 1)].output_bytes)
         ring = 2 * (devices - 1) * (link.latency + size / devices / link.bytes_per_us)
         changed: dict[str, Any] = {}
-        for one in fields(layer):
-            value = getattr(layer, one.name)
-            if isinstance(value, float | int) and one.name not in ("output_bytes", "message", "begins"):
-                wait = 2 * ring if scaling is None and value and one.name in WAITING else 0.0
-                whole = one.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
-                changed[one.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
-        found.append(replace(layer, **changed))
-    return tuple(found)
+        for cost in fields(layer):
+            value = getattr(layer, cost.name)
+            if isinstance(value, float | int) and cost.name not in ("output_bytes", "message", "begins"):
+                wait = 2 * ring if scaling is None and value and cost.name in WAITING else 0.0
+                whole = cost.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
+                changed[cost.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
+        scaled.append(replace(layer, **changed))
+    return tuple(scaled)
 
 
 def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = None) -> tuple[Partitioned, Partitioned]:
@@ -180,15 +180,15 @@ def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = 
         return np.stack([costs.messages[:, None] + c.steps()[1] for c in each.values()])
 
     numbers = range(1, most + 1)
-    found = alpa(cost, len(costs.layers), numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
-    best = _partitioned(costs, each, "alpa", *zip(*found.stages, strict=True))
+    optimum = alpa(cost, len(costs.layers), numbers, costs.microbatches, beyond=beyond, sizes=sizes, devices=devices)
+    best = _partitioned(costs, each, "alpa", *zip(*optimum.stages, strict=True))
     kinds = [(c.parameter_bytes, c.output_bytes) for c in costs.layers]
     alike = [(equal(kinds, devices // n), (n,) * (devices // n)) for n in sizes if devices % n == 0 and devices // n <= most]
     if not alike:
         raise BadInput("submeshes: no equal split exists to compare with")
-    plain = [_partitioned(costs, each, "equal", *one) for one in alike]
+    plain = [_partitioned(costs, each, "equal", *split) for split in alike]
     fits = [partitioned for partitioned in plain if max(partitioned.need) <= costs.room(0)]
-    return min(fits or plain, key=lambda one: one.estimate), best
+    return min(fits or plain, key=lambda partitioned: partitioned.estimate), best
 
 
 def _partitioned(

@@ -96,10 +96,10 @@ class Splits:
         for name in (name for name, is_wrong in wrong.items() if is_wrong):
             raise BadInput(f"every_split: field '{name}' is not about the layers of this problem")
         homes = tuple(home[0] for home in problem.stage_ranks)
-        found = cls(homes, problem.microbatches, rows, every.message, every.room, every.roles)
-        if not found.covers(problem):
+        read = cls(homes, problem.microbatches, rows, every.message, every.room, every.roles)
+        if not read.covers(problem):
             raise BadInput("every_split: its layers do not make this problem's stages")
-        return found
+        return read
 
     @property
     def stages(self) -> int:
@@ -125,7 +125,7 @@ class Splits:
     def unit(self) -> int:
         """Units of a µs."""
         times = (*(row.times for row in self.rows), *self.roles)
-        return 1 if all(float(one).is_integer() for row in times for one in row) else SCALE
+        return 1 if all(float(time).is_integer() for row in times for time in row) else SCALE
 
     @property
     def rounded(self) -> int:
@@ -165,9 +165,9 @@ class Splits:
         if sorted(own.names) != sorted(problem.names):  # a step with passes of features keeps other things
             return False
         rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
-        mine, its = own.edges, problem.edges
+        edges, its = own.edges, problem.edges
         known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
-        wanted = zip((rows[mine.before] * names + rows[mine.after]).tolist(), mine.lag.tolist(), strict=True)
+        wanted = zip((rows[edges.before] * names + rows[edges.after]).tolist(), edges.lag.tolist(), strict=True)
         rooms = (0,) if self.room is None else self.room
         stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
         kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until its stage's backward, or W
@@ -176,7 +176,7 @@ class Splits:
             and (problem.passes.duration[rows] >= own.passes.duration).all()
             and all(known.get(pair, -1) >= lag for pair, lag in wanted)
             and (self.room is None or problem.capacity is not None)
-            and all(one <= room for one, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
+            and all(size <= room for size, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
             and (self.room is None or (kept[rows] >= own.taken).all())
         )
 
@@ -226,7 +226,7 @@ class Lanes:
         hops = self.rank[1 : self.path] != self.rank[: self.path - 1]
         self.waits = splits.unit * splits.message * np.concatenate([[0], np.cumsum(hops)])
         on_rank = [np.flatnonzero(self.rank[: self.path] == r).tolist() for r in range(max(splits.ranks) + 1)]
-        self.jumps = [Jump(i, j) for mine in on_rank for at, i in enumerate(mine) for j in mine[at:]]
+        self.jumps = [Jump(i, j) for lanes in on_rank for at, i in enumerate(lanes) for j in lanes[at:]]
 
     def inside(self, jump: Jump) -> list[int]:
         """The lanes of a jump: those of its rank on the path between its ends."""
@@ -263,30 +263,30 @@ class Lanes:
         start = np.cumsum(path, axis=0) - path + self.waits[:, None]
         end, places = start + path, np.array([self.place(q) for q in range(len(self.stage))])
         behind = (self.rank == self.rank[: self.path, None]) & (places >= np.arange(self.path)[:, None])
-        found = (start + B * (behind.astype(np.int64) @ length)).max(axis=0)
+        bound = (start + B * (behind.astype(np.int64) @ length)).max(axis=0)
         for jump in self.jumps:
             inside = length[self.inside(jump)].sum(axis=0)
-            found = np.maximum(found, end[-1] - (end[jump.last] - start[jump.first]) + B * inside)
-        return np.asarray(-(-found // self.splits.unit))
+            bound = np.maximum(bound, end[-1] - (end[jump.last] - start[jump.first]) + B * inside)
+        return np.asarray(-(-bound // self.splits.unit))
 
     def rising(self) -> list[tuple[int, ...]]:
         """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of
         a layer longer than that before, and what the first stage of a rank lacks its last two others have."""
         ranks, stages = np.array(self.splits.ranks), self.splits.stages
         share, more = divmod(self.splits.layers, stages)
-        mine = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
-        found = []
-        for step in STEPS if stages > len(mine) else ():
+        on_rank = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
+        splits = []
+        for step in STEPS if stages > len(on_rank) else ():
             counts = [share + (stage < more) for stage in range(stages)]
-            for nth, (first, *others) in enumerate(mine[:-1]):
+            for nth, (first, *others) in enumerate(on_rank[:-1]):
                 less = max(0, counts[first] - 1 - int(step * nth))
                 counts[first] -= less
                 counts[others[-1]] += less
                 if len(others) > 1:
                     counts[others[-1]] -= less // 2
                     counts[others[-2]] += less // 2
-            found.append(tuple(counts))
-        return found
+            splits.append(tuple(counts))
+        return splits
 
     def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:
         """For each rank the cut that says most of this split, and what it says, units."""
@@ -306,7 +306,7 @@ class Lanes:
         first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
         down, by_down = (array[::-1, ::-1] for array in _best(more, first, self.path))
         head, tail = start[:, None] + up, (whole - end)[:, None] + down
-        found = []
+        cuts = []
         for rank in range(int(self.rank.max()) + 1):
             lanes = np.flatnonzero(self.rank == rank).tolist()
             at = [self.place(q) for q in lanes]
@@ -320,31 +320,31 @@ class Lanes:
                 if inside:
                     by_tail = -1 if q >= self.path else by_down[p, inside[-1]]
                     cut.append(Part(q, inside[0], inside[-1], ways[by_up[p, inside[0]]], ways[by_tail]))
-            found.append((value, tuple(cut)))
-        return found
+            cuts.append((value, tuple(cut)))
+        return cuts
 
 
 def _held_at_least(memory: StageMemory) -> list[int]:
     """Bytes of each layer that no stage keeps less than the sum of: of each as many as all stages that end with it allow."""
-    n, found = len(memory.layers), list[int]()
+    n, least = len(memory.layers), list[int]()
     kept = memory.after_f(*np.ogrid[:n, 1 : n + 1])
     left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: layers a … b keep that, with others behind too
     for layer in range(n):
-        found.append(int(left[: layer + 1, layer].min()))
-        left[: layer + 1, layer + 1 :] -= found[-1]
-    return found
+        least.append(int(left[: layer + 1, layer].min()))
+        left[: layer + 1, layer + 1 :] -= least[-1]
+    return least
 
 
 def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
     """[l, m]: the most of the rows whose place is l or less, at least 0, and which row that is (−1: none)."""
     best, which = np.zeros(more.shape[1], np.int64), np.full(more.shape[1], -1)
-    found = []
+    rows = []
     for at in range(count):
         for row in np.flatnonzero(place == at).tolist():
             better = more[row] > best
             best, which = np.where(better, more[row], best), np.where(better, row, which)
-        found.append((best, which))
-    return np.array([one for one, _ in found]), np.array([one for _, one in found])
+        rows.append((best, which))
+    return np.array([most for most, _ in rows]), np.array([index for _, index in rows])
 
 
 def _densest(heads: Ints, tails: Ints, lengths: Ints) -> tuple[int, int, int]:

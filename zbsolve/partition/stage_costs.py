@@ -132,10 +132,10 @@ class StageCosts:
     @cached_property
     def shares(self) -> Floats:
         """[rank, stage]: which part of a stage's microbatches the rank runs."""
-        found = np.zeros((self.ranks, self.stages))
+        shares = np.zeros((self.ranks, self.stages))
         for route in self.routes:
-            np.add.at(found, (np.array(route), np.arange(self.stages)), 1 / len(self.routes))
-        return found
+            np.add.at(shares, (np.array(route), np.arange(self.stages)), 1 / len(self.routes))
+        return shares
 
     @cached_property
     def memory(self) -> StageMemory:
@@ -149,7 +149,7 @@ class StageCosts:
 
     def fits(self, need: Sequence[int]) -> bool:
         """Whether every rank, or every submesh, has what it needs."""
-        return self.limit is None or all(one <= room for one, room in zip(need, self.limit, strict=False))
+        return self.limit is None or all(size <= room for size, room in zip(need, self.limit, strict=False))
 
     def in_flight(self, stage: int) -> int:
         """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank
@@ -232,7 +232,7 @@ class Ways(NamedTuple):
         n, values = len(layers), side_values([layer.names for layer in layers])
         F, B = (np.array([getattr(layer, kind) for layer in layers], np.float64) for kind in ("F", "BW" if fused else "B"))
         links = [(i - 1, i, True) for i in range(1, n) if not layers[i].begins]
-        links += [(i, j, given.gradient) for i in range(n) for given in layers[i].gives for j in values[given.name][1]]
+        links += [(i, j, side.gradient) for i in range(n) for side in layers[i].gives for j in values[side.name][1]]
         links.sort(key=lambda link: link[1])
         to_f, behind_b = (np.append(np.zeros(n), np.inf) for _ in range(2))
         for i, j, back in links:
@@ -263,8 +263,8 @@ def least_step(costs: StageCosts, objective: str) -> int:
     shard = (costs.vocabulary.S, costs.vocabulary.T) if costs.vocabulary.barriers else ()
     factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
     again = HALF / factors.min() if costs.rank_factors else 0.0  # a factor's product is rounded once more
-    once = sum(one[0, -1] - costs.stages * (_rounding(costs, kind) + again) for one, kind in zip(sums, kinds, strict=True))
-    once += sum(costs.ranks * max(0.0, one - HALF - again) for one in shard)
+    once = sum(span[0, -1] - costs.stages * (_rounding(costs, kind) + again) for span, kind in zip(sums, kinds, strict=True))
+    once += sum(costs.ranks * max(0.0, cost - HALF - again) for cost in shard)
     roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
     total = _of_all(costs, np.asarray(once), roundings)
     alone = len(costs.routes) > 1 or objective == "span"
@@ -276,14 +276,14 @@ def least_step(costs: StageCosts, objective: str) -> int:
 
     def price(s: int) -> Floats:
         stage = costs.stages - s
-        found = _stage_at_least(costs, sums, shard, stage, objective)
+        least = _stage_at_least(costs, sums, shard, stage, objective)
         # One microbatch's whole way is behind the others' F on the stage, or before their B.
         if costs.microbatches > 1 and objective != "span":
             passes = [_at_least(costs, array, kind, costs.factors[stage]) for array, kind in zip(sums, "FB", strict=False)]
-            found = np.max(
-                [found, *(way + (costs.microbatches - 1) * one for way, one in zip(ways, passes, strict=True))], 0
+            least = np.max(
+                [least, *(way + (costs.microbatches - 1) * work for way, work in zip(ways, passes, strict=True))], 0
             )
-        return np.asarray(found)[None]
+        return np.asarray(least)[None]
 
     table = cut_dp(len(costs.layers), costs.stages, price, maximum=True)
     return max(shared, ceil(table.cost(costs.stages) - 1e-6))
@@ -319,10 +319,10 @@ def _whole_ways(costs: StageCosts) -> list[Floats]:
 
 def _most(each: Floats) -> Floats:
     """[a, b]: the most of a … b − 1, shape (layers + 1, layers + 1)."""
-    found = np.zeros((len(each) + 1, len(each) + 1))
+    most = np.zeros((len(each) + 1, len(each) + 1))
     for a in range(len(each)):
-        found[a, a + 1 :] = np.maximum.accumulate(each[a:])
-    return found
+        most[a, a + 1 :] = np.maximum.accumulate(each[a:])
+    return most
 
 
 def _ends(costs: StageCosts) -> Floats:
@@ -335,11 +335,11 @@ def _ends(costs: StageCosts) -> Floats:
     both = [("F", costs.ways.to_f, True)]
     if costs.fused and not costs.vocabulary.barriers:
         both.append(("B", costs.ways.behind_b, not costs.untrained))
-    found = np.zeros(costs.ranks)
+    waits = np.zeros(costs.ranks)
     for kind, way, sent in both:
         least = np.array([_end(costs, s, float(way[s : s + more + 1].min()), kind, sent) for s in range(costs.stages)])
-        found += [least[route == rank].min() for rank in range(costs.ranks)]
-    return found
+        waits += [least[route == rank].min() for rank in range(costs.ranks)]
+    return waits
 
 
 def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: bool) -> float:
@@ -377,7 +377,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     own = [lower(array, float(costs.factors[stage]), off) for array, off in zip(sums, rounded, strict=True)]
     sent = np.maximum(0.0, apart - HALF)
     all_own = [_of_all(costs, array) for array in own]
-    beside = [_of_all(costs, lower(np.asarray(one), float(costs.factors[stage]))) for one in shard]
+    beside = [_of_all(costs, lower(np.asarray(cost), float(costs.factors[stage]))) for cost in shard]
     smaller = min(1.0, shortest)  # messages and collectives of a small microbatch are shorter
     sent = np.maximum(0.0, smaller * sent - HALF * bool(costs.microbatch_factors))
     work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)

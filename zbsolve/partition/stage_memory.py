@@ -105,15 +105,15 @@ class StageMemory:
         """`held_until_B`, `held_until_W`, `held_from_B` of stages with so many layers, for `pipeline`: what one layer's B
         frees makes room for what another's makes. again: how many layers of each stage, the first ones, recompute: a tensor
         between these and the others is there twice, since it is made twice."""
-        found: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
+        sizes: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
         for here, count in zip(layer_ranges(counts), again or [0] * len(counts), strict=True):
             after_f, after_b = (int(kept(here.start, here.stop)) for kept in (self.after_f, self.after_b))
             if 0 < count < len(here):
                 after_f = int(self.after_f(here.start, here.start + count)) + self.kept_beside(here, count)
-            found["held_until_B"].append(max(0, after_f - after_b))
-            found["held_until_W"].append(min(after_f, after_b))
-            found["held_from_B"].append(max(0, after_b - after_f))
-        return found
+            sizes["held_until_B"].append(max(0, after_f - after_b))
+            sizes["held_until_W"].append(min(after_f, after_b))
+            sizes["held_from_B"].append(max(0, after_b - after_f))
+        return sizes
 
     def kept_beside(self, here: range, again: int) -> int:
         """Bytes that F keeps of the layers of a stage behind those that recompute, its first so many."""
@@ -150,24 +150,24 @@ class StageMemory:
         """Bytes of the trained parameters of each stage with so many layers, without those that an earlier stage of its rank
         holds too: a rank sums their gradients once, and those of earlier stages end last. Of several ranks, the most."""
         ranges = [(here.start, here.stop) for here in layer_ranges(counts)]
-        found = [0] * len(ranges)
-        for mine in _stages_of(routes):
-            for n, stage in enumerate(mine):
-                before = [ranges[one] for one in mine[:n]]
+        sizes = [0] * len(ranges)
+        for stages in _stages_of(routes):
+            for n, stage in enumerate(stages):
+                before = [ranges[other] for other in stages[:n]]
                 there = self._parameters(True, *before) if before else 0
-                found[stage] = max(found[stage], int(self._parameters(True, *before, ranges[stage]) - there))
-        return found
+                sizes[stage] = max(sizes[stage], int(self._parameters(True, *before, ranges[stage]) - there))
+        return sizes
 
     def _parameters(self, trained: bool, *stages: tuple[Place, Place]) -> Any:
         total = self._parameter_totals[trained]
-        found = np.sum([total[b] - total[a] for a, b in stages], axis=0)
+        held = np.sum([total[b] - total[a] for a, b in stages], axis=0)
         for size, group in self.tied:
             if any(self.layers[i].frozen_bytes < size for i in group) != trained:
                 continue  # of a shared parameter that is not trained all its layers have as many frozen bytes
             before = np.concatenate([[0], np.cumsum(np.isin(np.arange(len(self.layers)), group))])
             here = np.sum([before[b] - before[a] for a, b in stages], axis=0)
-            found = found - size * np.maximum(0, here - 1)
-        return found
+            held = held - size * np.maximum(0, here - 1)
+        return held
 
     @cached_property
     def _messages(self) -> Floats:
@@ -186,10 +186,10 @@ class StageMemory:
     def _transient(self) -> Floats:
         """[a, b]: the most of the layers a … b − 1, shape (layers + 1, layers + 1)."""
         count = len(self.layers)
-        found = np.zeros((count + 1, count + 1))
+        most = np.zeros((count + 1, count + 1))
         for a in range(count):
-            found[a, a + 1 :] = np.maximum.accumulate([layer.transient for layer in self.layers[a:]])
-        return np.ceil(self.largest * np.maximum(found, self.vocabulary.transient))
+            most[a, a + 1 :] = np.maximum.accumulate([layer.transient for layer in self.layers[a:]])
+        return np.ceil(self.largest * np.maximum(most, self.vocabulary.transient))
 
     def transient(self, a: Place, b: Place) -> Any:
         """The most bytes that a pass takes while it runs, one of a shard too, beyond what is kept before or after it."""
@@ -205,9 +205,9 @@ class StageMemory:
         recompute: while such a layer runs, what it would keep is there on top.
         """
         fixed, moving, ranges = [], [], layer_ranges(counts)
-        for mine, messages in zip(_stages_of(routes), self.message_room(counts, routes).reserved, strict=True):
-            fixed.append(float(self.fixed(*((ranges[stage].start, ranges[stage].stop) for stage in mine))))
-            most = max(self._inside(ranges[stage], again[stage] if again else 0) for stage in mine)
+        for stages, messages in zip(_stages_of(routes), self.message_room(counts, routes).reserved, strict=True):
+            fixed.append(float(self.fixed(*((ranges[stage].start, ranges[stage].stop) for stage in stages))))
+            most = max(self._inside(ranges[stage], again[stage] if again else 0) for stage in stages)
             moving.append(most + messages)
         return tuple(fixed), tuple(moving)
 
@@ -215,11 +215,11 @@ class StageMemory:
         """How large messages between stages with so many layers are, and what each rank keeps free for them."""
         ranges = layer_ranges(counts)
         sizes = tuple(int(self._messages[here.stop]) // MESSAGES for here in ranges[:-1])
-        ends = [[(ranges[stage].start, ranges[stage].stop) for stage in mine] for mine in _stages_of(routes)]
-        reserved, sides = [sum(int(self.messages(*end)) for end in one) for one in ends], dict[tuple[int, int], int]()
+        ends = [[(ranges[stage].start, ranges[stage].stop) for stage in stages] for stages in _stages_of(routes)]
+        reserved, sides = [sum(int(self.messages(*end)) for end in pairs) for pairs in ends], dict[tuple[int, int], int]()
         for side in side_inputs(self.layers, counts):
-            firsts = {(route[side.giver], rank, mine[0]) for route in routes for rank, mine in side.of_ranks(route)}
-            away, size = [one for one in firsts if one[0] != one[1]], ceil(self.largest * side.bytes)
+            firsts = {(route[side.giver], rank, stages[0]) for route in routes for rank, stages in side.of_ranks(route)}
+            away, size = [first for first in firsts if first[0] != first[1]], ceil(self.largest * side.bytes)
             for stage in {first for _, _, first in away}:
                 sides[side.giver, stage] = sides.get((side.giver, stage), 0) + size
             for rank in (rank for home, taker, _ in away for rank in (home, taker)):

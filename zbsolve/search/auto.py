@@ -117,7 +117,7 @@ def solve_auto(
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
-    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda found: None)
+    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda _: None)
     ready(isinstance(prefer, Aim))
     check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
@@ -202,13 +202,13 @@ class _Bounds:
         """From all of these, each with its seed, at once; then a search from the best orders that were found."""
         effort = (1 - POLISH_SHARE) * amount if race.runner.counted else None
         clocks = [Clock(max(LEAST_SECONDS, (1 - POLISH_SHARE) * amount), effort) for _ in starts]
-        found: list[tuple[int, Run, Moved]] = []
+        moves: list[tuple[int, Run, Moved]] = []
 
         def anneal(seed: int, start: Run, clock: Clock) -> None:
             assert start.schedule is not None
             bound = self.searches[start.name].bound
             moved = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
-            found.extend([] if moved is None else [(seed, start, moved)])
+            moves.extend([] if moved is None else [(seed, start, moved)])
 
         def stop() -> None:
             for clock in clocks:
@@ -217,7 +217,7 @@ class _Bounds:
         jobs = [partial(anneal, *start, clock) for start, clock in zip(starts, clocks, strict=True)]
         run_threads(jobs, lambda: False, stop)
         race.left -= min(race.left, max(clock.used for clock in clocks))
-        best = sorted(found, key=lambda one: (one[2].value, one[0]))[:POLISHED]
+        best = sorted(moves, key=lambda entry: (entry[2].value, entry[0]))[:POLISHED]
         runs = [(self._moved(race, start, moved.layers), moved.schedule) for _, start, moved in best]
         for _ in race.solve_each(Job(run, POLISH_SHARE * amount / len(runs), of) for run, of in runs if run.problem):
             pass
@@ -251,7 +251,7 @@ class _Bounds:
             search = self.searches[run.name]
             if run.certificate.relaxation == WHOLE and run.problem == search.splits.problem(run.layers):
                 search.known[run.layers] = run.bound
-        for i, search in enumerate(order := sorted(self.searches.values(), key=lambda one: one.bound)):
+        for i, search in enumerate(order := sorted(self.searches.values(), key=lambda entry: entry.bound)):
             if not race.stop():
                 part = clock.apart(clock.left / (len(order) - i))
                 search.go_on(part, search.below if best is None else best.value)
@@ -281,8 +281,10 @@ class _Bounds:
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
-        own = [one.found for name, one in self.searches.items() if name == best.name and one.splits.covers(schedule.problem)]
-        return replace(schedule, every_split=own[0]) if own and own[0].bound > 0 else schedule
+        search = self.searches.get(best.name)
+        if search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
+            return schedule
+        return replace(schedule, every_split=search.found)
 
 
 def _first_and_usual(ranked: Sequence[Run]) -> list[Run]:
@@ -297,21 +299,21 @@ def _usual(runs: Sequence[Run]) -> list[Run]:
 
 def _open(step: Step) -> list[Choices]:
     """The choices of features that a step leaves open."""
-    return [one.choices for one in FEATURES if one.choices is not None and left_open(step, one.choices.fields)]
+    return [each for feature in FEATURES if (each := feature.choices) is not None and left_open(step, each.fields)]
 
 
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
     """Every step that is tried first: its place (the placement, with what no move changes), what else was chosen, and the
     step, whose partition may stay open. Raises BadInput where no placement has as many stages as the partition says."""
-    found = [(place, "", plain_step) for place, plain_step in _placements(step)]
-    for feature in sorted(FEATURES, key=lambda one: bool(one.moves)):
+    steps = [(place, "", plain_step) for place, plain_step in _placements(step)]
+    for feature in sorted(FEATURES, key=lambda entry: bool(entry.moves)):
         if (choices := feature.choices) in _open(step) and choices is not None:
-            found = [
-                (place, kept + name, one) if feature.moves else (place + name, kept, one)
-                for place, kept, before in found
-                for name, one in choices.first(before)
+            steps = [
+                (place, kept + name, chosen) if feature.moves else (place + name, kept, chosen)
+                for place, kept, before in steps
+                for name, chosen in choices.first(before)
             ]
-    return found
+    return steps
 
 
 def _placements(step: Step) -> list[tuple[str, Step]]:
@@ -336,18 +338,18 @@ def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
             choice = replace(choice, partition=FIRST_PARTITION)
         runs = _runs(profile, choice, place, kept, first)
         yield from runs
-        for further in (one.further for one in _open(step)):
+        for further in (choices.further for choices in _open(step)):
             for run in runs:
                 yield from (built(profile, near) for near in _near(run, profile, step, further))
 
 
 def _near(
-    run: Run, profile: Profile, said: Step, further: Callable[[Now], Iterable[Named]], moved: str = ""
+    run: Run, profile: Profile, open_step: Step, further: Callable[[Now], Iterable[Named]], moved: str = ""
 ) -> Iterator[Run]:
     """Runs beside one, unbuilt, in its place."""
-    now = Now(run.step, said, profile, run.name.removeprefix(run.place), run.layers, run.schedule)
-    for name, one in further(now):
-        yield Run(one, f"{run.place}{name}", run.partition, run.layers, place=run.place, moved=moved)
+    now = Now(run.step, open_step, profile, run.name.removeprefix(run.place), run.layers, run.schedule)
+    for name, step in further(now):
+        yield Run(step, f"{run.place}{name}", run.partition, run.layers, place=run.place, moved=moved)
 
 
 def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = False) -> list[Run]:
@@ -357,10 +359,10 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         return [Run(step, name, failed=why, place=place)]
     named: dict[tuple[int, ...], list[str]] = {}
     failed = []
-    for one in SEARCHED if step.partition == AUTO else (step.partition, "equal") if _either(step) else (step.partition,):
-        split = one if isinstance(one, str) else "given"
+    for cut in SEARCHED if step.partition == AUTO else (step.partition, "equal") if _either(step) else (step.partition,):
+        split = cut if isinstance(cut, str) else "given"
         try:
-            named.setdefault(replace(step, partition=one).counts(profile) or (), []).append(split)
+            named.setdefault(replace(step, partition=cut).counts(profile) or (), []).append(split)
         except (Infeasible, NotSliced) as error:
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
@@ -401,9 +403,9 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
         for counts in bounds.near(run, others):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
 
-    near = partial(_near, profile=profile, said=step)
-    moves = [one for feature in FEATURES for one in feature.moves if left_open(step, one.fields)]
-    ways = [Way(one.name, partial(near, further=one.near, moved=one.name), one.breadth) for one in moves]
+    near = partial(_near, profile=profile, open_step=step)
+    moves = [kind for feature in FEATURES for kind in feature.moves if left_open(step, kind.fields)]
+    ways = [Way(kind.name, partial(near, further=kind.near, moved=kind.name), kind.breadth) for kind in moves]
     return ways + ([Way("layers", layers)] if step.partition == AUTO else [])
 
 

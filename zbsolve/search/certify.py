@@ -41,8 +41,8 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     elif not problem.alike and out_of_order(schedule):
         bound = work_bound(problem)
     bound = with_assumption(bound, problem)
-    found = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
-    return Certificate(*found, solver, round(seconds, 3), seed, problem.digest)
+    stated = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
+    return Certificate(*stated, solver, round(seconds, 3), seed, problem.digest)
 
 
 def certified_as(schedule: Schedule, known: Certificate, solver: str) -> Schedule:
@@ -115,9 +115,9 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
     if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
         return Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
     bound = Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks)
-    found = recheck(schedule.problem, bound, seconds, search=search)
-    if found.value < stated.bound:
-        text = f"bound {stated.bound} µs is not proven again; {found.value} µs is ({found.proof})"
+    again = recheck(schedule.problem, bound, seconds, search=search)
+    if again.value < stated.bound:
+        text = f"bound {stated.bound} µs is not proven again; {again.value} µs is ({again.proof})"
         return Violation("bound", (), text)
     problem, swapped = schedule.problem, out_of_order(schedule)
     if swapped and not problem.alike and stated.bound > problem.work:
@@ -125,12 +125,12 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
         return Violation("bound", swapped, f"{text}: only the work of a rank, {problem.work} µs, is one of this schedule")
     every = schedule.every_split
     if every is None or every.bound <= 0:  # in files of searches that had no time for one
-        return found.proof
+        return again.proof
     from ..ilp import every_split  # CP-SAT takes a second to load
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
     return (
-        f"{found.proof}; every split of its layers takes {every.bound} µs or more, by cuts of {len(every.looked)} splits"
+        f"{again.proof}; every split of its layers takes {every.bound} µs or more, by cuts of {len(every.looked)} splits"
         + (f", and {len(every.apart)} others one by one" if every.apart else "")
     )

@@ -65,7 +65,7 @@ def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
         while (better := _quicker(race, profile, way, run, keep) or _closer(race, way, run, keep)) is not None:
             run = better
         if run not in race.runs:
-            race.runs = [one for one in race.runs if (one.place, one.moved) != (run.place, way.name)] + [run]
+            race.runs = [other for other in race.runs if (other.place, other.moved) != (run.place, way.name)] + [run]
 
 
 def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple[Run, float]]:
@@ -120,14 +120,14 @@ def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
                 yield Job(other_run, effort, None, {"effort": effort})
 
     while effort <= MAX_CLOSE_EFFORT and not _ended(race, keep) and race.left - keep >= effort:
-        near = [one for one in here if one.schedule is not None and one.bound < run.value and one is not run]
+        near = [other for other in here if other.schedule is not None and other.bound < run.value and other is not run]
         if not near:
             return None
         for other_run in race.solve_each(searches(near), size=1):
             if other_run.beats(run):
                 runs.append(other_run)
         if runs:
-            return min(runs, key=lambda one: one.value)
+            return min(runs, key=lambda other: other.value)
         effort *= 2
     return None
 
@@ -148,14 +148,14 @@ NOT_TRIED = "not tried"
 Parts = tuple[int, str]  # how many, and of which kind
 
 
-def try_more(race: Race, profile: Profile, said: Step, ladder: Ladder, amount: float) -> None:
-    """Further numbers, from the best run of each other choice, the best choice first and with half of the amount. said: the
-    step, which leaves them open. At the end the race has a run for the numbers that were not tried, too."""
+def try_more(race: Race, profile: Profile, open_step: Step, ladder: Ladder, amount: float) -> None:
+    """Further numbers, from the best run of each other choice, the best choice first and with half of the amount. open_step:
+    leaves them open. At the end the race has a run for the numbers that were not tried, too."""
     starts = dict[str, Run]()
     for run in race.ranked():
         starts.setdefault(_others(run, ladder), run)
     for start, keep in _in_turn(race, [*starts.values()], amount):
-        of_parts = ladder.kinds(start.step, said), ladder.most(start.step, profile)
+        of_parts = ladder.kinds(start.step, open_step), ladder.most(start.step, profile)
         near = _Near(race, profile, ladder, start, keep, *of_parts)
         near.double()
         for _ in range(ROUNDS):
@@ -213,26 +213,26 @@ class _Near:
         best, wanted = self.ladder.of(self._best().step)[0], list[Parts]()
         for kind in self.kinds:
             known = self._known(kind)
-            below = max((one for one in known if one < best), default=1)
-            above = min((one for one in known if one > best), default=2 * best)
+            below = max((number for number in known if number < best), default=1)
+            above = min((number for number in known if number > best), default=2 * best)
             for low, high in ((below, best), (best, above)):
                 inside = np.linspace(low, high, BETWEEN + 2)[1:-1].round().astype(int).tolist()
-                wanted += [(one, kind) for one in (best, *inside) if low < one < high or one == best]
+                wanted += [(number, kind) for number in (best, *inside) if low < number < high or number == best]
         self._look(dict.fromkeys(wanted))
 
     def left_out(self) -> list[Run]:
         """A run without a schedule for each kind, which says what numbers were not tried."""
-        found, most = [], self.most
+        runs, most = [], self.most
         for kind, words in self.kinds.items():
             known = self._known(kind)
-            rest = sorted(set(range(2, max(known, default=1))) - known)
+            skipped = sorted(set(range(2, max(known, default=1))) - known)
             larger = [f"{max(known, default=1) + 1} or more"] * (max(known, default=1) < most)
-            if rest or larger:
-                run = self._changed(rest[0] if rest else max(known, default=1) + 1, kind)
+            if skipped or larger:
+                run = self._changed(skipped[0] if skipped else max(known, default=1) + 1, kind)
                 run.name = run.name.replace(_named(run, self.ladder), f" {self.ladder.name} {words}")
-                run.failed = f"{NOT_TRIED}: {', '.join([*rows_of_numbers(rest), *larger])}"
-                found.append(run)
-        return found
+                run.failed = f"{NOT_TRIED}: {', '.join([*rows_of_numbers(skipped), *larger])}"
+                runs.append(run)
+        return runs
 
     def _alike(self) -> list[Run]:
         choice = _others(self.start, self.ladder)
@@ -249,7 +249,7 @@ class _Near:
     def _changed(self, count: int, kind: str) -> Run:
         """The start in other parts, not built."""
         now, (then, step) = _named(self.start, self.ladder), self.ladder.at(self.start.step, count, kind)
-        name, place = (said.replace(now, then) for said in (self.start.name, self.start.place))
+        name, place = (text.replace(now, then) for text in (self.start.name, self.start.place))
         return Run(step, name, self.start.partition, place=place, moved=self.ladder.name)
 
     def _look(self, wanted: Iterable[Parts]) -> None:
@@ -296,20 +296,20 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
         return None
     graph = graph._replace(**{name: getattr(graph, name).copy() for name in ("duration", "taken", "freed", "capacity")})
     layers = _layers_of(graph, schedule, costs)
-    found = decode(graph, np.asarray(schedule.timeline().start, np.int64)[graph.passes])
-    one, shifts = layers.time[:, -1].sum() / layers.counts.sum(), shift_lengths(graph)
+    decoded = decode(graph, np.asarray(schedule.timeline().start, np.int64)[graph.passes])
+    mean, shifts = layers.time[:, -1].sum() / layers.counts.sum(), shift_lengths(graph)
     cost = problem.microbatches * len(graph.rank) * SECONDS_PER_DECODED_PASS
     for turn, (alone, heat) in enumerate(TURNS):
-        if found is None or found.value <= target or clock.left <= 0:
+        if decoded is None or decoded.value <= target or clock.left <= 0:
             break
         rounds, at = max(1, int(clock.left / (len(TURNS) - turn) / cost)), clock.used
-        how = Annealing(shifts, target, rounds, heat * one, seed + turn)
-        found = anneal_targets(graph, found, how, layers._replace(alone=alone))
+        how = Annealing(shifts, target, rounds, heat * mean, seed + turn)
+        decoded = anneal_targets(graph, decoded, how, layers._replace(alone=alone))
         clock.spend(rounds * cost)
         cost = cost if clock.counted else max(1e-7, (clock.used - at) / rounds)
-    if found is None or found.value >= schedule.timeline().value:
+    if decoded is None or decoded.value >= schedule.timeline().value:
         return None
-    return Moved(tuple(layers.counts.tolist()), to_schedule(problem, graph, found.order), found.value)
+    return Moved(tuple(layers.counts.tolist()), to_schedule(problem, graph, decoded.order), decoded.value)
 
 
 def _layers_of(graph: MicrobatchGraph, schedule: Schedule, costs: StageCosts) -> Layers:

@@ -166,7 +166,7 @@ def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
     further = (find(search_of(state, seed + SEED_STRIDE * k)) for k in count(1))
     more = min(state.contest.all_threads - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
     jobs: list[Callable[[], None]] = [partial(_find_on, state, steps), prove_first]
-    jobs += [partial(_find_on, state, one, place) for place, one in enumerate(islice(further, max(0, more)), 1)]
+    jobs += [partial(_find_on, state, finder, place) for place, finder in enumerate(islice(further, max(0, more)), 1)]
     try:
         run_threads(jobs, lambda: state.done, partial(_stop, state))
     finally:

@@ -75,10 +75,10 @@ def place_work(
     clock, options = Clock(seconds, effort), {"prefer": None, **options}
     step = with_work(problem, *works)
     open_rows = np.array([work.chosen for work in works for _ in work.times], bool)
-    rest = step.only(np.setdiff1d(np.arange(len(step.passes)), len(problem.passes) + np.flatnonzero(open_rows)))
+    fixed = step.only(np.setdiff1d(np.arange(len(step.passes)), len(problem.passes) + np.flatnonzero(open_rows)))
     search = _Search(problem, works, clock, options, alone, stop)
-    if alone is None or len(rest.passes) > len(problem.passes):
-        search.alone = search.solved(rest, ALONE_SHARE * clock.total if open_rows.any() else clock.left)
+    if alone is None or len(fixed.passes) > len(problem.passes):
+        search.alone = search.solved(fixed, ALONE_SHARE * clock.total if open_rows.any() else clock.left)
     assert search.alone is not None
     if not open_rows.any():
         return Placed(search.alone, _bound(search.alone))
@@ -135,7 +135,7 @@ class _Search:
 
     def _step(self, homes: Homes) -> tuple[Problem, int]:
         """The step of a choice, and what it takes at least in closed form."""
-        step = with_work(self.problem, *(replace(work, homes=one) for work, one in zip(self.works, homes, strict=True)))
+        step = with_work(self.problem, *(replace(work, homes=ranks) for work, ranks in zip(self.works, homes, strict=True)))
         small = len(step.passes) <= QUICK_PASSES
         return step, max(step.work, closed_form(step).value if small else 0)
 
@@ -156,26 +156,26 @@ class _Search:
 
     def _choices(self, below: int) -> list[Homes] | None:
         """All homes that differ and with which each rank computes for less than `below` µs; None where that are many."""
-        works, found = self.works, list[Homes]()
+        works, choices = self.works, list[Homes]()
         pieces = [
             (work.ranks(self.problem) if work.chosen else (rank,), time if work.stream == "compute" else 0, at > 0 and alike)
             for number, (work, homes) in enumerate(zip(works, homes_of(self.problem, works), strict=True))
             for alike in (_alike(works, number),)
             for at, (rank, time) in enumerate(zip(homes.tolist(), work.times, strict=True))
         ]
-        rest = np.cumsum([0, *(time for _, time, _ in reversed(pieces))])[::-1].tolist()
+        left = np.cumsum([0, *(time for _, time, _ in reversed(pieces))])[::-1].tolist()
         ends, stack = np.cumsum([len(work.times) for work in works])[:-1], [(list[int](), self.problem.busy.tolist())]
         for _ in range(MOST_VISITS):
-            if not stack or len(found) > FEW_CHOICES:
-                return found if len(found) <= FEW_CHOICES else None
+            if not stack or len(choices) > FEW_CHOICES:
+                return choices if len(choices) <= FEW_CHOICES else None
             row, load = stack.pop()
             if len(row) == len(pieces):
-                found.append(tuple(tuple(array.tolist()) for array in np.split(np.array(row), ends)))
+                choices.append(tuple(tuple(array.tolist()) for array in np.split(np.array(row), ends)))
                 continue
             ranks, time, alike = pieces[len(row)]
             for rank in ranks[::-1]:
                 more = [*load[:rank], load[rank] + time, *load[rank + 1 :]]
-                fits = not time or (more[rank] < below and rest[len(row) + 1] <= sum(below - 1 - one for one in more))
+                fits = not time or (more[rank] < below and left[len(row) + 1] <= sum(below - 1 - used for used in more))
                 if fits and not (alike and rank < row[-1]):
                     stack.append(([*row, rank], more))
         return None
@@ -207,15 +207,15 @@ class _Search:
         assert self.alone is not None
         free = _gaps(self.alone)
         rank = np.repeat(np.arange(self.problem.ranks), [len(row) for row in free])
-        left, found = np.concatenate(free), [homes.copy() for homes in homes_of(self.problem, self.works)]
+        left, placed = np.concatenate(free), [homes.copy() for homes in homes_of(self.problem, self.works)]
         pieces = [(-time, i, at) for i, work in enumerate(self.works) if work.chosen for at, time in enumerate(work.times)]
         for time, number, piece in sorted(pieces):
             able = np.flatnonzero((left >= -time) & np.isin(rank, self.works[number].ranks(self.problem)))
             if len(able):
                 gap = able[left[able].argmin()]
                 left[gap] += time
-                found[number][piece] = rank[gap]
-        return tuple(tuple(np.sort(row).tolist() if _alike(self.works, i) else row.tolist()) for i, row in enumerate(found))
+                placed[number][piece] = rank[gap]
+        return tuple(tuple(np.sort(row).tolist() if _alike(self.works, i) else row.tolist()) for i, row in enumerate(placed))
 
 
 def _bound(schedule: Schedule) -> int:
@@ -255,12 +255,12 @@ def _least_value(problem: Problem, works: Sequence[Work]) -> int:
 
 def _gaps(schedule: Schedule) -> list[Ints]:
     """Of each rank the µs before each of its passes, and behind its last one."""
-    found, timeline, value = [], schedule.timeline(), round(schedule.timeline().makespan)
+    gaps, timeline, value = [], schedule.timeline(), round(schedule.timeline().makespan)
     for rank in range(schedule.problem.ranks):
         times = [timeline[name] for name in schedule.order[f"compute:{rank}"]]
         free = zip([0, *(end for _, end in times)], [*(start for start, _ in times), value], strict=True)
-        found.append(np.array([int(start - end) for end, start in free], np.int64))
-    return found
+        gaps.append(np.array([int(start - end) for end, start in free], np.int64))
+    return gaps
 
 
 def _filled(alone: Schedule, step: Problem) -> Schedule | None:
@@ -341,9 +341,9 @@ def work_room(
     while pieces < above and not stop():
         count = least if pieces < least <= above else above if above == most else (pieces + above + 1) // 2
         works = [Work(rank, count * piece, count) for rank in ((ranks,) if together else ranks)]
-        found, bound = place_work(problem, *works, **search, alone=base)
-        if found.timeline().value <= value:
-            pieces, schedule = count, found
+        filled, bound = place_work(problem, *works, **search, alone=base)
+        if filled.timeline().value <= value:
+            pieces, schedule = count, filled
             continue
         above = count - 1
         if bound > value:

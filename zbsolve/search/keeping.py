@@ -52,7 +52,7 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
     partition or number of gathers.
     """
     if is_auto(step.vocabulary):
-        return min(bound_of_every_choice(profile, one) for _, one in vocabularies(step))
+        return min(bound_of_every_choice(profile, closed) for _, closed in vocabularies(step))
     again, away = is_auto(step.recompute), is_auto(step.offload)
     step = replace(step, recompute=() if again else step.recompute)
     plain = replace(step, offload=NO_OFFLOAD if away or again else step.offload, memory=None)
@@ -129,7 +129,7 @@ class Curves:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the schedules."""
-        return {"bound": self.bound, "frontiers": {name: one.to_json() for name, one in self.frontiers.items()}}
+        return {"bound": self.bound, "frontiers": {name: curve.to_json() for name, curve in self.frontiers.items()}}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file with all frontiers, whole or not at all; `-` is standard output."""
@@ -162,27 +162,27 @@ def curves(
     if not is_auto(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
-    limits, found = _limits(profile, step, base, points), {name: base}
+    limits, frontiers = _limits(profile, step, base, points), {name: base}
     for i, (name, plain_step) in enumerate(others):
-        race = _Race(profile, plain_step, base, [found[other] for other in WITHIN[name] if other in found])
+        race = _Race(profile, plain_step, base, [frontiers[other] for other in WITHIN[name] if other in frontiers])
         options = {"progress": _named(progress, name), **shared}
         keep = clock.left * (1 - 1 / (len(others) - i))  # for those behind
         race.solve_each(limits, clock, (clock.left + keep) / 2, options)
         while clock.left > keep and not stop() and (between := race.between()):
             race.solve_each(between[:1], clock, keep + (clock.left - keep) * (1 - 1 / len(between)), options)
-        found[name] = replace(base, points=race.frontier(), named=())
-    return Curves(found, base.free_bound)
+        frontiers[name] = replace(base, points=race.frontier(), named=())
+    return Curves(frontiers, base.free_bound)
 
 
 def _steps(step: Step) -> dict[str, Step]:
     """The steps of the frontiers by name: as closed as may be, then with what is open, one by one and together."""
     again, away, plain = is_auto(step.recompute), is_auto(step.offload), all_kept(step)
-    found = {KEPT: plain}
+    steps = {KEPT: plain}
     if again:
-        found[RECOMPUTED] = replace(plain, recompute=AUTO)
+        steps[RECOMPUTED] = replace(plain, recompute=AUTO)
     if away:
-        found[OFFLOADED] = replace(plain, offload=AUTO)
-    return {**found, BOTH: step} if again and away else found
+        steps[OFFLOADED] = replace(plain, offload=AUTO)
+    return {**steps, BOTH: step} if again and away else steps
 
 
 def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable[[str, State], None] | None:
@@ -205,7 +205,7 @@ def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[i
     low, high = max(1, least - floor), max(1, top - floor)
     ladder = {floor + round(low * (high / low) ** (i / (points - 1))) for i in range(points)}
     known = [point.memory for point in base.points]
-    near = {min(known, key=lambda one: abs(one - at)) if at >= known[0] else max(at, least) for at in ladder}
+    near = {min(known, key=lambda memory: abs(memory - at)) if at >= known[0] else max(at, least) for at in ladder}
     return sorted(near | {least, top})
 
 

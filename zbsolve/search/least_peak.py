@@ -140,7 +140,7 @@ def _room_below(problem: Problem, level: Fraction) -> tuple[int, ...]:
     np.gcd.at(parts, problem.passes.rank[edges.before], edges.bytes)
     # All bytes that a rank holds are multiples of its part: less than one of it is of no use.
     each = zip(rooms(problem), np.maximum(parts, 1).tolist(), strict=True)
-    room = [max(0, ceil(level * one) - 1) // part * part for one, part in each]
+    room = [max(0, ceil(level * limit) - 1) // part * part for limit, part in each]
     return tuple(room if problem.capacity is None else map(min, room, problem.capacity))
 
 

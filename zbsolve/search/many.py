@@ -116,8 +116,8 @@ class ManySearch:
         left = self.microbatches - start.shape[1]
         if start.min() < 0 or left < 0:
             return None
-        found = (find_round(self.one, order, start, every) for every in rounds if left % every == 0)
-        return next((round for round in found if round is not None), None)
+        repeats = (find_round(self.one, order, start, every) for every in rounds if left % every == 0)
+        return next((round for round in repeats if round is not None), None)
 
 
 NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
@@ -222,8 +222,8 @@ def _named_in_lanes(search: ManySearch, depth: int) -> Iterator[None]:
 def _lengths_of(search: ManySearch, system: LongSystem, depth: int) -> list[int]:
     """Numbers of microbatches that may show a system's rounds, ascending."""
     if system.grouped:
-        rest = search.microbatches % search.one.ranks
-        lengths = [times * search.one.ranks + rest for times in GROUPS]
+        remainder = search.microbatches % search.one.ranks
+        lengths = [times * search.one.ranks + remainder for times in GROUPS]
     else:
         lengths = [search.length(times * depth) for times in LONG_NAMED]
     most = min(search.microbatches, MAX_LONG_NAMED // len(search.one.passes))
@@ -246,7 +246,7 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
             search.offer(few, np.concatenate(order), name)
         made.append((value_of(search.one, start), name, start[lanes]))
         yield
-    for _, name, target in sorted(made, key=lambda one: one[0])[:MAX_DECODED]:
+    for _, name, target in sorted(made, key=lambda entry: entry[0])[:MAX_DECODED]:
         yield from _decoded(search, g, target, CUT_RULES, name)
 
 
@@ -324,14 +324,14 @@ def _decoded(
     search.offer(g.microbatches, lanes[order // g.microbatches], solver)
     yield
     for rule in rules:
-        found = decode(g, target, rule) if search.time_to_show(g.microbatches) else None
+        decoded = decode(g, target, rule) if search.time_to_show(g.microbatches) else None
         search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
-        if found is None:
+        if decoded is None:
             return
-        search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
+        search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
         yield
-        found = justified(g, found.start, JUSTIFIED) if justify and search.time_to_show(2 * g.microbatches) else None
-        if found is not None:
+        decoded = justified(g, decoded.start, JUSTIFIED) if justify and search.time_to_show(2 * g.microbatches) else None
+        if decoded is not None:
             search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
-            search.offer(g.microbatches, lanes[found.order // g.microbatches], solver)
+            search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
             yield

@@ -225,13 +225,13 @@ class MemoryLimits:
         if best is None or bound is None:
             return None
         self.verified(best)
-        (value, peak, solver, found), (at, proven) = best, bound
+        (value, peak, solver, shortest), (at, proven) = best, bound
         where = "without a memory limit" if at is None else f"with {at} bytes a rank"
         proof = proven.proof if at == limit else f"{proven.proof} ({where}, so with less too)"
         problem, seconds = self.problem(limit), round(self.spent.get(limit, 0.0), 3)
-        check_bound(found, proven.bound, proof)
+        check_bound(shortest, proven.bound, proof)
         certificate = replace(proven, value=value, proof=proof, solver=solver, seconds=seconds, digest=problem.digest)
-        schedule = with_syncs(Schedule(problem, found.order, found.syncs)).certified(certificate)
+        schedule = with_syncs(Schedule(problem, shortest.order, shortest.syncs)).certified(certificate)
         return Point(limit, peak, value, proven.bound, proof, solver, seconds, schedule)
 
 
@@ -242,8 +242,8 @@ def needs(schedule: Schedule, fixed: Ints) -> int:
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:
     """The schedules of the literature that a problem knows and all its pools hold, without two names for one order."""
-    found: list[tuple[str, Schedule]] = []
+    orders: list[tuple[str, Schedule]] = []
     for name, schedule in presets_of(problem):
-        if all(schedule.order != other.order for _, other in found) and not verify(problem, schedule):
-            found.append((name, schedule))
-    return found
+        if all(schedule.order != other.order for _, other in orders) and not verify(problem, schedule):
+            orders.append((name, schedule))
+    return orders

@@ -86,8 +86,8 @@ def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, see
             low = min(low, t.passes[t.order[k]].level)
         _run(t, s, low, s.new)
         _values(t, s)
-        found = _aim(s.values, share)
-        taken = found <= s.aims[1] * (1 - heat * np.log(np.random.random()))
+        value = _aim(s.values, share)
+        taken = value <= s.aims[1] * (1 - heat * np.log(np.random.random()))
         for at in range(low, len(t.order)):
             i = t.sorted[at]
             if taken and s.changed[i]:
@@ -99,9 +99,9 @@ def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, see
             continue
         hold(t, a, b + 1)
         longest = np.argsort(-s.values)
-        s.aims[1] = found
-        if found < s.aims[0]:
-            s.aims[0] = found
+        s.aims[1] = value
+        if value < s.aims[0]:
+            s.aims[0] = value
             s.best[:] = t.order
 
 
@@ -237,8 +237,8 @@ class NoiseSearch:
         count = len(problem.passes)
         steps = int(np.clip(SAMPLED_PASSES // count, LEAST_SAMPLE, SAMPLE))
         took = np.concatenate(list(self.aim.noise.steps(problem, steps, self.seed + SEEDS))).T.copy()
-        rest = np.zeros(count, bool), np.zeros(steps), self.tables.order.copy(), np.full(2, np.inf)
-        self.drawn = Drawn(took, np.zeros(took.shape), np.zeros(took.shape), *rest)
+        further = np.zeros(count, bool), np.zeros(steps), self.tables.order.copy(), np.full(2, np.inf)
+        self.drawn = Drawn(took, np.zeros(took.shape), np.zeros(took.shape), *further)
 
     def go_on(self, clock: Clock, seconds: float) -> None:
         """Anneal for so long, round after round."""
@@ -259,7 +259,7 @@ def best_under_noise(
     others: Iterable[Schedule],
     aim: Aim,
     clock: Clock,
-    told: Callable[[LeastUnderNoise], object] = lambda found: None,
+    told: Callable[[LeastUnderNoise], object] = lambda _: None,
 ) -> Schedule:
     """The order that is best where times vary, with a certificate of what it takes by the given times.
 
@@ -300,7 +300,7 @@ def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
     """Those that hold and are not much longer, each once, the shortest first; `shortest` before them."""
     schedules, room = [shortest], (1 + LONGER) * shortest.timeline().value
     known = (other for other in others if other.timeline().value <= room)
-    for schedule in sorted(known, key=lambda one: one.timeline().value):
+    for schedule in sorted(known, key=lambda other: other.timeline().value):
         again = any(schedule.problem is other.problem and schedule.order == other.order for other in schedules)
         if not again and len(schedules) <= STARTS and _holds(schedule):
             schedules.append(with_syncs(schedule))

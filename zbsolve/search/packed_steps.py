@@ -50,8 +50,8 @@ class PackedSteps:
         layers = self.profile.layers
         attention = sum(layer.attention_F + layer.attention_B for layer in layers)
         fixed = sum(layer.fixed_F + (layer.fixed_B + layer.fixed_W if layer.B else layer.fixed_BW) for layer in layers)
-        rest = sum(layer.work for layer in layers) - attention - fixed
-        self.attention = attention / rest / self.tokens if rest > 0 else 0.0
+        linear = sum(layer.work for layer in layers) - attention - fixed
+        self.attention = attention / linear / self.tokens if linear > 0 else 0.0
 
     def batch(self, lengths: Sequence[float]) -> tuple[Packing, Schedule]:
         """The microbatches of a batch, in the order of the schedule, and that. lengths: tokens of each sequence."""

@@ -140,9 +140,9 @@ def _timed(name: str, schedule: Schedule, fixed: Ints) -> Named:
 def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
     """The schedules of the literature that the placement knows, each with its own backward (1F1B: fused) on the step's
     stages; of a step that is fused as a whole those with a fused backward."""
-    found = []
+    named = []
     for fused in (True,) if step.fused or profile.fused_only else (True, False):
         backward = replace(step.with_backward(profile, fused), memory=None)
         orders = known_orders(backward.problem(replace(profile, capacity=None)))
-        found += [_timed(name, schedule, fixed) for name, schedule in orders if system(name).fused == fused]
-    return tuple(found)
+        named += [_timed(name, schedule, fixed) for name, schedule in orders if system(name).fused == fused]
+    return tuple(named)

@@ -113,7 +113,7 @@ def solve(
     hint: Schedule | None = None,
     progress: Callable[[State], None] | None = None,
     prefer: str | Aim | None = PREFER_TIME,
-    peaks: Callable[[LeastPeak | LeastUnderNoise], None] = lambda found: None,
+    peaks: Callable[[LeastPeak | LeastUnderNoise], None] = lambda _: None,
     contest: Contest = ALONE,
 ) -> Schedule:
     """A schedule for a problem with a certificate: value, proven lower bound, gap.
@@ -146,7 +146,7 @@ def solve(
             state.offer(retimed(problem, hint), "hint")
         search(state, method, seed, solver)
         if method in METHODS:
-            further = search_again(state, amount, lambda one: search(one, method, seed, solver))
+            further = search_again(state, amount, lambda fresh: search(fresh, method, seed, solver))
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
         if pressed is None:
@@ -333,8 +333,8 @@ def _held_by_work(problem: Problem) -> str:
     if problem.capacity is None or not held[row]:
         return ""
     rank = int(problem.passes.rank[row])
-    told = exact_bytes(held[row]), exact_bytes(problem.capacity[rank])
-    return f" (work beside the step, pass {problem.names[row]}, holds {told[0]} of rank {rank}'s {told[1]})"
+    sizes = exact_bytes(held[row]), exact_bytes(problem.capacity[rank])
+    return f" (work beside the step, pass {problem.names[row]}, holds {sizes[0]} of rank {rank}'s {sizes[1]})"
 
 
 def _lacks(named: Schedule) -> str:

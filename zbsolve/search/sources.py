@@ -114,14 +114,14 @@ class Source:
 
 def arms_of(table: Sequence[Source], search: Search) -> Iterator[Arm]:
     """The arms of a table in their order; each source is asked when those before it have begun."""
-    for source in sorted(table, key=lambda one: one.late(search)):
+    for source in sorted(table, key=lambda row: row.late(search)):
         if source.name not in search.state.without:
             yield from source.arms(search)
 
 
-def _offered(state: State, found: Iterable[Schedule | None], solver: str) -> Arm:
+def _offered(state: State, schedules: Iterable[Schedule | None], solver: str) -> Arm:
     """Offer each schedule as it comes; None: nothing yet."""
-    for schedule in found:
+    for schedule in schedules:
         if schedule is not None:
             state.offer(schedule, solver)
         yield
@@ -178,8 +178,8 @@ def _named(state: State) -> Arm:
 def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
     """Offer the best schedule that target starts, µs, shape (lanes, microbatches), are decoded to."""
     state.clock.spend(len(TIMES_RULES) * target.size * SECONDS_PER_DECODED_PASS)
-    found = [decoded for decoded in (decode(g, target, rule) for rule in TIMES_RULES) if decoded is not None]
-    best = min(found, key=lambda decoded: decoded.value, default=None)
+    decodings = [decoded for decoded in (decode(g, target, rule) for rule in TIMES_RULES) if decoded is not None]
+    best = min(decodings, key=lambda decoded: decoded.value, default=None)
     if best is not None and (state.schedule is None or best.value < state.value):
         state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 

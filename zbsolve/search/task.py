@@ -56,12 +56,12 @@ class Answer(NamedTuple):
     machine: Mapping[str, Any]
 
 
-def solve_task(task: Task, contest: Contest, told: Mapping[str, Any]) -> Answer:
+def solve_task(task: Task, contest: Contest, callbacks: Mapping[str, Any]) -> Answer:
     """The task, solved in this process."""
     pace, began = yardstick() if task.measured else 0.0, time.perf_counter()
     schedule, error = None, None
     try:
-        schedule = _repeated(task) or solve(task.problem, contest=contest, **{"prefer": None, **task.options}, **told)
+        schedule = _repeated(task) or solve(task.problem, contest=contest, **{"prefer": None, **task.options}, **callbacks)
     except (Infeasible, NotFound) as failed:
         error = failed
     return Answer(task, schedule, error, time.perf_counter() - began, pace, machine_facts() if task.measured else {})
@@ -153,15 +153,15 @@ def answer_task(text: str, rival: Rival) -> str:
             raise BadInput(wrong)
         return json.dumps(_answer_body(checked(body, TaskForm, "task"), rival))
     except Exception as error:
-        said = str(error) if isinstance(error, ZbsolveError) else raised(error)
-        return json.dumps({"error": [type(error).__name__, said, traceback.format_exc()]})
+        message = str(error) if isinstance(error, ZbsolveError) else raised(error)
+        return json.dumps({"error": [type(error).__name__, message, traceback.format_exc()]})
 
 
 def _other_versions(theirs: Mapping[str, str]) -> str:
     """Which versions differ between the asker and this worker, in a line; "" where none."""
     here = _versions()
     pairs = [(name, theirs.get(name, ""), here.get(name, "")) for name in {**theirs, **here}]
-    differ = [f"{name} {one or 'missing'} here, {other or 'missing'} there" for name, one, other in pairs if one != other]
+    differ = [f"{name} {own or 'missing'} here, {other or 'missing'} there" for name, own, other in pairs if own != other]
     return f"versions differ from those of a worker on {platform.node()}: {'; '.join(differ)}" if differ else ""
 
 
@@ -192,10 +192,10 @@ def answer_from(task: Task, text: str) -> Answer:
     """A worker's answer. Raises what it raised; BadInput where it is of another problem."""
     form = checked(json.loads(text), AnswerForm, "a worker's answer")
     if form.error is not None:
-        kind, said, details = form.error
+        kind, message, details = form.error
         if kind in UNSOLVED:
-            return Answer(task, None, UNSOLVED[kind](said), form.seconds, form.pace, form.machine)
-        failed = BadInput(said) if kind == "BadInput" else ZbsolveError(f"a worker failed: {said}")
+            return Answer(task, None, UNSOLVED[kind](message), form.seconds, form.pace, form.machine)
+        failed = BadInput(message) if kind == "BadInput" else ZbsolveError(f"a worker failed: {message}")
         failed.details = details
         raise failed
     order = order_from(task.problem, form.order)

@@ -61,15 +61,15 @@ class TaskRunner:
     def _here(self, tasks: Iterable[Task]) -> Iterator[Answer]:
         pressed: list[bool] = []
         for task in takewhile(lambda task: not self.stop(), tasks):  # a round was drawn before
-            told = {} if self.progress is None else {"progress": partial(self.progress, task.label)}
-            yield solve_task(task, Contest(None, partial(self._rival_of, task), partial(pressed.append, True)), told)
+            callbacks = {} if self.progress is None else {"progress": partial(self.progress, task.label)}
+            yield solve_task(task, Contest(None, partial(self._rival_of, task), partial(pressed.append, True)), callbacks)
             if pressed:
                 raise KeyboardInterrupt
 
     def _there(self, tasks: Iterator[Task], workers: Workers) -> Iterator[Answer]:
         """As they come."""
         drawn: list[Task] = []
-        told = math.inf
+        sent = math.inf
 
         def texts() -> Iterator[str]:
             for task in tasks:
@@ -83,8 +83,8 @@ class TaskRunner:
         try:
             for number, text in workers.run(texts()):
                 yield self._shown(answer_from(drawn[number], text))
-                if not self.counted and (now := self.rival()) < told:
-                    workers.tell(told := now)
+                if not self.counted and (now := self.rival()) < sent:
+                    workers.tell(sent := now)
         finally:
             alarm.cancel()
 

@@ -84,7 +84,7 @@ class Today:
     @property
     def best(self) -> Better | None:
         """The shortest; of equal ones the first."""
-        return min(self.found, key=lambda one: one.value, default=None)
+        return min(self.found, key=lambda better: better.value, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The fields; memory in bytes, or in microbatches of a stage in flight."""
@@ -95,7 +95,7 @@ class Today:
             "replayed": self.replayed,
             "memory": "bytes" if self.counted else "microbatches in flight",
             "peaks": [peak / unit for peak in self.peaks],
-            "room": [one / unit for one in self.room],
+            "room": [size / unit for size in self.room],
             "even_stages_save": self.replayed - self.even,
             "microbatches_alike": self.alike,
             "found": [better.to_json() | {"peaks": [x / unit for x in better.to_json()["peaks"]]} for better in self.found],
@@ -161,29 +161,29 @@ def order_again(schedule: Schedule, seconds: float) -> Schedule:
     held = Schedule(limited, schedule.order, schedule.syncs)
     room = problem.capacity if limited is problem and problem.capacity else held.timeline().peak_bytes
     limited = replace(limited, capacity=tuple(room))
-    found = solve(limited, seconds=seconds, hint=Schedule(limited, held.order, held.syncs), prefer=None)
-    return Schedule(problem, found.order, found.syncs)
+    solved = solve(limited, seconds=seconds, hint=Schedule(limited, held.order, held.syncs), prefer=None)
+    return Schedule(problem, solved.order, solved.syncs)
 
 
-def order_in_file(given: str, found: str, seconds: str) -> None:
+def order_in_file(source: str, target: str, seconds: str) -> None:
     """`order_again` from file to file, behind all else that runs here. It ends a minute late at most, and with whoever holds
     the other end of standard input."""
     Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     os.nice(IDLE)
     signal.alarm(round(float(seconds)) + LATE_SECONDS)
-    order_again(Schedule.load(given), float(seconds)).save(found)
+    order_again(Schedule.load(source), float(seconds)).save(target)
 
 
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
     """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
     routes = model_routes(problem)
-    found = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
+    candidates = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
     for make in (vee, loop):
         placement = make(problem.ranks, PIECES)
         with suppress(BadInput, Infeasible):
             if routes != (placement,):
-                found.append((describe(placement), restaged(problem, placement)))
-    return found
+                candidates.append((describe(placement), restaged(problem, placement)))
+    return candidates
 
 
 def even_stages(problem: Problem) -> Problem:
@@ -211,12 +211,12 @@ def timed_again(
     Raises BadInput where the profile makes other passes, where the file does not say what the step was, and where the order
     does not hold in the memory; Infeasible where no order does.
     """
-    found = order_on(schedule, profile, memory=memory, replicas=replicas)
-    if found.problem.digest == schedule.problem.digest and schedule.certificate is not None:
+    timed = order_on(schedule, profile, memory=memory, replicas=replicas)
+    if timed.problem.digest == schedule.problem.digest and schedule.certificate is not None:
         return schedule
-    if wrong := why_not(found):
+    if wrong := why_not(timed):
         raise BadInput(f"by the profile's times: {wrong}")
-    return certified(with_syncs(found), GIVEN if schedule.certificate is None else schedule.certificate.solver)
+    return certified(with_syncs(timed), GIVEN if schedule.certificate is None else schedule.certificate.solver)
 
 
 def order_on(
@@ -237,9 +237,9 @@ def why_not(schedule: Schedule) -> str:
 
 def _check_same_passes(before: Problem, now: Problem) -> None:
     """Raise BadInput where the passes are not the same, or lie elsewhere."""
-    given, other = set(before.names), set(now.names)
-    if given != other:
-        sides = (("it alone has", given - other), ("the profile's step alone has", other - given))
+    old, other = set(before.names), set(now.names)
+    if old != other:
+        sides = (("it alone has", old - other), ("the profile's step alone has", other - old))
         shown = {what: (sorted(names)[:SHOWN], len(names) - SHOWN) for what, names in sides if names}
         raise BadInput("; ".join(f"{w} {', '.join(n)}{f' and {more} more' * (more > 0)}" for w, (n, more) in shown.items()))
     rows = np.array([now.index[name] for name in before.names], np.int64)

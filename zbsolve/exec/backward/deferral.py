@@ -151,20 +151,20 @@ def _differentiable(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     x = ctx.saved_tensors[0]
     low = (weight.to(x.dtype), None if bias is None else bias.to(x.dtype)) if op.low else (weight, bias)
     wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(op.plain(x, *low, *args), wanted, dy, create_graph=True, allow_unused=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:3]]
+    gradients = iter(torch.autograd.grad(op.plain(x, *low, *args), wanted, dy, create_graph=True, allow_unused=True))
+    return [next(gradients) if needed else None for needed in ctx.needs_input_grad[:3]]
 
 
-def _added_unchanged(version: int, add: Callable[..., None], dy: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> None:
+def _added_unchanged(version: int, add: Callable[..., None], dy: Tensor, x: Tensor, weight: Tensor, *args: Any) -> None:
     """In W autograd does not look whether what it saved is what it was, as it does in B."""
     if version_of(x) != version:
         what = f"the input of a layer of weight {tuple(weight.shape)} was changed in place between its B and its W"
         raise BadInput(f"{what}, by another microbatch's forward: give the layer a copy of it (clone)")
-    add(dy, x, weight, *rest)
+    add(dy, x, weight, *args)
 
 
-def _add(make: Callable[..., Gradients], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> None:
-    for parameter, gradient in zip((weight, bias), make(dy, x, weight, bias, *rest), strict=True):
+def _add(make: Callable[..., Gradients], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> None:
+    for parameter, gradient in zip((weight, bias), make(dy, x, weight, bias, *args), strict=True):
         if parameter is not None and gradient is not None:
             accumulate(parameter, gradient)
 
@@ -196,7 +196,7 @@ def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
 
     dy: (…, out), x: (…, in), all DTensors on one mesh.
     """
-    if not all(is_dtensor(one) and one.device_mesh == weight.device_mesh for one in (dy, x, weight)):
+    if not all(is_dtensor(tensor) and tensor.device_mesh == weight.device_mesh for tensor in (dy, x, weight)):
         return False
     over = [_placement(of_dy, of_x, dy.dim() - 1) for of_dy, of_x in zip(dy.placements, x.placements, strict=True)]
     if None in over:
@@ -205,7 +205,7 @@ def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
     trained = bias is not None and bias.requires_grad
     if trained and None in sums:
         return False
-    rows, columns = (rows_of(local(one)) for one in (dy, x))
+    rows, columns = (rows_of(local(tensor)) for tensor in (dy, x))
     grad = weight.grad
     if grad is not None and grad.placements == tuple(over) and grad.dtype == dy.dtype:
         add_product(local(grad), rows.t(), columns)

@@ -52,38 +52,38 @@ def _check_forward(graph: Graph, rows: Ints) -> None:
     """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
     behind the one before."""
     front = untrained_stages(graph.problem) % graph.problem.stages  # all of them: then nothing is trained
-    for row, one in graph.each(rows):
-        graph.check_order(one, graph.beside(one, -1), row)
-        if not graph.training or one.stage < front:
+    for row, forward in graph.each(rows):
+        graph.check_order(forward, graph.beside(forward, -1), row)
+        if not graph.training or forward.stage < front:
             if graph.training and graph.problem.slices > 1:
-                raise BadInput(f"pass {one.name}: run knows no slices of a stage that trains nothing")
+                raise BadInput(f"pass {forward.name}: run knows no slices of a stage that trains nothing")
             continue
-        fused = graph.row("BW", one) is not None
-        if fused == (graph.row("B", one) is not None):
+        fused = graph.row("BW", forward) is not None
+        if fused == (graph.row("B", forward) is not None):
             both = "both B and BW" if fused else "neither B nor BW"
-            raise BadInput(f"pass {one.name}: its microbatch has {both} on stage {one.stage}")
-        if fused == (graph.row("W", one) is not None):
-            raise BadInput(f"pass {one.name}: on stage {one.stage} its microbatch needs B and W, or BW")
+            raise BadInput(f"pass {forward.name}: its microbatch has {both} on stage {forward.stage}")
+        if fused == (graph.row("W", forward) is not None):
+            raise BadInput(f"pass {forward.name}: on stage {forward.stage} its microbatch needs B and W, or BW")
 
 
 def _check_has_forward(graph: Graph, rows: Ints) -> None:
-    for _, one in graph.each(rows):
-        graph.need("F", one)
+    for _, backward in graph.each(rows):
+        graph.need("F", backward)
 
 
 def _check_backward(graph: Graph, rows: Ints) -> None:
     """It has a forward, and comes behind that of the next slice, whose gradients of keys and values it takes."""
     _check_has_forward(graph, rows)
-    for row, one in graph.each(rows):
-        graph.check_order(one, graph.beside(one, 1), row)
+    for row, backward in graph.each(rows):
+        graph.check_order(backward, graph.beside(backward, 1), row)
 
 
 def _check_recompute(graph: Graph, rows: Ints) -> None:
     """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
     that still needs it."""
-    for row, one in graph.each(rows):
-        kind = "BW" if graph.row("B", one) is None else "B"
-        graph.check_order(one, graph.need("F", one), row, graph.need(kind, one))
+    for row, again in graph.each(rows):
+        kind = "BW" if graph.row("B", again) is None else "B"
+        graph.check_order(again, graph.need("F", again), row, graph.need(kind, again))
 
 
 _BACKWARD = Handler(

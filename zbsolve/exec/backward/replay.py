@@ -57,19 +57,19 @@ class Replay:
         ]
         copies = {place: before[place][0].clone() for place in may_change}
         yield moment
-        found = set()
+        changed = set()
         for place, now in self._buffers():
             old, version = before.get(place, (now, version_of(now)))
             copy = copies.get(place)
             if copy is not None and (self.changing is not None or version_of(old) != version or not torch.equal(old, copy)):
                 moment.buffers[place] = copy
-                found.add(place)
+                changed.add(place)
             elif copy is None and version_of(old) != version:
                 raise BadInput(f"buffer '{place[1]}' of a {type(place[0]).__name__} changed, but not in the first forward")
             elif now is not old:
                 moment.buffers[place] = old
         if self.changing is None:
-            self.changing = found
+            self.changing = changed
 
     @contextmanager
     def again(self, moment: Moment) -> Iterator[None]:
@@ -114,7 +114,7 @@ class Replay:
 def generators_of(module: nn.Module) -> dict[str, torch.Generator]:
     """Those that a module and its parts own, by name."""
     own = ((name, vars(part).items()) for name, part in module.named_modules())
-    return {f"{name}.{key}": one for name, items in own for key, one in items if isinstance(one, torch.Generator)}
+    return {f"{name}.{key}": value for name, items in own for key, value in items if isinstance(value, torch.Generator)}
 
 
 def torch_generators() -> list[torch.Generator]:
@@ -155,8 +155,8 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Set all generators that are there to what `random_state` gave."""
-    for generator, one in zip(torch_generators(), state["torch"], strict=False):
-        generator.set_state(one)
+    for generator, saved in zip(torch_generators(), state["torch"], strict=False):
+        generator.set_state(saved)
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, np.uint32), *rest))

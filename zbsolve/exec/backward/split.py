@@ -167,10 +167,10 @@ def _batched(
     layer: Convolution | Transposed, deferral: Deferral, x: Tensor, padding: Any, transposed: bool, extra: Sequence[int]
 ) -> Tensor:
     """The op wants a batch; layers take one sample too."""
-    one = x.dim() == len(layer.kernel_size) + 1
+    single = x.dim() == len(layer.kernel_size) + 1
     args = layer.stride, padding, layer.dilation, transposed, extra, layer.groups
-    y = call(CONVOLUTION, deferral, x.unsqueeze(0) if one else x, layer.weight, layer.bias, *args)
-    return y.squeeze(0) if one else y
+    y = call(CONVOLUTION, deferral, x.unsqueeze(0) if single else x, layer.weight, layer.bias, *args)
+    return y.squeeze(0) if single else y
 
 
 FORWARDS: dict[type, Callable[..., Tensor]] = {
@@ -212,7 +212,7 @@ class _Forward(partial[Any]):
 
 def row_of(kind: type, table: Mapping[type, Row]) -> Row | None:
     """The table's row of a class, or of the class from which it inherits all that counts when it is called; else None."""
-    base = next((one for one in kind.__mro__ if one in table), None)
+    base = next((cls for cls in kind.__mro__ if cls in table), None)
     if base is None or kind is base:
         return None if base is None else table[base]
     changed = {name for name in dir(base) if getattr_static(kind, name) is not getattr_static(base, name)}

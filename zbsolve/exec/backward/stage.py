@@ -122,8 +122,8 @@ class Stage:
                 y, kept = self._run(parts, y, target, split, seed)
         self.auxiliary = extra.total
         if keeper is not None:
-            for part, one in zip(parts, kept, strict=True):
-                part.give(one, keeper)
+            for part, saved in zip(parts, kept, strict=True):
+                part.give(saved, keeper)
         if dropped is not None and keeper is not None:
             _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
             dropped = replace(dropped, input=keeper.keep_all(x), versions=())
@@ -139,9 +139,7 @@ class Stage:
 
     def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
         """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
-        given = (
-            x if self._leaves_input else each_tensor(x, lambda one: one.detach().clone().requires_grad_(one.requires_grad))
-        )
+        given = x if self._leaves_input else each_tensor(x, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
         with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _forgotten):
             y, _ = self._run(self.parts[: self.dropping], given, target, split, seed)
         self._leaves_input = given is x or not any(_versions(given))
@@ -155,8 +153,8 @@ class Stage:
     def _run(self, parts: Sequence[Split], x: Any, target: Any, split: bool, seed: int) -> tuple[Any, list[Any]]:
         kept = []
         for part in parts:
-            x, one = part.forward(x, target, split=split, seed=seed)
-            kept.append(one)
+            x, saved = part.forward(x, target, split=split, seed=seed)
+            kept.append(saved)
         if self.loss is not None and parts and parts[-1] is self.parts[-1]:
             if (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
                 self.unit = torch.full_like(x, self.share, requires_grad=False)
@@ -221,8 +219,8 @@ class Stage:
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter that is trained, once."""
-        found = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
-        return list(found.values())
+        trained = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
+        return list(trained.values())
 
 
 class ForwardStage(Stage):

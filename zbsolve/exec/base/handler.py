@@ -27,8 +27,8 @@ class Graph:
 
     def one(self, row: int) -> Pass:
         """The pass of a row."""
-        found: Pass = self.problem.passes[row]
-        return found
+        result: Pass = self.problem.passes[row]
+        return result
 
     def each(self, rows: Ints) -> Iterator[tuple[int, Pass]]:
         """Rows with their passes."""
@@ -48,15 +48,15 @@ class Graph:
             raise BadInput(f"pass {like.name}: there is no {other.name}")
         return row
 
-    def check_order(self, one: Pass, *rows: int | None, alone: bool = False) -> None:
-        """Raise BadInput, for pass `one`, where no edge orders each of these rows that are there and the next. alone: also
-        where they are not on one rank."""
+    def check_order(self, checked: Pass, *rows: int | None, alone: bool = False) -> None:
+        """Raise BadInput, for pass `checked`, where no edge orders each of these rows that are there and the next. alone:
+        also where they are not on one rank."""
         for before, after in pairwise(row for row in rows if row is not None):
             a, b = self.one(before), self.one(after)
             if not self.ordered(before, after):
-                raise BadInput(f"pass {one.name}: no edge orders {a.name} and {b.name}")
+                raise BadInput(f"pass {checked.name}: no edge orders {a.name} and {b.name}")
             if alone and a.rank != b.rank:
-                raise BadInput(f"pass {one.name}: {a.name} and {b.name} are on two ranks")
+                raise BadInput(f"pass {checked.name}: {a.name} and {b.name} are on two ranks")
 
     def ordered(self, before: int, after: int) -> bool:
         """Whether an edge goes from one row to the other."""

@@ -60,8 +60,8 @@ def gradient_edge(y: Tensor) -> GradientEdge:
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without its own Python, which looks for functorch transforms: 3 of 20 µs a call. For functions that
     are called only where `functorch_active` says no."""
-    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return found
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def hooked(parameter: Tensor) -> bool:
@@ -88,8 +88,8 @@ def awaited(tensor: Tensor) -> Tensor:
     module = sys.modules.get("torch.distributed._functional_collectives")  # who has such a tensor has imported it
     if type(tensor) is Tensor or module is None or not isinstance(tensor, module.AsyncCollectiveTensor):
         return tensor
-    found: Tensor = tensor.wait()
-    return found
+    waited: Tensor = tensor.wait()
+    return waited
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
@@ -153,18 +153,18 @@ def end_pool(device: torch.device, pool: Any) -> None:
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     """The CPU's fused attention: output, and the logarithm of the softmax's denominator, (batch, heads, queries)."""
-    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, scale=scale
     )
-    return found
+    return result
 
 
-def flash_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def flash_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Its gradients of q, k and v, from (gradient, q, k, v, output, logarithm, causal, scale)."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *given[:-2], 0.0, given[-2], scale=given[-1]
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *args[:-2], 0.0, args[-2], scale=args[-1]
     )
-    return found
+    return gradients
 
 
 # --- Modules ---
@@ -200,8 +200,8 @@ def padding_around(layer: Any) -> list[int]:
 def output_padding(layer: Any, x: Tensor, output_size: list[int] | None) -> list[int]:
     """How much a transposed convolution adds to one side of its output."""
     stride, padding, kernel, dilation = (list(v) for v in (layer.stride, layer.padding, layer.kernel_size, layer.dilation))
-    found: list[int] = layer._output_padding(x, output_size, stride, padding, kernel, len(kernel), dilation)
-    return found
+    added: list[int] = layer._output_padding(x, output_size, stride, padding, kernel, len(kernel), dilation)
+    return added
 
 
 # --- Fake tensors ---
@@ -275,15 +275,15 @@ def fsdp_gathers(module: Any) -> list[Any]:
     """The gathers that `module.unshard(async_op=True)` began and nobody has waited for, as work of a process group. (The
     handle that it returns waits as long as the process group does.)"""
     begun = [group._all_gather_result for group in fsdp_groups(module)]
-    return [one.all_gather_work for one in begun if one is not None and one.all_gather_work is not None]
+    return [gather.all_gather_work for gather in begun if gather is not None and gather.all_gather_work is not None]
 
 
 def fsdp_groups(module: Any) -> list[Any]:
     """The groups of parameters of one wrapped module. Releases before 2.12 know one of them, or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
-        found: list[Any] = state._fsdp_param_groups
-        return found
+        groups: list[Any] = state._fsdp_param_groups
+        return groups
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
@@ -366,8 +366,8 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
 def side_effects(warning: str) -> list[str]:
     """What a forward changes beside tensors, by a warning of `capture_block`; empty where it says nothing of that. Buffers
     are not among it: a graph returns them."""
-    _, found, sources = warning.partition("certain side effects happened")
-    names = [name for name in re.findall(r'"([^"]+)"', sources) if not name.endswith("._buffers")] if found else []
+    _, marker, sources = warning.partition("certain side effects happened")
+    names = [name for name in re.findall(r'"([^"]+)"', sources) if not name.endswith("._buffers")] if marker else []
     return [re.sub(r"\._modules\['([^']+)'\]", r".\1", name).replace("L['self']", "self") for name in names]
 
 
@@ -438,8 +438,8 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
 
     graph.graph.set_codegen(_BoxedCodeGen())
     graph.recompile()
-    found: Callable[[list[Any]], Any] = graph.forward
-    return found
+    forward: Callable[[list[Any]], Any] = graph.forward
+    return forward
 
 
 def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any]:
@@ -455,10 +455,10 @@ def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any
     # Its own layout of what one graph hands to the next would not be what the next was compiled for.
     options = {"fallback_random": True, "layout_optimization": False}
     with tracing(TracingContext(mode)), config.patch(options):
-        found: Callable[[list[Any]], Any] = compile_fx_inner(graph, given, is_backward=backward)
+        function: Callable[[list[Any]], Any] = compile_fx_inner(graph, given, is_backward=backward)
 
     def run(taken: list[Any]) -> Any:
-        results = found(taken)
+        results = function(taken)
         if dispatch_modes():
             for result in results:
                 if isinstance(result, Tensor):

@@ -37,8 +37,8 @@ def local(tensor: Any) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor as it is. Without a graph. Waits for a collective
     that is to bring it."""
     if not is_dtensor(tensor):
-        found: Tensor = tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
-        return found
+        part: Tensor = tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
+        return part
     with torch.no_grad():  # a detached DTensor would be one more operation
         return awaited(tensor.to_local())
 
@@ -108,7 +108,7 @@ class Layout(NamedTuple):
         """That of its gradient (see `laid_out_as`)."""
         from torch.distributed.tensor import Replicate
 
-        return self._replace(placements=tuple(Replicate() if one.is_partial() else one for one in self.placements))
+        return self._replace(placements=tuple(Replicate() if place.is_partial() else place for place in self.placements))
 
     def laid(self, tensor: Any) -> Any:
         """A DTensor that has these placements."""
@@ -120,8 +120,8 @@ class Layout(NamedTuple):
 
 def full(tensor: Any) -> Tensor:
     """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
-    found: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    return found
+    whole: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return whole
 
 
 def is_wrapped(module: nn.Module) -> bool:
@@ -168,7 +168,7 @@ def each_tensor(value: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def cast(value: Any, kind: torch.dtype | None) -> Any:
     """The same value; its floating-point tensors have type `kind` (None: their own)."""
-    return value if kind is None else each_tensor(value, lambda one: one.to(kind) if one.is_floating_point() else one)
+    return value if kind is None else each_tensor(value, lambda t: t.to(kind) if t.is_floating_point() else t)
 
 
 def detached(value: Any) -> Any:
@@ -205,8 +205,8 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def joined(values: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor] = _stacked) -> Any:
     """Pytrees of one structure as one, whose tensors are joined; all else is the first one's."""
     columns = zip(*(leaves_of(value) for value in values), strict=True)
-    found = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
-    return found[0] if isinstance(values[0], Tensor) else tree_unflatten(found, tree_flatten(values[0])[1])
+    leaves = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
+    return leaves[0] if isinstance(values[0], Tensor) else tree_unflatten(leaves, tree_flatten(values[0])[1])
 
 
 def checked(value: Any, layer: int) -> None:
@@ -221,13 +221,13 @@ def checked(value: Any, layer: int) -> None:
 
 def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Take the gradients from leaves; 0 where there is none. Those of DTensors are laid out as they are."""
-    found = []
+    gradients = []
     for leaf in inputs:
         gradient, leaf.grad = leaf.grad, None
-        found.append(torch.zeros_like(leaf) if gradient is None else gradient)
+        gradients.append(torch.zeros_like(leaf) if gradient is None else gradient)
         if type(leaf) is not Tensor:
-            found[-1] = laid_out_as(found[-1], leaf)
-    return found
+            gradients[-1] = laid_out_as(gradients[-1], leaf)
+    return gradients
 
 
 def bytes_of(value: Any) -> int:

@@ -99,8 +99,8 @@ class Captured:
     def feed(self, data: Data) -> None:
         """Put a batch of the same shape, seeds and gradients where the graph finds them."""
         with torch.no_grad():
-            for mine, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets)):
-                for m, value in mine.items():
+            for kept, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets)):
+                for m, value in kept.items():
                     for into, given in zip(tensors_of(value), tensors_of(other[m]), strict=True):
                         into.copy_(given, non_blocking=True)
             for parameter, gradient in self.gradients.items():
@@ -185,16 +185,16 @@ class Captures:
         watched = self._watched.get(key)
         if watched is None or self._refusal or (watched.host and watched.times == 1):
             return None
-        found: Captured | None = None
+        captured: Captured | None = None
         if watched.host:
             self._say(f"the step is not captured: {watched.host}")
         elif self._full:
             self._say(f"steps of more than {MOST_GRAPHS} shapes came: those of others are not captured")
             return None
         else:
-            found = self._captured(data, watched)
-        self._graphs[key] = found
-        return found
+            captured = self._captured(data, watched)
+        self._graphs[key] = captured
+        return captured
 
     def _captured(self, data: Data, watched: Watched) -> Captured | None:
         before = {p: p.grad for p in self._module.parameters()}
@@ -203,7 +203,7 @@ class Captures:
         # The graph has memory of its own for what is fed in.
         fed = data.inputs, data.targets
         inputs, targets = ({m: each_tensor(value, Tensor.clone) for m, value in part.items()} for part in fed)
-        mine, marks = replace(data, inputs=inputs, targets=targets), Marks(self.device, fixed=True)
+        batch, marks = replace(data, inputs=inputs, targets=targets), Marks(self.device, fixed=True)
         graph = torch.cuda.CUDAGraph()
         draws = [(torch.Generator(self.device), place) for place in watched.draws]
         for drawer, _ in draws:
@@ -225,7 +225,7 @@ class Captures:
             torch.clear_autocast_cache()
             gc.collect()
             with seeding(seeded), capturing(graph, pool, self._stream):
-                record = self._launch(mine, marks)
+                record = self._launch(batch, marks)
         except Exception as error:
             self._reset()
             for p, gradient in before.items():
@@ -244,7 +244,7 @@ class Captures:
         self._say(
             f"captured: {passes} passes and their messages as one graph, in {time.monotonic() - began:.1f} s", warn=False
         )
-        return Captured(graph, marks, mine, record, draws, gradients, _places(self._module))
+        return Captured(graph, marks, batch, record, draws, gradients, _places(self._module))
 
     def _say(self, line: str, warn: bool = True) -> None:
         if line not in self.said:

@@ -104,8 +104,8 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
 def _do(copy: Copy, stream: Any) -> None:
     assert copy.work is not None
     if stream is not None:
-        for one in copy.behind:
-            stream.wait_event(one)
+        for event in copy.behind:
+            stream.wait_event(event)
     copy.work()
     if stream is not None:
         copy.event = stream.record_event()
@@ -148,8 +148,8 @@ class LaunchedCopies:
         stream, start, end = self._streams[name], self.event(), self.event()
         # Views of host memory are no bytes on the device, for one who counts those.
         with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
-            for one in behind:
-                stream.wait_event(one)
+            for event in behind:
+                stream.wait_event(event)
             start.record(stream)
             work()
             end.record(stream)

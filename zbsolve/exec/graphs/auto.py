@@ -119,7 +119,7 @@ class Auto:
                 sizes[least] = held(layer, parts[least], x, seed)
             smallest = least if least in parts else name
             if _more(sizes[smallest], sizes["layers"]):
-                both = (format_bytes(max(sizes[one])) for one in (smallest, "layers"))
+                both = (format_bytes(max(sizes[which])) for which in (smallest, "layers"))
                 refused[name] = "{} holds {}, and layers {}".format(smallest, *both)
                 parts.pop(least, None)
             del parts[name]
@@ -173,7 +173,7 @@ def held(layer: nn.Module, part: Split, x: Any, seed: int) -> tuple[int, int]:
             like = [Zeros.of(leaf) for leaf in trained(y)]
             del given, y
             after_f = meter.now
-            part.backward(kept, [one.made() for one in like])
+            part.backward(kept, [zeros.made() for zeros in like])
             after_b = meter.now
     return after_f, after_b
 
@@ -224,7 +224,7 @@ class ByShape(Split):
         self._found: dict[Any, Split] = {}
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, tuple[Split, Any]]:
-        state = tuple([module.training for module in self._modules]), tuple([one.requires_grad for one in self._parameters])
+        state = tuple([module.training for module in self._modules]), tuple([p.requires_grad for p in self._parameters])
         key = state, inputs_key(x)
         part = self._found.get(key)
         if part is None:

@@ -208,7 +208,7 @@ def _piece(
         copies[node].meta = node.meta
     for node in source.graph.nodes:
         if node in nodes and node not in copies and node.op != "placeholder":
-            copies[node] = graph.node_copy(node, lambda given: copies[given])
+            copies[node] = graph.node_copy(node, lambda arg: copies[arg])
     graph.output(tuple(copies[node] for node, _ in gives))
     graph.eliminate_dead_code()
     graph.lint()
@@ -224,12 +224,12 @@ def stack_selections(graph: fx.Graph) -> None:
         if parts is None:
             continue
         shape, dim = parts[0].args[1:3]
-        found = {part.args[3] % shape[dim]: part.args[0] for part in parts}
+        pieces = {part.args[3] % shape[dim]: part.args[0] for part in parts}
         alike = all(list(part.args[1]) == list(shape) and part.args[2] == dim for part in parts)
-        if not alike or not len(found) == len(parts) == shape[dim]:
+        if not alike or not len(pieces) == len(parts) == shape[dim]:
             continue
         with graph.inserting_before(node):
-            made = graph.call_function(torch.ops.aten.stack.default, ([found[i] for i in sorted(found)], dim))
+            made = graph.call_function(torch.ops.aten.stack.default, ([pieces[i] for i in sorted(pieces)], dim))
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
     graph.eliminate_dead_code()
@@ -242,8 +242,8 @@ def _selections(node: Any) -> list[fx.Node] | None:
     if node.target is not ADD or len(node.args) != 2 or node.kwargs:
         return None
     selected = []
-    for one in node.args:
-        parts = _selections(one) if isinstance(one, fx.Node) and len(one.users) == 1 else None
+    for part in node.args:
+        parts = _selections(part) if isinstance(part, fx.Node) and len(part.users) == 1 else None
         if parts is None:
             return None
         selected += parts

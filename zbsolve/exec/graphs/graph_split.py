@@ -224,7 +224,7 @@ class _Function:
             for i, holder, name, layout in self.gradients:
                 accumulate(holder[name], _outside(results[i], layout))
             return self._multiplied(results)
-        there = {private.storage_key(one) for one in taken if isinstance(one, Tensor)}
+        there = {private.storage_key(value) for value in taken if isinstance(value, Tensor)}
         results = self.run(taken)
         counts = Counter(private.storage_key(result) for result in results if isinstance(result, Tensor))
         for i, holder, name, layout in self.gradients:

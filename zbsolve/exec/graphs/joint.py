@@ -136,7 +136,7 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
     name = type(block.block).__name__
     try:
         with ExitStack() as stack:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 captured = private.capture_block(stack, block, given)
             with warnings.catch_warnings():
@@ -146,9 +146,9 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
         if isinstance(error, private.NoOperations) and block.copied is not None:
             raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
-    effects = [one for warning in said for one in private.side_effects(str(warning.message))]
+    effects = [text for warning in warned for text in private.side_effects(str(warning.message))]
     if changed := [effect for effect in effects if not effect.endswith(AS_BEFORE)]:
-        whose = ", ".join(one.replace("self.block", "self", 1) for one in changed)
+        whose = ", ".join(effect.replace("self.block", "self", 1) for effect in changed)
         raise Untraceable(f"{name}'s forward changes attributes of {whose}, which a graph would not do")
     return _described(joint, trained)
 
@@ -175,13 +175,13 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
 
 def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Layout]:
     outputs, gradients, tangents = private.wrapped_values(joint)
-    layouts = {_named(_input_role(desc)).whole: Layout.of(one) for one, desc in tangents if is_dtensor(one)}
+    layouts = {_named(_input_role(desc)).whole: Layout.of(value) for value, desc in tangents if is_dtensor(value)}
     for place, values in ((0, outputs), (forwards, gradients)):
-        for count, one in values:
-            if one is not None and not is_dtensor(one):
-                raise Untraceable(f"the graph makes a {type(one).__name__}")
-            if one is not None:
-                layouts[gives[place].whole] = Layout.of(one)
+        for count, value in values:
+            if value is not None and not is_dtensor(value):
+                raise Untraceable(f"the graph makes a {type(value).__name__}")
+            if value is not None:
+                layouts[gives[place].whole] = Layout.of(value)
             place += count
     return layouts
 

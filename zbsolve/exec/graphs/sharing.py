@@ -73,11 +73,11 @@ def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int)
     with undisturbed(layer), as_written(), auxiliary_losses() as extra:
         right = _outcome(layer, (run_layers([layer], detached(x), number, seed), extra.total))
     with undisturbed(layer), auxiliary_losses() as extra:
-        found = _outcome(layer, (part.forward(x, None, split=True, seed=seed)[0], extra.total))
+        made = _outcome(layer, (part.forward(x, None, split=True, seed=seed)[0], extra.total))
     for what in ("output", "buffer"):
-        pairs = zip(found[what].items(), right[what].items(), strict=True)
-        for (name, one), (_, other) in pairs:
-            if not _alike(one, other):
+        pairs = zip(made[what].items(), right[what].items(), strict=True)
+        for (name, value), (_, other) in pairs:
+            if not _alike(value, other):
                 raise Untraceable(f"{type(layer).__name__}'s graph gives another {what} {name} than eager mode")
 
 
@@ -168,11 +168,11 @@ class Keys:
         if isinstance(value, PLAIN):
             return type(value), value
         if isinstance(value, tuple | list):
-            return type(value), tuple(self._value(one) for one in value)
+            return type(value), tuple(self._value(part) for part in value)
         if isinstance(value, set | frozenset):
-            return type(value), frozenset(self._value(one) for one in value)
+            return type(value), frozenset(self._value(part) for part in value)
         if isinstance(value, Mapping):
-            return type(value), tuple((name, self._value(one)) for name, one in value.items())
+            return type(value), tuple((name, self._value(part)) for name, part in value.items())
         if isinstance(value, CODE) and not getattr(value, "__closure__", None):
             return value
         if isinstance(value, partial):

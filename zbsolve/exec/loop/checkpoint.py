@@ -52,8 +52,8 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     tensors, writers = dict[str, Tensor](), _Writers.of(pipeline)
     with together_on_mesh(pipeline, WHAT):
         if writers.here:
-            tensors, rest = _state(pipeline, objects)
-            tensors[f"{LOOP}.{writers.number}"] = as_tensor(rest, WHAT)
+            tensors, facts = _state(pipeline, objects)
+            tensors[f"{LOOP}.{writers.number}"] = as_tensor(facts, WHAT)
             if writers.number == 0:
                 _made(new, target)
     if writers.here:
@@ -78,7 +78,7 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     pipeline.finish()
     names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # other ranks may have others
     with pipeline.peers.telling(WHAT):
-        loaded = {name for said in gathered(pipeline.wires, names.encode()) for name in json.loads(said)}
+        loaded = {name for row in gathered(pipeline.wires, names.encode()) for name in json.loads(row)}
     with together_on_mesh(pipeline, WHAT):
         _load(pipeline, Reader(Path(path).resolve()), objects, loaded)
 
@@ -92,19 +92,19 @@ def state_dict(pipeline: OnRank) -> dict[str, Any]:
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
     """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
     BadInput."""
-    mine = _weights(pipeline)
-    missing = sorted(mine.keys() - state.keys())
+    own = _weights(pipeline)
+    missing = sorted(own.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
-    found = {name: spread_as(state[name], like) for name, like in mine.items()}
-    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(found))
+    parts = {name: spread_as(state[name], like) for name, like in own.items()}
+    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(parts))
 
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
     """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
-    found: dict[str, Any] = pipeline.vocabulary.state(pipeline.module.state_dict())
-    return found
+    state: dict[str, Any] = pipeline.vocabulary.state(pipeline.module.state_dict())
+    return state
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[
     """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
     names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
     optimizers: dict[str, list[tuple[Optimizer, Names]]]
-    optimizers = {name: [(one, names)] for name, one in objects.items() if isinstance(one, Optimizer)}
+    optimizers = {name: [(value, names)] for name, value in objects.items() if isinstance(value, Optimizer)}
     for optimizer, shown in (pair for part in pipeline.parts for pair in part.optimizers()):
         optimizers.setdefault("update", []).append((optimizer, {own: names[p] for own, p in shown.items()}))
     return optimizers
@@ -139,19 +139,19 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
     if {MODEL, LOOP, "update"} & objects.keys():
         raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
     tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
-    rest: dict[str, Any] = {"steps": pipeline.steps, "seed": pipeline.seed, "ranks": _Writers.of(pipeline).count}
-    rest |= {"random": random_state(), "entries": {}, "options": {}, "objects": {}}
-    rest["generators"] = {name: one.get_state() for name, one in generators_of(pipeline.module).items()}
-    rest["kinds"] = {key: kinds_of(one) for key, one in objects.items()}
+    facts: dict[str, Any] = {"steps": pipeline.steps, "seed": pipeline.seed, "ranks": _Writers.of(pipeline).count}
+    facts |= {"random": random_state(), "entries": {}, "options": {}, "objects": {}}
+    facts["generators"] = {name: generator.get_state() for name, generator in generators_of(pipeline.module).items()}
+    facts["kinds"] = {key: kinds_of(holder) for key, holder in objects.items()}
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise BadInput(f"save: {name} is no tensor")
     optimizers = _optimizers(pipeline, objects)
     for key, parts in optimizers.items():
-        rest["entries"][key], rest["options"][key] = {}, {}
+        facts["entries"][key], facts["options"][key] = {}, {}
         for optimizer, names in parts:
-            rest["kinds"][key] = kinds_of(optimizer)
-            rest["options"][key] |= options_of(optimizer, names)
+            facts["kinds"][key] = kinds_of(optimizer)
+            facts["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
                     if (shards := pipeline.vocabulary).has(name) and value.shape != shards.part(name).shape:
@@ -159,11 +159,11 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
                         raise BadInput(f"save: the optimizer's {what}")
                     tensors[f"{key}.{name}.{entry}"] = shards.spread(name, value)
                 else:
-                    rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
-    for key, one in objects.items():
+                    facts["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
+    for key, holder in objects.items():
         if key not in optimizers:
-            rest["objects"][key] = one.state_dict()
-    return tensors, rest
+            facts["objects"][key] = holder.state_dict()
+    return tensors, facts
 
 
 def _made(new: Path, target: Path) -> None:
@@ -185,19 +185,19 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
     missing = sorted((optimizers.keys() - of_optimizers) | (others - of_others))
     if missing:
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
-    mine_here = [(key, one) for key, parts in optimizers.items() for one, names in parts if options_of(one, names)]
-    for key, one in [*mine_here, *((key, objects[key]) for key in others)]:
+    mine_here = [(key, holder) for key, parts in optimizers.items() for holder, names in parts if options_of(holder, names)]
+    for key, holder in [*mine_here, *((key, objects[key]) for key in others)]:
         # Of what class it is the first rank says that had some of it; in an older checkpoint none does.
         having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
-        mine, theirs = kinds_of(one), next((loop["kinds"][key] for loop in having if "kinds" in loop), None)
-        if theirs and not related(mine, theirs):
-            raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {mine[0]}")
+        ours, theirs = kinds_of(holder), next((loop["kinds"][key] for loop in having if "kinds" in loop), None)
+        if theirs and not related(ours, theirs):
+            raise BadInput(f"{reader.path}: '{key}' is the state of {theirs[0]}, not of {ours[0]}")
     left = sorted((of_optimizers | of_others) - loaded)
     if left and pipeline.rank == 0:
         warnings.warn(f"{reader.path}: it has '{left[0]}' too, which is not loaded", stacklevel=3)
     entries = _entries(reader, optimizers, pipeline)
     weights = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
-    rooms = {f"{key}.{name}.{entry}": room for key, one in entries.items() for (name, entry), room in one.items()}
+    rooms = {f"{key}.{name}.{entry}": room for key, row in entries.items() for (name, entry), room in row.items()}
     reader.into(weights | rooms)
     for key, parts in optimizers.items():
         options: dict[str, Any] = {}
@@ -260,12 +260,12 @@ def kinds_of(state_holder: Any) -> list[str]:
     inner = getattr(state_holder, "optimizer", None)
     if isinstance(state_holder, Optimizer) and isinstance(inner, Optimizer):
         return kinds_of(inner)
-    return [one.__name__ for one in type(state_holder).__mro__ if one is not object]
+    return [base.__name__ for base in type(state_holder).__mro__ if base is not object]
 
 
-def related(mine: Sequence[str], theirs: Sequence[str]) -> bool:
+def related(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Does one of two classes, given by `kinds_of`, derive from the other? Then one's state serves the other."""
-    return mine[0] in theirs or theirs[0] in mine
+    return ours[0] in theirs or theirs[0] in ours
 
 
 def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:

@@ -62,8 +62,8 @@ class Reader(FileSystemReader):
             self._index: Metadata = _IndexUnpickler(io.BytesIO((path / ".metadata").read_bytes())).load()
             if self._index.storage_meta is None:
                 self._index.storage_meta = StorageMeta()
-            found = self._index.state_dict_metadata
-            self.names = {name: one for name, one in found.items() if isinstance(one, TensorStorageMetadata)}
+            known = self._index.state_dict_metadata
+            self.names = {name: entry for name, entry in known.items() if isinstance(entry, TensorStorageMetadata)}
         except OSError as error:
             raise BadInput(f"{path}: not a checkpoint: {error.strerror}") from None
         except Exception as error:
@@ -106,8 +106,8 @@ class Reader(FileSystemReader):
 
     def empty(self, name: str, device: torch.device) -> Tensor:
         """A tensor that `into` can read `name` into."""
-        one = self.names[name]
-        return torch.empty(one.size, dtype=one.properties.dtype, device=device)
+        entry = self.names[name]
+        return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: Any, peers: Peers) -> None:
@@ -154,5 +154,5 @@ def from_tensor(tensor: Tensor) -> Any:
 
 def _cause(error: CheckpointException) -> tuple[int, str]:
     """The first rank that failed, and why."""
-    rank, (cause, _) = min(error.failures.items(), key=lambda one: one[0])
+    rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
     return rank, one_line(cause)

@@ -61,18 +61,18 @@ def forward(
     ranks of the first stage. All else is as in `evaluate`.
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
-    total, mine = _Total(pipeline.peers), dict[int, Any]()
+    total, own = _Total(pipeline.peers), dict[int, Any]()
     for start, forward_round in _ran(pipeline, batch, with_loss=False):
-        mine |= {start + m: y for m, y in forward_round.outputs.items()}
+        own |= {start + m: y for m, y in forward_round.outputs.items()}
         total.add(0.0)  # no rank runs ahead of the others by more than a round
     total.whole()
     owners = pipeline.view.step.stage_ranks[-1]
     takers = range(pipeline.wires.size) if everywhere else owners
     with pipeline.peers.telling(WHAT):
-        found = handed_out(pipeline, mine, owners, takers)
+        whole = handed_out(pipeline, own, owners, takers)
     if pipeline.rank not in takers:
         return None
-    outputs = [found[m] for m in range(batch.count)]
+    outputs = [whole[m] for m in range(batch.count)]
     return outputs if batch.listed else joined(outputs)
 
 
@@ -103,8 +103,8 @@ class _Batch:
             for what, rows in (("inputs", first), ("targets", last)):
                 for row in rows:
                     pipeline.cutting.check(row, what)
-        mine = torch.tensor([len(first), len(last), bool(first) and in_microbatches(inputs)], dtype=torch.int64)
-        everything = pipeline.peers.gathered(mine, WHAT)
+        own = torch.tensor([len(first), len(last), bool(first) and in_microbatches(inputs)], dtype=torch.int64)
+        everything = pipeline.peers.gathered(own, WHAT)
         counts = sorted({*everything[:, :2].ravel().tolist()} - {0})
         if len(counts) > 1:
             raise BadInput(f"inputs and targets: {' and '.join(map(str, counts))} microbatches: they must be as many")
@@ -199,13 +199,13 @@ class ForwardRound:
         """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
         view, peers = pipeline.view.forwards(count), pipeline.peers
         program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
-        program = reading(program, {s: one.layers for s, one in pipeline.stages.items()})
+        program = reading(program, {s: stage.layers for s, stage in pipeline.stages.items()})
         gpu, mailbox = device_and_mailbox(peers, program, pipeline, pipeline.hooks)
-        stages = {s: ForwardStage(one, with_loss, s == view.step.stages - 1) for s, one in pipeline.stages.items()}
+        stages = {s: ForwardStage(stage, with_loss, s == view.step.stages - 1) for s, stage in pipeline.stages.items()}
         hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
         parts = range(count * pipeline.cutting.count)
         shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
-        features = [part for one in pipeline.parts if (part := one.for_forwards(stages)) is not None]
+        features = [part for feature in pipeline.parts if (part := feature.for_forwards(stages)) is not None]
         interpreter = Interpreter(program, RankState(stages, features), mailbox, hooks)
         interpreter.marks = None if gpu is None else gpu.marks
         return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
@@ -247,15 +247,15 @@ class ForwardRound:
             stage.outputs.clear()
 
 
-def handed_out(pipeline: OnRank, mine: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
-    """The outputs of all `owners`, on each of the `takers`. mine: this rank's, by microbatch. All of them call this, and
+def handed_out(pipeline: OnRank, own: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
+    """The outputs of all `owners`, on each of the `takers`. own: this rank's, by microbatch. All of them call this, and
     others may. Raises LostRank."""
-    wires, outputs, mesh = pipeline.peers.wires, dict(mine), None if pipeline.mesh is None else pipeline.mesh.whole
+    wires, outputs, mesh = pipeline.peers.wires, dict(own), None if pipeline.mesh is None else pipeline.mesh.whole
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):
             if pipeline.rank == owner:
-                send_value(wires, list(mine), other)
-                for y in mine.values():
+                send_value(wires, list(own), other)
+                for y in own.values():
                     send_value(wires, y, other, mesh)
             elif pipeline.rank == other:
                 for m in receive_value(wires, owner):

@@ -32,35 +32,35 @@ OnRank = Any  # one rank's `Pipeline`, which imports these functions
 def beside(pipeline: OnRank, numbers: Sequence[float], what: str) -> Tensor:
     """The numbers of all ranks beside this one, shape (ranks, numbers), in one order on each; they call this together. One
     row without a mesh. Raises RunFailed naming `what`."""
-    mine = torch.tensor(numbers, dtype=torch.float64)
+    row = torch.tensor(numbers, dtype=torch.float64)
     group = None if pipeline.mesh is None else pipeline.mesh.beside
-    return mine[None] if group is None else _gathered(pipeline, mine, group, what)
+    return row[None] if group is None else _gathered(pipeline, row, group, what)
 
 
 @contextmanager
 def together_on_mesh(pipeline: OnRank, what: str) -> Iterator[None]:
     """Inside, each rank does what it does by itself; where one cannot, all ranks of the mesh raise. Raises RunFailed where
     one is lost."""
-    said: BadInput | None = None
+    failed: BadInput | None = None
     try:
         with together(pipeline.peers, what):
             yield
     except BadInput as error:
-        said = error
+        failed = error
     group = None if pipeline.mesh is None else pipeline.mesh.beside
     if group is not None:
-        text = str(said or "").encode()[:SAID_BYTES].ljust(SAID_BYTES)
+        text = str(failed or "").encode()[:SAID_BYTES].ljust(SAID_BYTES)
         rows = _gathered(pipeline, torch.frombuffer(bytearray(text), dtype=torch.uint8), group, what)
         texts = [row.numpy().tobytes().decode(errors="replace").strip() for row in rows]
-        if said is None and any(texts):
+        if failed is None and any(texts):
             raise BadInput(next(filter(None, texts)))
-    if said is not None:
-        raise said
+    if failed is not None:
+        raise failed
 
 
-def _gathered(pipeline: OnRank, mine: Tensor, group: Any, what: str) -> Tensor:
+def _gathered(pipeline: OnRank, row: Tensor, group: Any, what: str) -> Tensor:
     with pipeline.peers.telling(what):
-        return all_of(group, mine.to(pipeline.device), "ranks beside", pipeline.peers.timeout).cpu()
+        return all_of(group, row.to(pipeline.device), "ranks beside", pipeline.peers.timeout).cpu()
 
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
@@ -126,8 +126,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
         raise BadInput("clip_grad_norm_: the schedule has passes U, which update inside a step and leave no gradients")
     pipeline.wait_gradients()
     peers = pipeline.peers
-    mine = torch.tensor([norm_power(pipeline, norm_type)], dtype=torch.float64)
-    power = added(peers.gathered(mine, "norm of the gradients").ravel().tolist(), norm_type)
+    own = torch.tensor([norm_power(pipeline, norm_type)], dtype=torch.float64)
+    power = added(peers.gathered(own, "norm of the gradients").ravel().tolist(), norm_type)
     norm = power if math.isinf(norm_type) else float(power ** (1 / norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
@@ -166,7 +166,7 @@ class ParameterWatch:
 def _is_torch_clip(frame: Any) -> bool:
     """Does torch's function, or a comprehension in it, run here?"""
     frames = filter(None, (frame, getattr(frame, "f_back", None)))
-    return any((one.f_globals.get("__name__"), one.f_code.co_name) == TORCH_CLIP for one in frames)
+    return any((caller.f_globals.get("__name__"), caller.f_code.co_name) == TORCH_CLIP for caller in frames)
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:

@@ -91,8 +91,8 @@ class Watch:
         pipeline, decides = self.pipeline, self.pipeline.rank == 0 and self.pipeline.place == 0
         with pipeline.peers.telling(WHAT):
             why = _stays(pipeline)
-            watched, found = self._looked(seen, why) if decides else (None, b"")
-            body = b"" if why else _everywhere(pipeline, found)
+            watched, content = self._looked(seen, why) if decides else (None, b"")
+            body = b"" if why else _everywhere(pipeline, content)
         if body:
             pipeline.switch(Schedule.from_json(json.loads(body)))
         return watched
@@ -116,13 +116,13 @@ class Watch:
             return Watched(step, slow, why=why), b""
         if not running.ended:
             return Watched(step, slow), b""
-        self._search, found = None, running.found()
-        if found is None:
+        self._search, schedule = None, running.found()
+        if schedule is None:
             return Watched(step, slow, why="the search failed"), b""
-        before, after = (float(each_schedule.timeline().value) for each_schedule in (running.given, found))
+        before, after = (float(each_schedule.timeline().value) for each_schedule in (running.given, schedule))
         if after > (1 - self.gain) * before:
             return Watched(step, slow, why=f"no other was found that is {self.gain:.1%} shorter"), b""
-        return Watched(step, slow, before, after), json.dumps(found.to_json()).encode()
+        return Watched(step, slow, before, after), json.dumps(schedule.to_json()).encode()
 
 
 class Search:

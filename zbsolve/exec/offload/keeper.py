@@ -135,7 +135,7 @@ class Keeper:
     def chosen(self, share: float = 1.0) -> list[Piece]:
         """The pieces to move, which say how much of them: of all bytes the share, in whole pieces but for one at most. They
         are no longer kept here, but by their views alone."""
-        pieces, self.pieces = sorted(self.pieces.values(), key=lambda one: -one.size), {}
+        pieces, self.pieces = sorted(self.pieces.values(), key=lambda p: -p.size), {}
         total = sum(piece.size for piece in pieces)
         left = round(total * share)
         for piece in pieces:
@@ -145,7 +145,7 @@ class Keeper:
         whole = [piece for piece in pieces if not piece.moved]
         if whole and left > SMALL * total:
             whole[-1].moved = left
-        moving, at = sorted((piece for piece in pieces if piece.moved), key=lambda one: one.small), 0
+        moving, at = sorted((piece for piece in pieces if piece.moved), key=lambda p: p.small), 0
         for piece in moving:
             piece.place = at
             at += -(-piece.moved // ALIGNED) * ALIGNED

@@ -223,16 +223,16 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
     """An O is behind its F, and its R behind it, on the same rank."""
-    for row, one in graph.each(rows):
-        graph.check_order(one, graph.need("F", one), row, graph.need("R", one), alone=True)
+    for row, offload in graph.each(rows):
+        graph.check_order(offload, graph.need("F", offload), row, graph.need("R", offload), alone=True)
 
 
 def _check_reload(graph: Graph, rows: Ints) -> None:
     """An R is before the first pass that uses what its F keeps: X, or else B or BW."""
-    for row, one in graph.each(rows):
-        graph.need("O", one)
-        first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, one) is not None), "B")
-        graph.check_order(one, row, graph.need(first, one), alone=True)
+    for row, reload in graph.each(rows):
+        graph.need("O", reload)
+        first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, reload) is not None), "B")
+        graph.check_order(reload, row, graph.need(first, reload), alone=True)
 
 
 _SIDE = {"sliced": True, **side_work_of(Offload)}

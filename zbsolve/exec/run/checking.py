@@ -54,8 +54,8 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()
     (loss,) = mean_over_data(pipeline, [loss])
-    mine, shards = values(pipeline.layers, what), pipeline.vocabulary.values(what)
-    mine |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
+    own, shards = values(pipeline.layers, what), pipeline.vocabulary.values(what)
+    own |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
     places = 1 if mesh is None else mesh.places
@@ -78,10 +78,10 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
             if number > 1 and time.monotonic() > until:
                 return
             with as_written():
-                found = _reference(pipeline, model.name, seed, update, places, shake=number)[0]
-            yield found
+                reference = _reference(pipeline, model.name, seed, update, places, shake=number)[0]
+            yield reference
 
-    verdict = compare(pipeline.wires, pipeline.owners, mine, whole, (loss, right), what, Others(exact, shaken))
+    verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken))
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     if verdict is None or counts is None:
@@ -96,7 +96,7 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    worst: Verdict = max(verdicts, key=lambda one: (not one["passed"], one["worst"] / one["limit"]))
+    worst: Verdict = max(verdicts, key=lambda other: (not other["passed"], other["worst"] / other["limit"]))
     return worst
 
 
@@ -165,7 +165,7 @@ class Row(NamedTuple):
 def compare(
     wires: Wires,
     owners: Sequence[Sequence[int]],
-    mine: Mapping[Place, Value],
+    own: Mapping[Place, Value],
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
@@ -173,35 +173,35 @@ def compare(
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this.
 
-    Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `mine`.
+    Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `own`.
     losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
     difference over all tensors and the loss (see `difference`). others: asked for by rank 0 alone. Raises BadInput on rank 0
     where the two have other parameters.
     """
     if wires.rank:
         for layer in (layer for layer, ranks in enumerate(owners) if wires.rank in ranks):
-            here = _of_layer(mine, layer).items()
-            send_value(wires, [(name, str(one.dtype).removeprefix("torch."), one.tensor) for (_, name), one in here], 0)
+            here = _of_layer(own, layer).items()
+            send_value(wires, [(name, str(val.dtype).removeprefix("torch."), val.tensor) for (_, name), val in here], 0)
         receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
-    found = _moving(_judged(wires, owners, mine, right, others.exact, what), right, others.shaken, what)
+    judged = _moving(_judged(wires, owners, own, right, others.exact, what), right, others.shaken, what)
     for other in range(1, wires.size):
         send_bytes(wires, b"", other)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
     limit = LIMITS[torch.float32]
-    rows = [*found, Row(gap / limit, gap, limit, "loss")]
-    failed = [one for one in rows if not one.share <= 1]
-    worst = max(failed, key=lambda one: one.share) if failed else max(rows, key=lambda one: one.difference / one.limit)
+    rows = [*judged, Row(gap / limit, gap, limit, "loss")]
+    failed = [diff for diff in rows if not diff.share <= 1]
+    worst = max(failed, key=lambda diff: diff.share) if failed else max(rows, key=lambda diff: diff.difference / diff.limit)
     verdict = {
         "passed": not failed,
         "worst": worst.difference,
         "limit": worst.limit,
         "where": worst.where,
-        "tensors": len(found),
+        "tensors": len(judged),
         "loss": pipeline,
         "reference_loss": single,
         "measure": f"max |{what.__name__} - reference| / max |reference| of a tensor; "
@@ -219,26 +219,26 @@ def _moving(
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
     """The same rows; those that fail by how much the reference's own value moves, where that may explain all of them."""
-    failed = {one.where: one for one in sorted(rows, key=lambda one: one.difference) if not one.share <= 1}
-    if not failed or not all(_in_doubt(one.difference, one.limit) and one.difference <= MAX_KINK for one in failed.values()):
+    failed = {gap.where: gap for gap in sorted(rows, key=lambda gap: gap.difference) if not gap.share <= 1}
+    if not failed or not all(_in_doubt(gap.difference, gap.limit) and gap.difference <= MAX_KINK for gap in failed.values()):
         return rows
     moves = dict.fromkeys(failed, 0.0)
     for model in shaken():
         for place, value in values(dict(enumerate(model)), what).items():
             if (where := f"layer {place[0]} {place[1]}") in moves:
                 moves[where] = max(moves[where], difference(value.tensor, right[place].tensor))
-        if all(one.difference <= 2 * moves[where] for where, one in failed.items()):
+        if all(gap.difference <= 2 * moves[where] for where, gap in failed.items()):
             break
     return [
-        Row(one.difference / (2 * by), *one[1:5], by) if not one.share <= 1 and (by := moves[one.where]) > 0 else one
-        for one in rows
+        Row(gap.difference / (2 * by), *gap[1:5], by) if not gap.share <= 1 and (by := moves[gap.where]) > 0 else gap
+        for gap in rows
     ]
 
 
 def _judged(
     wires: Wires,
     owners: Sequence[Sequence[int]],
-    mine: Mapping[Place, Value],
+    own: Mapping[Place, Value],
     right: Mapping[Place, Value],
     exact: Callable[[], Sequence[nn.Module] | None],
     what: Callable[[nn.Parameter], Tensor | None],
@@ -246,7 +246,7 @@ def _judged(
     """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
-        here = _of_layer(mine, layer)
+        here = _of_layer(own, layer)
         if owner:
             here = {(layer, name): Value(tensor, getattr(torch, kind)) for name, kind, tensor in receive_value(wires, owner)}
         for place in here.keys() ^ _of_layer(right, layer).keys():
@@ -264,7 +264,7 @@ def _judged(
         # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
         # by the largest of the layer.
         single, double = right[place].tensor, known[place].tensor
-        largest = max(magnitude(one.tensor) for one in _of_layer(known, place[0]).values())
+        largest = max(magnitude(other.tensor) for other in _of_layer(known, place[0]).values())
         scale = largest if magnitude(double) <= NOTHING * largest else 0.0
         from_float64 = difference(tensor, double, scale), difference(single, double, scale)
         rows[number] = row(difference(tensor, single, scale), rows[number].limit, rows[number].where, from_float64)
@@ -275,16 +275,16 @@ def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
     return {place: value for place, value in held.items() if place[0] == layer}
 
 
-def _in_doubt(found: float, limit: float) -> bool:
+def _in_doubt(gap: float, limit: float) -> bool:
     """Whether float32 itself may be why this differs by more than its limit."""
-    return LIMITS[torch.float32] == limit < found < NOT_A_NUMBER
+    return LIMITS[torch.float32] == limit < gap < NOT_A_NUMBER
 
 
-def row(found: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
+def row(gap: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
     """A difference, judged; what is not finite is wrong. away: how far (run, unsplit) are from float64, where that is known.
     Then the run may be as far as the limit, or twice as far as the unsplit model, but no farther than `MAX_ROUNDING`. Where
     the unsplit model is farther itself, float64 says nothing, and the limit stays."""
-    found = found if math.isfinite(found) else NOT_A_NUMBER
+    gap = gap if math.isfinite(gap) else NOT_A_NUMBER
     if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
-        return Row(found / limit, found, limit, where)
-    return Row(away[0] / min(max(limit, 2 * away[1]), MAX_ROUNDING), found, limit, where, away)
+        return Row(gap / limit, gap, limit, where)
+    return Row(away[0] / min(max(limit, 2 * away[1]), MAX_ROUNDING), gap, limit, where, away)

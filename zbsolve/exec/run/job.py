@@ -229,12 +229,12 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
     trainer.update()
     results: list[Any] = []
     total = options.warmup + options.steps + 1
-    told, watch = time.monotonic(), None
+    shown, watch = time.monotonic(), None
     if options.look and isinstance(pipeline, Pipeline):
         watch = Watch(pipeline, every=options.look, steps=min(TRACED, options.look))
     for number in range(1, total):
-        if trainer.tells and time.monotonic() - told > TOLD_SECONDS:
-            told, last = time.monotonic(), [first, *results][-1]
+        if trainer.tells and time.monotonic() - shown > TOLD_SECONDS:
+            shown, last = time.monotonic(), [first, *results][-1]
             sys.stderr.write(f"step {number} of {total}: loss {last.loss:.4g}\n")
         emulated = pipeline.hooks.emulated
         if number == options.warmup + 1 and emulated is not None and isinstance(pipeline, Pipeline):
@@ -242,9 +242,9 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
         if (result := trainer.step(number, memory=number == counted)) is None:
             break
         results.append(result)
-        if watch is not None and (timed := number - options.warmup) > 0 and (said := watch(result)) is not None:
-            looks.append({"steps": timed, **said.to_json()})
-            sys.stderr.writelines(f"after {timed} steps: {line}\n" for line in str(said).splitlines())
+        if watch is not None and (timed := number - options.warmup) > 0 and (watched := watch(result)) is not None:
+            looks.append({"steps": timed, **watched.to_json()})
+            sys.stderr.writelines(f"after {timed} steps: {line}\n" for line in str(watched).splitlines())
         trainer.update()
     if watch is not None:
         watch.close()
@@ -260,8 +260,8 @@ class Trainer:
         places = 1 if pipeline.mesh is None else pipeline.mesh.places
         self.pipeline = pipeline
         self.model = model.in_steps_of(places * len(pipeline.microbatches), pipeline.view.step.sizes * places)
-        mine = pipeline.layers.items()
-        names = {p: f"{i}.{name}" for i, layer in mine for name, p in layer.named_parameters()}
+        layers = pipeline.layers.items()
+        names = {p: f"{i}.{name}" for i, layer in layers for name, p in layer.named_parameters()}
         parameters = NamedParameters((names.get(p, ""), p) for p in pipeline.parameters() if p.requires_grad)
         self.optimizer = options.make_optimizer(model, parameters) if parameters else None
 

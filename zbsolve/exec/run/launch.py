@@ -75,21 +75,21 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
             for rank in range(ranks):
                 children.append(_start(folder, rank, environment(options, rank, ranks)))
             tell = partial(print, file=sys.stderr, flush=True)
-            said = Said(folder, ranks, sizes, tell)
+            notes = Said(folder, ranks, sizes, tell)
             try:
-                _wait_for_all(children, folder, options, sizes, said)
+                _wait_for_all(children, folder, options, sizes, notes)
             except KeyboardInterrupt as pressed:
                 if not _stopping(children, folder, sizes):
                     raise
                 tell("zbsolve run: the step that runs is the last one")
                 try:
-                    _wait_for_all(children, folder, options, sizes, said, time.monotonic() + STOP_SECONDS)
+                    _wait_for_all(children, folder, options, sizes, notes, time.monotonic() + STOP_SECONDS)
                 except TimeoutError:
                     raise pressed from None
         finally:
             _end(children)
             remove_leftovers()  # of rank 0, which searches where it is watched
-        said.hear(last=True)
+        notes.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
@@ -126,12 +126,12 @@ def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start one rank. more: of its environment. Its standard input is a pipe that ends with this process, so a rank
     never outlives its parent."""
-    with open(path_of(folder, rank), "wb") as said:
+    with open(path_of(folder, rank), "wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "zbsolve.exec.run.launch", str(folder), str(rank)],
             stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env={**child_environment(), **more},
             start_new_session=True,
         )
@@ -155,7 +155,7 @@ def _wait_for_all(
     folder: Path,
     options: Options,
     sizes: Mapping[str, int],
-    said: Said,
+    notes: Said,
     until: float = math.inf,
 ) -> None:
     """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Time counts since any rank went on
@@ -166,7 +166,7 @@ def _wait_for_all(
         codes = [child.poll() for child in children]
         if time.monotonic() > heard + HEAR_SECONDS:
             heard = time.monotonic()
-            said.hear()
+            notes.hear()
         if all(code == 0 for code in codes):
             return
         if any(code not in (None, 0) for code in codes):
@@ -213,7 +213,7 @@ def _cause(
             last = f": {lines[-1][:300]}" if lines else ""
             how = f"died of {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}{last}"
             return RunFailed(f"{named_rank(sizes, rank)}, pass {doing[rank] or 'start'}: the process {how}")
-    return min(failures, key=lambda one: one[:3])[3] if failures else RunFailed("a rank ended without a word")
+    return min(failures, key=lambda failure: failure[:3])[3] if failures else RunFailed("a rank ended without a word")
 
 
 def _doing(folder: Path, ranks: int) -> list[str]:
@@ -281,8 +281,8 @@ def run_rank_process(folder: Path, rank: int) -> int:
         text = str(error) if isinstance(error, ZbsolveError) else f"rank {rank}: {one_line(error)}"
         kind = type(error).__name__ if isinstance(error, ZbsolveError) else RunFailed.__name__
         peer = error.peer if isinstance(error, LostRank) else None
-        told = error.details if isinstance(error, ZbsolveError) else ""
-        details = (told or "".join(traceback.format_exception(error)))[-MAX_DETAILS:]
+        known = error.details if isinstance(error, ZbsolveError) else ""
+        details = (known or "".join(traceback.format_exception(error)))[-MAX_DETAILS:]
         body = {"kind": kind, "text": " ".join(text.split()), "peer": peer, "time": time.monotonic_ns(), "details": details}
         write_text(folder / f"failure.{rank}", json.dumps(body))
         return 1

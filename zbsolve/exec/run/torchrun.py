@@ -60,10 +60,10 @@ Given = Schedule | CheckedRounds | Rounds
 
 def read_schedule(path: str, rank: int = 0) -> Schedule | Rounds:
     """What a process reads of a schedule's file. Raises BadInput, on rank 0 also for rounds that do not hold."""
-    found = read(path)
-    if isinstance(found, Schedule):
-        return found
-    long, orders = found
+    content = read(path)
+    if isinstance(content, Schedule):
+        return content
+    long, orders = content
     return Rounds(path, long, mark(long, orders), None if rank else CheckedRounds.of(with_orders(long, orders, path)))
 
 
@@ -97,9 +97,9 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
         pass
     rank, long = coordinate_of(sizes, wires.rank)[PIPELINE], rounds.long
     if rounds.checked is None:
-        said = receive_bytes(wires, 0)
-        lanes, digest = near_lanes(long.one, rank), said[:MARK_BYTES].decode()
-        start = np.frombuffer(said[MARK_BYTES:], np.int64).reshape(len(lanes), long.few)
+        body = receive_bytes(wires, 0)
+        lanes, digest = near_lanes(long.one, rank), body[:MARK_BYTES].decode()
+        start = np.frombuffer(body[MARK_BYTES:], np.int64).reshape(len(lanes), long.few)
         return RankPart(long.one, long.microbatches, long.round, rank, lanes, start, digest)
     for other in range(1, wires.size):
         part = rounds.checked.part(coordinate_of(sizes, other)[PIPELINE])
@@ -137,11 +137,11 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
 
     def prepare() -> Schedule | Rounds:
         given = read_schedule(path, rank)
-        one = step_of(given).ranks
-        wanted = math.prod(options.sizes(one).values())
+        needed = step_of(given).ranks
+        wanted = math.prod(options.sizes(needed).values())
         if ranks != wanted:
             started = f"torchrun started {ranks} (--nproc-per-node {wanted} on one machine)"
-            asked = f"--mesh {options.mesh} has {wanted}" if options.mesh else f"the schedule is for {one}"
+            asked = f"--mesh {options.mesh} has {wanted}" if options.mesh else f"the schedule is for {needed}"
             raise BadInput(f"run: {asked} ranks, but {started}")
         fit(given, spec, options)
         if rank == 0:
@@ -227,12 +227,12 @@ def run_group(
                 given = prepare()
                 sizes |= options.sizes(step_of(given).ranks)
             if isinstance(given, Rounds):
-                mine: Schedule | RankPart = own_part(given, wires, sizes)
+                own: Schedule | RankPart = own_part(given, wires, sizes)
                 whole = None if given.checked is None else given.whole
             else:
-                mine, whole = given, None
+                own, whole = given, None
             del given  # what all ranks' orders take goes before the model is built
-            trace = run_rank(mine, spec, options, clock.announce, whole, device)
+            trace = run_rank(own, spec, options, clock.announce, whole, device)
             clock.announce("leaving")
             wires.wait(wires.control.barrier())
     except ZbsolveError as error:

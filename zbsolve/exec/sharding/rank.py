@@ -97,7 +97,7 @@ class Sharding(Part):
         first = next(iter(stages.values())).parameters[0]
         self.ranks, self.device = first.mesh_ranks, local(first.sharded.detach()).device
         self.place = self.ranks.index(dist.get_rank())
-        self.groups = list({id(g): g for s in stages.values() for one in s.parameters for g in _groups(one)}.values())
+        self.groups = list({id(g): g for s in stages.values() for p in s.parameters for g in _groups(p)}.values())
         self._mine = {id(p) for s in stages.values() for p in trained(s.parameters)}
 
     @classmethod
@@ -162,15 +162,15 @@ class Sharding(Part):
         wrong: list[str] = []  # told when all have heard all
         for number, stage in self.stages.items():
             mesh = stage.parameters[0].mesh_ranks
-            said = digest(json.dumps([content, number, mesh, [list(p.shape) for p in trained(stage.parameters)]]))
+            mark = digest(json.dumps([content, number, mesh, [list(p.shape) for p in trained(stage.parameters)]]))
             for group in _groups(stage.parameters[0]):
-                mine = torch.tensor([number, said], device=stage.parameters[0].sharded.device)
+                own = torch.tensor([number, mark], device=stage.parameters[0].sharded.device)
                 ranks = dist.get_process_group_ranks(group)
-                others = all_of(group, mine, f"comparison of what is sharded over ranks {_listed(ranks)}", self.timeout)
+                others = all_of(group, own, f"comparison of what is sharded over ranks {_listed(ranks)}", self.timeout)
                 for rank, (other, what) in zip(ranks, others.tolist(), strict=True):
                     if other != number:
                         wrong.append(f"stage {number}: it is sharded with rank {rank}, which has stage {other} there")
-                    elif what != said:
+                    elif what != mark:
                         wrong.append(
                             f"stage {number}: it is sharded with rank {rank}, whose schedule, layers or mesh differ"
                         )
@@ -190,7 +190,7 @@ class _Forwards(Sharding):
 def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int]) -> Own:
     """The same with what FSDP shards of it. replicas: the process group of replicas, where there is one. pipeline: the ranks
     of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
-    found, rank = ShardedParameters(), own.program.rank
+    sharded, rank = ShardedParameters(), own.program.rank
     for s in own.program.stages:
         layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
@@ -201,7 +201,7 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
             raise BadInput(f"rank {rank}, {error}") from error
         if not parameters:
             continue
-        found[s], step = parameters, own.view.step
+        sharded[s], step = parameters, own.view.step
         for refused, why in (
             (step.round, ", but passes U update whole parameters"),
             (step.slices > 1, ", but sequences are cut into slices"),
@@ -217,7 +217,7 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
         ):
             if refused:
                 raise BadInput(f"rank {rank}, stage {s}: layer {parameters[0].layer} is sharded by FSDP{why}")
-    return replace(own, alone=own.alone and not found, made={**own.made, ShardedParameters: found})
+    return replace(own, alone=own.alone and not sharded, made={**own.made, ShardedParameters: sharded})
 
 
 def _groups(parameter: Parameter) -> list[Any]:
@@ -238,12 +238,12 @@ def _ended(state: RankState, action: Action) -> int:
 def _check_gather(graph: Graph, rows: Ints) -> None:
     """What is gathered is used, and on the rank that gathers it."""
     problem, edges = graph.problem, graph.problem.edges
-    for row, one in graph.each(rows):
+    for row, gather in graph.each(rows):
         users = edges.after[edges.before == row]
         if not len(users):
-            raise BadInput(f"pass {one.name}: no edge says what it gathers for")
-        if (problem.passes.rank[users] != one.rank).any():
-            raise BadInput(f"pass {one.name}: it gathers for a pass of another rank")
+            raise BadInput(f"pass {gather.name}: no edge says what it gathers for")
+        if (problem.passes.rank[users] != gather.rank).any():
+            raise BadInput(f"pass {gather.name}: it gathers for a pass of another rank")
 
 
 def _check_reduce(graph: Graph, rows: Ints) -> None:
@@ -251,12 +251,12 @@ def _check_reduce(graph: Graph, rows: Ints) -> None:
     problem = graph.problem
     last = "W" if "W" in problem.passes.kinds else "BW"
     seen: dict[tuple[int, int], str] = {}
-    for row, one in graph.each(rows):
-        other = seen.setdefault((one.stage, one.rank), one.name)
-        if other != one.name:
-            raise BadInput(f"pass {one.name}: {other} reduces the same gradients")
-        for gradient in problem.rows(last, stage=one.stage, rank=one.rank).tolist():
-            graph.check_order(one, gradient, row)
+    for row, reduce in graph.each(rows):
+        other = seen.setdefault((reduce.stage, reduce.rank), reduce.name)
+        if other != reduce.name:
+            raise BadInput(f"pass {reduce.name}: {other} reduces the same gradients")
+        for gradient in problem.rows(last, stage=reduce.stage, rank=reduce.rank).tolist():
+            graph.check_order(reduce, gradient, row)
 
 
 _GATHER = Handler(

@@ -86,7 +86,7 @@ class Parameter:
         if gathered is None:
             return []
         both = self.known.unsharded_accumulated_grad, gathered.grad
-        return [local(gathered.detach()), *(local(one) for one in both if one is not None)]
+        return [local(gathered.detach()), *(local(tensor) for tensor in both if tensor is not None)]
 
     @property
     def gradient_bytes(self) -> int:
@@ -121,7 +121,7 @@ class Reduction:
         for parameter in parameters:
             if parameter.sharded.requires_grad:
                 kinds.setdefault((parameter.gradient_type, parameter.mesh), []).append(parameter)
-        self._buckets = [self._started(found) for found in kinds.values()]
+        self._buckets = [self._started(bucket) for bucket in kinds.values()]
 
     @torch.no_grad()
     def _started(self, parameters: Sequence[Parameter]) -> _Bucket:
@@ -180,10 +180,10 @@ def _rows(parameter: Parameter, gradient: Tensor | None, size: int) -> Tensor:
     like = local(parameter.gathered.detach())
     part = torch.zeros_like(like) if gradient is None else local(laid_out_as(gradient, parameter.gathered))
     part = part.to(parameter.gradient_type).movedim(parameter.dim, 0)
-    length, rest = len(part), part.numel() // max(1, len(part))
+    length, width = len(part), part.numel() // max(1, len(part))
     each = -(-length // size)
-    rows = part.reshape(length, rest)
-    return functional.pad(rows, (0, 0, 0, each * size - length)).reshape(size, each * rest)
+    rows = part.reshape(length, width)
+    return functional.pad(rows, (0, 0, 0, each * size - length)).reshape(size, each * width)
 
 
 @torch.no_grad()
@@ -199,11 +199,11 @@ def _give(bucket: _Bucket) -> None:
             continue
         parameter = shard.sharded
         shape = local(parameter.detach()).movedim(shard.dim, 0).shape
-        mine = piece[: shape.numel()].view(shape).movedim(0, shard.dim).to(parameter.dtype)
+        part = piece[: shape.numel()].view(shape).movedim(0, shard.dim).to(parameter.dtype)
         if parameter.grad is None:
-            parameter.grad = as_local_of(mine.contiguous(), parameter)
+            parameter.grad = as_local_of(part.contiguous(), parameter)
         else:
-            local(parameter.grad).add_(mine)
+            local(parameter.grad).add_(part)
 
 
 class ShardedStage:
@@ -323,12 +323,12 @@ class ShardedStage:
     def held_bytes(self) -> int:
         """Bytes of the gathered parameters, and of gradients that are not reduced yet, where passes of the schedule say when
         they go."""
-        found = 0
+        held = 0
         if "gather" in self.by_passes and self._open:
-            found += sum(parameter.gathered_bytes for parameter in self.parameters)
+            held += sum(parameter.gathered_bytes for parameter in self.parameters)
         if "reduce" in self.by_passes:
-            found += sum(parameter.gradient_bytes for parameter in self.parameters)
-        return found
+            held += sum(parameter.gradient_bytes for parameter in self.parameters)
+        return held
 
     def _waiting(self, what: str = "parameters") -> AbstractContextManager[None]:
         return waiting(f"{what} of stage {self.number}")
@@ -336,4 +336,4 @@ class ShardedStage:
 
 def trained(parameters: Sequence[Parameter]) -> list[nn.Parameter]:
     """The sharded parameters that are trained, each once."""
-    return list({id(one.sharded): one.sharded for one in parameters if one.sharded.requires_grad}.values())
+    return list({id(p.sharded): p.sharded for p in parameters if p.sharded.requires_grad}.values())

@@ -173,9 +173,9 @@ class Chunk:
                 self.gradients = list(gradients)
                 return
             whole = self.key, self.value
-            self.gradients = [torch.zeros_like(one, dtype=new.dtype) for one, new in zip(whole, gradients, strict=True)]
-        for mine, more in zip(self.gradients, gradients, strict=True):
-            mine[..., tokens, :].add_(more)
+            self.gradients = [torch.zeros_like(part, dtype=new.dtype) for part, new in zip(whole, gradients, strict=True)]
+        for total, more in zip(self.gradients, gradients, strict=True):
+            total[..., tokens, :].add_(more)
 
 
 def attend(
@@ -251,7 +251,7 @@ class _Attention(torch.autograd.Function):
         if helps is not None and away:
             dq, dk, dv = helps.answer()
             total += dq
-            sizes = [one.key.shape[-2] for one in away]
+            sizes = [p.key.shape[-2] for p in away]
             for piece, k, v in zip(away if trained else (), dk.split(sizes, -2), dv.split(sizes, -2), strict=trained):
                 piece.chunk.add((k, v), piece.tokens)
         complete, own.gradients = own.gradients, []
@@ -300,7 +300,7 @@ def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tu
     """The chunks that a slice's queries see, and how. The own one comes first: in it every query sees a key."""
     own = chunks[number]
     seen = []
-    for other in sorted((one for one in chunks if one <= number), reverse=True):
+    for other in sorted((n for n in chunks if n <= number), reverse=True):
         chunk = chunks[other]
         if rule.window is not None and chunk.end <= own.start - rule.window + 1:
             continue

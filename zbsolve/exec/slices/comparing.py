@@ -58,7 +58,7 @@ def limit_of(tensors: Iterable[Tensor]) -> float:
 def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float) -> Apart | None:
     """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
     on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`)."""
-    pairs = [tensors_of(one) for one in (whole, parts)]
+    pairs = [tensors_of(tree) for tree in (whole, parts)]
     shapes = [[tuple(tensor.shape) for tensor in row] for row in pairs]
     if shapes[0] != shapes[1]:
         return Apart(f"{what} has shapes {shapes[1]} in slices in place of {shapes[0]}", 1.0)
@@ -107,7 +107,7 @@ def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return gap, torch.zeros_like(gap)
     same = (a == b) | (a.isnan() & b.isnan())
     gap, size = (
-        torch.linalg.vector_norm(one, dim=-1, dtype=exact(a.dtype)) for one in ((a - b).masked_fill(same, 0), a.detach())
+        torch.linalg.vector_norm(x, dim=-1, dtype=exact(a.dtype)) for x in ((a - b).masked_fill(same, 0), a.detach())
     )
     return gap, size.nan_to_num(0.0, posinf=0.0)
 
@@ -179,9 +179,9 @@ def compare(
                 if layer is not None:
                     name = f"layer {number} ({type(layer).__name__})"
                     outputs, apart = _compare_layer(layer, given.inputs, lengths, backward, name)
-                    rounded = apart and max(one.tokens for one in apart) <= FEW
+                    rounded = apart and max(part.tokens for part in apart) <= FEW
                     if not rounded or _apart_in_more_bits(layer, given.inputs, lengths, backward, name):
-                        differences += [f"{name}: {one.text}: {MEND}" for one in apart]
+                        differences += [f"{name}: {part.text}: {MEND}" for part in apart]
                     given = Sequences(outputs, given.targets)
                 elif loss is not None:
                     differences += filter(None, [_compare_loss(loss, given, lengths[0], backward)])
@@ -265,7 +265,7 @@ def _whole(layer: nn.Module, inputs: Sequence[Any], slopes: Any, backward: bool)
     if backward:
         _backward(y, slopes)
     with torch.no_grad():
-        others = [layer(each_tensor(one, Tensor.clone)) for one in inputs[1:]]
+        others = [layer(each_tensor(value, Tensor.clone)) for value in inputs[1:]]
     return _Ran([constant(y), *others], slopes, each_tensor(x, _gradient), _taken(layer))
 
 
@@ -282,13 +282,13 @@ def _compare_loss(loss: Callable[[Any, Any], Tensor], given: Sequences, lengths:
 def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, lengths: Sequence[int], backward: bool) -> str:
     own = loss.loss if isinstance(loss, SliceLoss) else loss
     loss, counting, labels = SliceLoss(own), Counting.of(own), cut_sequence(targets, lengths, "targets")
-    counts = [counting.counted(one) for one in labels]
+    counts = [counting.counted(part) for part in labels]
     if not (total := sum(counts)):
         return ""
     unit = min(1.0, MOST_SLOPE / total)  # a label's weight in the gradients
     module, weight, limit = own if isinstance(own, nn.Module) else nn.Identity(), total * unit, limit_of(tensors_of(y))
     with _naming("the loss"), _trying(module, backward):
-        x, parts = _leaf(y), [_leaf(one) for one in cut_sequence(y, lengths, "output")]
+        x, parts = _leaf(y), [_leaf(part) for part in cut_sequence(y, lengths, "output")]
         each = zip(parts, labels, counts, strict=True)
         in_slices = sum(_weighed(loss, part, t, n * unit) for part, t, n in each if n) / weight
         value, slopes = _weighed(loss, x, targets, weight) / weight, each_tensor(x, _gradient)
@@ -306,7 +306,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
 def _advice(slopes: Any, targets: Any, ignored: int) -> str:
     """What to do about a loss that is no such mean. slopes: of the whole sequence's output."""
     labels = labels_of(targets)
-    rows = [one.abs().flatten(2).sum(-1) for one in tensors_of(slopes) if one.dim() > 2 and one.is_floating_point()]
+    rows = [slope.abs().flatten(2).sum(-1) for slope in tensors_of(slopes) if slope.dim() > 2 and slope.is_floating_point()]
     if labels is None or not rows or labels.shape != rows[0].shape:
         return SAY
     counts = sum(rows) > 0
@@ -353,7 +353,7 @@ def _first(value: Any, tokens: int) -> Any:
 
 def _leaf(value: Any) -> Any:
     """The same numbers as leaves of graphs."""
-    return each_tensor(value, lambda one: one.detach().requires_grad_(one.is_floating_point() or one.is_complex()))
+    return each_tensor(value, lambda t: t.detach().requires_grad_(t.is_floating_point() or t.is_complex()))
 
 
 def _exact(tensor: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class Counting:
     @classmethod
     def of(cls, loss: Any) -> Counting:
         """What a loss says, a `functools.partial` of it is given, or a module inside it; else torch's own."""
-        ignored = next((int(one) for one in _said(loss, "ignore_index")), cls.ignored)
-        return cls(ignored, next((one for one in _said(loss, "weight") if isinstance(one, Tensor)), None))
+        ignored = next((int(value) for value in _said(loss, "ignore_index")), cls.ignored)
+        return cls(ignored, next((value for value in _said(loss, "weight") if isinstance(value, Tensor)), None))
 
     def counted(self, targets: Any) -> float:
         """What a slice's targets count together: labels (whole numbers) but for those that are ignored, or their weights;
@@ -175,7 +175,7 @@ class Cutting:
         `what`."""
         if self.count == 1:
             return batch
-        return {m * self.count + i: one for m, value in batch.items() for i, one in enumerate(self._cut(value, what))}
+        return {m * self.count + i: part for m, value in batch.items() for i, part in enumerate(self._cut(value, what))}
 
     def check(self, value: Any, what: str) -> None:
         """Raise BadInput naming `what` for a microbatch that cannot be cut."""
@@ -202,7 +202,7 @@ class Cutting:
         for m in sorted({part // self.count for part in targets}):
             parts = range(m * self.count, (m + 1) * self.count)
             each = slice_shares([counting.counted(targets[part]) for part in parts])
-            counts |= {part: one * shares.get(m, 1.0) for part, one in zip(parts, each, strict=True)}
+            counts |= {part: share * shares.get(m, 1.0) for part, share in zip(parts, each, strict=True)}
         return counts
 
     def data(

@@ -114,11 +114,11 @@ def _state(stage: Stage) -> tuple[bool, ...]:
 def _whole(rows: list[list[Any]], with_loss: bool) -> Sequences:
     """The sequences of two microbatches, or one twice, of what their slices gave. Empties `rows`: long sequences are there
     once."""
-    found = []
+    joined = []
     while rows:
         x, target = zip(*rows.pop(0), strict=True)
-        found.append((join_sequence(x), join_sequence(target) if with_loss else None))
-    inputs, targets = zip(found[0], found[-1], strict=True)
+        joined.append((join_sequence(x), join_sequence(target) if with_loss else None))
+    inputs, targets = zip(joined[0], joined[-1], strict=True)
     return Sequences(list(inputs), list(targets))
 
 
@@ -174,7 +174,7 @@ class Slices(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
         """The same slices of other microbatches. All rounds have one count of steps, so that few of them are compared."""
-        self._rounds = self._rounds or {s: StageSlices(one.cutting, one.compares) for s, one in self.slices.items()}
+        self._rounds = self._rounds or {s: StageSlices(old.cutting, old.compares) for s, old in self.slices.items()}
         return Slices(self.rank, stages, self._rounds)
 
 

@@ -103,7 +103,7 @@ class SliceStore:
         where the gradient given is 0, because later slices' gradients go out this way. Raises BadInput where it did not, and
         where a later slice's backward is still to come."""
         held = [chunks for (m, _), chunks in self._held.items() if m == microbatch]
-        if any(one > number for chunks in held for one in chunks):
+        if any(other > number for chunks in held for other in chunks):
             raise BadInput(f"slices: the backward of slice {number} of microbatch {microbatch} runs before a later one's")
         with running_slice(_Backward()):
             yield
@@ -115,15 +115,15 @@ class SliceStore:
 
     def drop(self, microbatch: int) -> None:
         """Forget a microbatch, such as one whose step failed."""
-        for key in [one for one in self._held if one[0] == microbatch]:
+        for key in [k for k in self._held if k[0] == microbatch]:
             del self._held[key]
 
 
 def _kept(tensor: Tensor) -> Tensor:
     """The tensor without a graph. A part of something larger is copied where that something goes (recompute, offload)."""
-    found = tensor.detach()
-    part = found.untyped_storage().nbytes() > found.numel() * found.element_size()
-    return found.clone() if part and saving_hooked() else found
+    plain = tensor.detach()
+    part = plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
+    return plain.clone() if part and saving_hooked() else plain
 
 
 def gradient_bytes(key: Tensor) -> int:

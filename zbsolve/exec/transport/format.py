@@ -102,10 +102,10 @@ class Format:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Where each tensor begins in the row of bytes; and the length of the row."""
-        found = [0]
+        ends = [0]
         for leaf in self.tensors:
-            found.append(found[-1] + -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT)
-        return tuple(found)
+            ends.append(ends[-1] + -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT)
+        return tuple(ends)
 
     def buffer(self, device: torch.device) -> Tensor:
         """Memory for the tensor that comes over the wire."""
@@ -140,8 +140,8 @@ class Format:
     @cached_property
     def spec(self) -> TreeSpec:
         """The structure, as torch's pytrees know it."""
-        found: TreeSpec = treespec_loads(self.structure or "")
-        return found
+        structure: TreeSpec = treespec_loads(self.structure or "")
+        return structure
 
     def text(self, mesh: DeviceMesh | None = None) -> bytes:
         """As JSON. mesh: the pipeline's. Raises BadInput for a DTensor that cannot be rebuilt at the other end."""
@@ -187,7 +187,7 @@ def receive_value(wires: Wires, source: int, device: torch.device = CPU, mesh: D
 def _shown(value: Any) -> str:
     """A pytree of words, with the names in its dicts."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_shown(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in value.items()) + "}"
     return f"({', '.join(map(_shown, value))})" if isinstance(value, list | tuple) else str(value)
 
 

@@ -281,8 +281,8 @@ class Mailbox:
         return message.channel, self._numbers[message.part]
 
     def _agreed(self, message: Message) -> Format | None:
-        found = self._formats.get(self._key(message))
-        return found.gradient if found is not None and message.gradient else found
+        known = self._formats.get(self._key(message))
+        return known.gradient if known is not None and message.gradient else known
 
     def _receive(self, message: Message, agreed: Format) -> None:
         self._posted[message] = self._rows.reserve(message, agreed.buffer(self._device)), agreed
@@ -291,21 +291,21 @@ class Mailbox:
         """The format of the first activation of its number, which comes before it."""
         header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
-        found = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
-        return found
+        known = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
+        return known
 
 
-def _unlike(found: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
+def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
     """What a format is, and was before for an input of the same number."""
     changed = [name for name, trained in now.items() if then.get(name, trained) != trained]
-    if str(found) != str(agreed) or [f.trained for f in found.tensors] == [f.trained for f in agreed.tensors]:
-        return f"makes {found}, not {agreed} as before for an input of the same shape"
-    word = "a" if sum(f.trained for f in found.tensors) > sum(f.trained for f in agreed.tensors) else "no"
+    if str(made) != str(agreed) or [f.trained for f in made.tensors] == [f.trained for f in agreed.tensors]:
+        return f"makes {made}, not {agreed} as before for an input of the same shape"
+    word = "a" if sum(f.trained for f in made.tensors) > sum(f.trained for f in agreed.tensors) else "no"
     why = "whether it does depends on the data or on other ranks' parameters"
     if changed:
-        rest = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        why = f"requires_grad of {changed[0]}{rest} changed"
-    return f"makes {found} that needs {word} gradient, unlike before: {why}; make a new Pipeline of the same layers for it"
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        why = f"requires_grad of {changed[0]}{more} changed"
+    return f"makes {made} that needs {word} gradient, unlike before: {why}; make a new Pipeline of the same layers for it"
 
 
 @contextmanager

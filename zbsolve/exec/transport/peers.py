@@ -50,16 +50,16 @@ def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
         with suppress(LostRank):  # what happened here is the cause, whatever becomes of the others
             _all_say(wires, mark, type(error).__name__, one_line(error))
         raise
-    said = _all_say(wires, mark, "", "")
-    for rank, one in enumerate(said):
-        if one["error"] == "BadInput":
-            told = one["text"].startswith(f"rank {rank}")
-            raise BadInput(one["text"] if told else f"rank {rank}: {one['text']}")
-        if one["error"]:
-            raise RunFailed(f"rank {rank}, building: {one['text']}")
-    marks = [one["mark"] for one in said]
+    notes = _all_say(wires, mark, "", "")
+    for rank, note in enumerate(notes):
+        if note["error"] == "BadInput":
+            named = note["text"].startswith(f"rank {rank}")
+            raise BadInput(note["text"] if named else f"rank {rank}: {note['text']}")
+        if note["error"]:
+            raise RunFailed(f"rank {rank}, building: {note['text']}")
+    marks = [note["mark"] for note in notes]
     common = Counter(marks).most_common(1)[0][0]
-    others = [rank for rank, one in enumerate(marks) if one != common]
+    others = [rank for rank, other in enumerate(marks) if other != common]
     if others:
         names, first = ", ".join(map(str, others)), marks.index(common)
         raise BadInput(f"rank {names} has another {what} than rank {first} (digests {marks[others[0]]} and {common})")
@@ -67,8 +67,8 @@ def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
 
 def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
     body = json.dumps({"mark": mark, "error": error, "text": text[:300]}).encode()
-    mine = torch.frombuffer(bytearray(body.ljust(SAID_BYTES)), dtype=torch.uint8)
-    work, everything = wires.gather(mine)
+    row = torch.frombuffer(bytearray(body.ljust(SAID_BYTES)), dtype=torch.uint8)
+    work, everything = wires.gather(row)
     wires.wait(work)
     return [json.loads(row.numpy().tobytes()) for row in everything]
 
@@ -106,9 +106,9 @@ class Peers:
         with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
 
-    def gathered(self, mine: torch.Tensor, what: str) -> torch.Tensor:
+    def gathered(self, numbers: torch.Tensor, what: str) -> torch.Tensor:
         """What all ranks tell (see `Wires.gather`), once it is here. Raises LostRank naming `what`."""
-        work, everything = self.wires.gather(mine)
+        work, everything = self.wires.gather(numbers)
         self.wait(work, what)
         return everything
 
@@ -161,11 +161,11 @@ class Peers:
         call_beside([self.wires.break_off, *self.beside])
         return note
 
-    def _heard(self, mine: Note) -> RunFailed:
+    def _heard(self, own: Note) -> RunFailed:
         """What happened, by the notes of all ranks. Notes may come a little later than this rank wakes; but a rank whose
         connection broke has left its note before, or leaves none."""
         until, rank, store = time.monotonic() + NOTES_SECONDS, self.wires.rank, self.wires.notes
-        notes: dict[int, Note] = {rank: mine}
+        notes: dict[int, Note] = {rank: own}
         while True:
             with suppress(Exception):
                 left = [str(other) for other in range(self.wires.size) if other not in notes]

@@ -99,8 +99,8 @@ class ShmSender:
             self.close()
             raise
         self.offer = json.dumps([os.getpid(), theirs]).encode()
-        for one in (self._slots, self._freed):
-            os.set_blocking(one.fileno(), False)
+        for file in (self._slots, self._freed):
+            os.set_blocking(file.fileno(), False)
 
     @classmethod
     def opened(cls, messages: int) -> ShmSender | None:
@@ -159,8 +159,8 @@ class ShmSender:
 
     def close(self) -> None:
         """Give everything back; what is on its way still arrives."""
-        for one in self._files:
-            one.close()
+        for file in self._files:
+            file.close()
         self._memory.drop()
         self._free.clear()
 
@@ -177,8 +177,8 @@ class ShmReceiver:
             for (number, name), mode in zip(theirs, ("r+", "r", "w"), strict=True):
                 self._files.append(_opened(process, number, name, mode))
         except OSError:
-            for one in self._files:
-                one.close()
+            for file in self._files:
+                file.close()
             raise
         memory, self._slots, self._freed = self._files
         self._memory = _Mapped(memory)
@@ -272,8 +272,8 @@ class ShmReceiver:
 
     def close(self) -> None:
         """Give everything back."""
-        for one in self._files:
-            one.close()
+        for file in self._files:
+            file.close()
         self._memory.drop()
 
 

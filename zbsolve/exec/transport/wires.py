@@ -77,11 +77,11 @@ class Wires:
         ranks call this, with the same edges, and come to their pairs in one order.
         """
         if self.device.type == "cpu":
-            found = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)}
+            ends = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)}
         else:
             token = self.token()
-            found = {pair: self._connected(*pair, token) for pair in sorted(edges) if self.rank in pair}
-        return replace(self, pairs={pair: end for pair, end in found.items() if end is not None})
+            ends = {pair: self._connected(*pair, token) for pair in sorted(edges) if self.rank in pair}
+        return replace(self, pairs={pair: end for pair, end in ends.items() if end is not None})
 
     def token(self) -> str:
         """A name that no other call gave, the same on all ranks. All of them call this. Raises LostRank."""
@@ -127,11 +127,11 @@ class Wires:
             other = "" if peer is None else f"waiting for rank {peer}: "
             raise LostRank(f"{other}{reason(error)}", peer) from None
 
-    def gather(self, mine: Tensor) -> tuple[Any, Tensor]:
+    def gather(self, row: Tensor) -> tuple[Any, Tensor]:
         """Begin to tell all ranks a row of numbers. The work object, and what all of them tell once that is done, shape
         (ranks, numbers). All ranks call this."""
-        everything = mine.new_empty((self.size, len(mine)))
-        return self.control.allgather([list(everything.unbind())], [mine]), everything
+        everything = row.new_empty((self.size, len(row)))
+        return self.control.allgather([list(everything.unbind())], [row]), everything
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start sending. The work object (None: it has gone)."""
@@ -181,11 +181,11 @@ def joined(work: Any, timeout: timedelta | None, device: torch.device) -> None:
     _ = work.wait() if device.type == "cuda" or timeout is None else work.wait(timeout)
 
 
-def all_of(group: Any, mine: Tensor, what: str, timeout: timedelta | None = None) -> Tensor:
+def all_of(group: Any, own: Tensor, what: str, timeout: timedelta | None = None) -> Tensor:
     """What all ranks of a process group tell, shape (ranks, …). All of them call this. Raises LostRank naming `what`."""
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with waiting(what):
-        joined(dist.all_gather(rows, mine, group=group, async_op=True), timeout, mine.device)
+        joined(dist.all_gather(rows, own, group=group, async_op=True), timeout, own.device)
     return torch.stack(rows)
 
 
@@ -274,9 +274,9 @@ def reason(error: BaseException) -> str:
     text = re.sub(r"\[[^]]*\.cc:\d+\] ", "", str(error)).split(". This is ")[0]
     if broken(text):
         return BROKE
-    found = re.search(r"Timed out waiting (\d+)ms", text)
-    if found:
-        return f"nothing for {int(found[1]) / 1000:g} s"
+    match = re.search(r"Timed out waiting (\d+)ms", text)
+    if match:
+        return f"nothing for {int(match[1]) / 1000:g} s"
     return "too long" if re.search(r"[Tt]imed out", text) else one_line(error)
 
 

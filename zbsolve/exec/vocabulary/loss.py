@@ -37,9 +37,9 @@ def recognised(layer: nn.Module, loss: object, number: int) -> tuple[str, CrossE
     """Where the output layer is inside the model's last layer ("": it is that), and the loss of its logits, soft cap and
     all. number: the last layer's. Raises BadInput for a layer or a loss that a sharded vocabulary does not know."""
     kind, where = kind_of(loss), f"layer {number}: {type(layer).__name__}"
-    name, said = _place(layer, nn.Linear, -1, "output_layer", where)
+    name, stated = _place(layer, nn.Linear, -1, "output_layer", where)
     _inside(layer, name, nn.Linear, where)
-    cap = said or 0.0
+    cap = stated or 0.0
     if cap and kind.soft_cap:
         raise BadInput(f"{where} has a soft cap ({cap:g}), and the loss too: say it once")
     return name, replace(kind, soft_cap=cap) if cap else kind
@@ -49,8 +49,8 @@ def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
     """Where the embedding is inside the model's first layer ("": it is that), and what it multiplies vectors by. number: the
     first layer's. Raises BadInput for a layer that a sharded vocabulary does not know."""
     where = f"layer {number}: {type(layer).__name__}"
-    name, said = _place(layer, nn.Embedding, 0, "token_embedding", where)
-    embedding, scale = _inside(layer, name, nn.Embedding, where, said is not None), 1.0 if said is None else said
+    name, stated = _place(layer, nn.Embedding, 0, "token_embedding", where)
+    embedding, scale = _inside(layer, name, nn.Embedding, where, stated is not None), 1.0 if stated is None else stated
     if type(embedding) is nn.Embedding and scale != 1:
         what = f"'{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}"
         raise BadInput(f"{where}: {what}; what comes behind it stays the layer's own")

@@ -163,10 +163,10 @@ def with_shard(own: Own, given: Given) -> Own:
     _check_tied(module.places, own.tied)
     layers[last] = without_output(layers[last], path)
     shard = Shard(homes, output, embedding, module, module.places, module.shapes)
-    mine = {i: layer for i, layer in layers.items() if names[i] in own.module}
-    whole = nn.ModuleDict({names[i]: layer for i, layer in mine.items()} | {NAME: module})
+    kept = {i: layer for i, layer in layers.items() if names[i] in own.module}
+    whole = nn.ModuleDict({names[i]: layer for i, layer in kept.items()} | {NAME: module})
     tied = tuple(group for group in own.tied if not shard.has(group))
-    return replace(own, layers=mine, module=whole, tied=tied, loss=None, made={**own.made, Shard: shard})
+    return replace(own, layers=kept, module=whole, tied=tied, loss=None, made={**own.made, Shard: shard})
 
 
 class _Rows(nn.Module):
@@ -209,7 +209,7 @@ def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Seque
 def _check_tied(places: Mapping[str, Sequence[Place]], tied: Sequence[Sequence[Place]]) -> None:
     """Raise BadInput where a parameter that is sharded is tied to one that is not."""
     own = {place for group in places.values() for place in group}
-    for group in ([(i, name) for i, name in one] for one in tied):
+    for group in ([(i, name) for i, name in pairs] for pairs in tied):
         here, others = own.intersection(group), sorted(set(group) - own)
         if here and others:
             (i, name), (j, other) = min(here), others[0]
@@ -270,14 +270,14 @@ def without_embedding(layer: nn.Module, path: str) -> nn.Module:
     `path` ("": itself) is not there."""
     passing = Passing()
     vectors = Standing(passing, looks_up=True)
-    rest = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
-    forward = type(rest).forward
+    bare = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
+    forward = type(bare).forward
 
     def run(self: Any, given: tuple[Any, Tensor]) -> Any:
         inputs, self._passing.value = given
         return forward(self, inputs)
 
-    return _around(rest, run, passing)
+    return _around(bare, run, passing)
 
 
 def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:

@@ -90,8 +90,8 @@ def brings_back(problem: Problem) -> Bools:
     e, freed = problem.edges, np.zeros(len(problem.passes), np.int64)
     off = e.pool > 0
     np.add.at(freed, e.after[off], e.bytes[off])
-    found: Bools = (freed > 0) & (problem.taken > 0) & ~problem.computing
-    return found
+    brings: Bools = (freed > 0) & (problem.taken > 0) & ~problem.computing
+    return brings
 
 
 def copies_out(problem: Problem) -> Ints:

@@ -81,8 +81,8 @@ def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
     try:
         return _known[problem]
     except KeyError:  # not `in`: an equal problem of another thread may end in between, and its entry with it
-        found = _known[problem] = _of_alike_microbatches(problem)
-        return found
+        graph = _known[problem] = _of_alike_microbatches(problem)
+        return graph
 
 
 def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:

@@ -94,12 +94,12 @@ class BlockSearch:
         """What so many decodings of so many microbatches count for."""
         return rounds * self.g.rank.size * microbatches * SECONDS_PER_DECODED_PASS
 
-    def offer(self, found: Decoded | None) -> bool:
+    def offer(self, decoded: Decoded | None) -> bool:
         """Keep a schedule among the best, one of each value. Returns whether it is the best."""
-        if found is None or any(found.value == other.value for other in self.pool):
+        if decoded is None or any(decoded.value == other.value for other in self.pool):
             return False
-        self.pool = sorted([*self.pool, found], key=lambda one: one.value)[:POOL_SIZE]
-        return self.pool[0] is found
+        self.pool = sorted([*self.pool, decoded], key=lambda member: member.value)[:POOL_SIZE]
+        return self.pool[0] is decoded
 
     # Decoding targets
 
@@ -143,10 +143,10 @@ class BlockSearch:
         """`anneal_block` in at most a twentieth of the time left."""
         began = self.clock.used
         allowed = max(1, min(rounds, int(0.05 * self.left / self.round_cost)))
-        found = anneal_block(self.g, start, period, allowed, self.seed())
+        result = anneal_block(self.g, start, period, allowed, self.seed())
         self.clock.spend(allowed * self.g.rank.size * SECONDS_PER_PLACED_LANE)
         self.round_cost = max(1e-7, (self.clock.used - began) / allowed)
-        return found
+        return result
 
     def shorter(self, rounds: int) -> Iterator[BuildingBlock]:
         """Legal blocks of falling period while time is left; each becomes `block`."""
@@ -199,9 +199,9 @@ class BlockSearch:
                 if self.left <= 0 or (self.pool and self.pool[0].value <= PATTERN_GOAL * self.target):
                     return
                 begin = self.told_apart(best[1]) if again and best is not None else tight
-                found = self.annealed_pattern(begin, count, seconds, PATTERN_HEATS[again])
-                if found is not None:
-                    pattern, value = found[0], found[1].value
+                annealed = self.annealed_pattern(begin, count, seconds, PATTERN_HEATS[again])
+                if annealed is not None:
+                    pattern, value = annealed[0], annealed[1].value
                     if count == few and (best is None or value < best[0]):
                         best = value, pattern
                     targets = repeated_targets(self.g, pattern.offset, pattern.period)
@@ -220,9 +220,9 @@ class BlockSearch:
         rounds = max(1, int(min(seconds, self.left) / (share * self.cost)))
         at = self.clock.used
         annealing = Annealing(self.shifts, target, rounds, heat * self.mean, self.seed())
-        found = anneal_pattern(small, begin, RULES, annealing)
+        annealed = anneal_pattern(small, begin, RULES, annealing)
         self.count(rounds, at, few)
-        return found
+        return annealed
 
     def target_arm(self) -> Iterator[None]:
         """Anneal the pool's target starts in turn, each from where it came; sometimes the worst is dropped."""
@@ -231,11 +231,11 @@ class BlockSearch:
                 if self.left <= 0:
                     return
                 at = self.clock.used
-                found, rounds = self.annealed_targets(self.g, begin, self.target, self.cost)
+                decoded, rounds = self.annealed_targets(self.g, begin, self.target, self.cost)
                 self.count(rounds, at, self.g.microbatches)
-                if found.value < begin.value:
-                    self.pool = [one for one in self.pool if one is not begin]
-                    self.offer(found)
+                if decoded.value < begin.value:
+                    self.pool = [other for other in self.pool if other is not begin]
+                    self.offer(decoded)
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
@@ -248,20 +248,20 @@ class BlockSearch:
                     return
                 few = self.samples[int(self.random.integers(len(self.samples)))]
                 small = shortened(self.g, few)
-                found = decode(small, shrunk_targets(begin.start, few, int(self.random.integers(1, few - 1))), begin.rule)
-                if found is not None:
+                decoded = decode(small, shrunk_targets(begin.start, few, int(self.random.integers(1, few - 1))), begin.rule)
+                if decoded is not None:
                     cost = self.cost * few / self.g.microbatches
-                    found, rounds = self.annealed_targets(small, found, least_value(small), cost)
+                    decoded, rounds = self.annealed_targets(small, decoded, least_value(small), cost)
                     self.clock.spend(self.seconds_of(rounds, few))
                     yield
-                    yield from self.stretch(found)
+                    yield from self.stretch(decoded)
                 yield
 
-    def stretch(self, found: Decoded) -> Iterator[None]:
+    def stretch(self, decoded: Decoded) -> Iterator[None]:
         """Decode a schedule of few microbatches with its steady state repeated, the likeliest periods first."""
         tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
-        for target in stretched_targets(found.start, self.g.microbatches, tries):
-            yield from self.decode_all(target, (found.rule,))
+        for target in stretched_targets(decoded.start, self.g.microbatches, tries):
+            yield from self.decode_all(target, (decoded.rule,))
 
     def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
         """What one annealing over target starts finds, and its rounds; `cost`: seconds that one of them takes."""

@@ -77,16 +77,16 @@ def try_each_annealing(problem: Problem) -> None:
 
 def _improvements(search: BlockSearch) -> Iterator[Decoded]:
     """Ever better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE` decodings."""
-    said, when = -1, 0.0
+    shown, when = -1, 0.0
     for _ in _steps(search):
-        better = search.pool and (said < 0 or search.pool[0].value < said)
+        better = search.pool and (shown < 0 or search.pool[0].value < shown)
         ended = search.left <= 0 or (search.pool and search.pool[0].value <= search.target)
-        if better and (said < 0 or ended or search.clock.used - when > DECODINGS_PER_SCHEDULE * search.cost):
-            said, when = search.pool[0].value, search.clock.used
+        if better and (shown < 0 or ended or search.clock.used - when > DECODINGS_PER_SCHEDULE * search.cost):
+            shown, when = search.pool[0].value, search.clock.used
             yield search.pool[0]
         if ended:
             return
-    if search.pool and search.pool[0].value < said:
+    if search.pool and search.pool[0].value < shown:
         yield search.pool[0]
 
 

@@ -135,38 +135,38 @@ def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
     room = -length
     for i in range(gaps):
         room = max(room, s.gap[i] - length)
-    s.sums[0], found = 0, 1
+    s.sums[0], count = 0, 1
     for i in range(rest):
         if s.rest[i] <= room and (i == 0 or s.rest[i] != s.rest[i - 1]):
-            s.sums[found] = s.rest[i]
-            found += 1
-    single = found
+            s.sums[count] = s.rest[i]
+            count += 1
+    single = count
     for i in range(1, single):
         for j in range(i, single):
             if s.sums[i] + s.sums[j] <= room:
-                s.sums[found] = s.sums[i] + s.sums[j]
-                found += 1
-    return found
+                s.sums[count] = s.sums[i] + s.sums[j]
+                count += 1
+    return count
 
 
 @kernel
 def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
     """Phases at which a pass could begin, ascending: at once, and so far from an end of a gap as others fill. Returns how
     many."""
-    found = 0
+    count = 0
     for i in range(gaps):
         first, last = s.gap_begin[i], s.gap_begin[i] + s.gap[i] - length
         if first > last:
             continue
         if first <= 0 or last >= period:
-            s.tried[found] = 0
-            found += 1
+            s.tried[count] = 0
+            count += 1
         for k in range(sums):
             if first + s.sums[k] <= last:
-                s.tried[found], s.tried[found + 1] = (first + s.sums[k]) % period, (last - s.sums[k]) % period
-                found += 2
-    s.tried[:found].sort()
-    return found
+                s.tried[count], s.tried[count + 1] = (first + s.sums[k]) % period, (last - s.sums[k]) % period
+                count += 2
+    s.tried[:count].sort()
+    return count
 
 
 @kernel

@@ -80,17 +80,17 @@ def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: I
     is over the rooms of its pools, in rooms, plus the lanes that overlap others: 0.0 where it is legal. It ends there."""
     np.random.seed(settling.seed)
     edges, room, shifts, period, rounds = pools.edges, pools.room, settling.shifts, settling.period, settling.rounds
-    target, found, now, ranks = offset.copy(), offset.copy(), offset.copy(), len(g.capacity)
+    target, placed, now, ranks = offset.copy(), offset.copy(), offset.copy(), len(g.capacity)
     cost = best = least = np.inf
     for turn in range(-1, rounds):
         target[:] = now
         if turn >= 0:
             shift_targets(target, shifts, ranks)
-        misfits = first_fit(g, target, period, found)
-        target[:] = found
+        misfits = first_fit(g, target, period, placed)
+        target[:] = placed
         if settling.settles:
-            settle(g, pools, period, found)
-        excess, used = excess_and_use(g, edges, room, period, found)
+            settle(g, pools, period, placed)
+        excess, used = excess_and_use(g, edges, room, period, placed)
         excess += misfits
         new, warm = excess + USED * used / len(room), HEAT * (1.0 - turn / max(1, rounds))
         if new <= cost or np.random.random() < np.exp((cost - new) / warm):
@@ -98,7 +98,7 @@ def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: I
             now[:] = target
             if excess < least or (excess == least and new < best):
                 best, least = new, excess
-                offset[:] = found
+                offset[:] = placed
         if least == 0.0:
             break
     return least
@@ -129,7 +129,7 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
     """Blocks that fit, the one by which the whole step is shortest first, as far as estimated; g: see `paced.paced_graph`.
     rounds: moves of an annealing for each period that is tried; 0: none."""
     least, most = least_period(g, pools), len(PERIODS)
-    building_blocks: list[BuildingBlock] = []
+    blocks: list[BuildingBlock] = []
     for make in ways(g, pools, rounds):
         low, high = -1, most
         while high - low > 1:
@@ -140,9 +140,9 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
                 low = middle
             else:
                 high = middle
-                building_blocks.append(BuildingBlock(offset - offset.min(), period))
+                blocks.append(BuildingBlock(offset - offset.min(), period))
         most = min(most, high)
-    return sorted(building_blocks, key=lambda one: one.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, one))
+    return sorted(blocks, key=lambda block: block.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, block))
 
 
 def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
@@ -209,19 +209,19 @@ def paced_graph(problem: Problem) -> MicrobatchGraph | None:
     passes = replace(kept.passes, rank=rank, streams=rank, stream_sets=alone)
     nothing = np.zeros_like(kept.edges.bytes)
     edges = replace(kept.edges, bytes=nothing, pool=nothing)
-    found = microbatch_graph(replace(kept, passes=passes, edges=edges, capacity=None, pools=(), messages=None))
-    return None if found is None else found._replace(passes=rows[found.passes])
+    graph = microbatch_graph(replace(kept, passes=passes, edges=edges, capacity=None, pools=(), messages=None))
+    return None if graph is None else graph._replace(passes=rows[graph.passes])
 
 
 def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingBlock]:
     """A packed block of each period, `paces` times the work of the busiest stream, where there is one; the block that takes
     least for the whole step comes first."""
-    found, work = [], max(1, int(rank_work(g).max()))
+    blocks, work = [], max(1, int(rank_work(g).max()))
     for period in sorted({int(work * pace) for pace in paces}):
         offset = np.zeros(len(g.duration), np.int64)
         if packed_fit(g, offset.copy(), period, offset) == 0:
-            found.append(BuildingBlock(offset - offset.min(), period))
-    return sorted(found, key=lambda one: one.period * (g.microbatches - 1) + block_length(g, one))
+            blocks.append(BuildingBlock(offset - offset.min(), period))
+    return sorted(blocks, key=lambda block: block.period * (g.microbatches - 1) + block_length(g, block))
 
 
 def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0) -> Iterator[Schedule]:
@@ -264,8 +264,8 @@ def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Tim
     p, e = problem.passes, problem.edges
     start = np.zeros(len(p), np.int64)
     start[g.passes] = block.offset[:, None] + block.period * np.arange(g.microbatches)
-    rest = np.flatnonzero(~problem.in_microbatch[e.after])
-    np.maximum.at(start, e.after[rest], start[e.before[rest]] + p.duration[e.before[rest]] + e.lag[rest])
+    late = np.flatnonzero(~problem.in_microbatch[e.after])
+    np.maximum.at(start, e.after[late], start[e.before[late]] + p.duration[e.before[late]] + e.lag[late])
     return Timeline(problem, start, start + p.duration)
 
 

@@ -25,8 +25,8 @@ def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
     """Numbers of microbatches that show warm-up, steady state and cool-down, largest first; none where the problem has
     hardly more."""
     flight = microbatches_in_flight(g)
-    found = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
-    return tuple(sorted((few for few in found if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
+    numbers = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
+    return tuple(sorted((few for few in numbers if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
 
 
 def microbatches_in_memory(g: MicrobatchGraph) -> int:
@@ -68,18 +68,18 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
     many a steady state in little memory repeats. The likeliest parts come first: none that would take less than `least`,
     since ramps do; then those of all lanes; of these the one whose slowest lane is the fastest.
     """
-    few, found = start.shape[1], {}
-    rest, span = microbatches - few, float(start.max() - start.min())
+    few, steady = start.shape[1], {}
+    further, span = microbatches - few, float(start.max() - start.min())
     for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
         begun = (start < moment).sum(axis=1)
         for q in sorted({*range(1, MAX_REPEATED_BY_TIME + 1), flight}):
             step = _steps(start, begun, q)
             if 2 * len(step) >= len(start):
-                no_steady_state = span + rest * float(np.median(step)) / q < least
+                no_steady_state = span + further * float(np.median(step)) / q < least
                 score = no_steady_state, len(step) < len(start), float(step.max()) / q
-                found[q, begun.tobytes()] = score, q, begun
-    for _, q, begun in sorted(found.values(), key=lambda one: one[:2]):
-        yield _with_part_repeated(start, begun, q, rest, float(np.median(_steps(start, begun, q))))
+                steady[q, begun.tobytes()] = score, q, begun
+    for _, q, begun in sorted(steady.values(), key=lambda entry: entry[:2]):
+        yield _with_part_repeated(start, begun, q, further, float(np.median(_steps(start, begun, q))))
 
 
 def _steps(start: Ints, begun: Ints, q: int) -> Ints:

@@ -94,7 +94,7 @@ def list_schedule(problem: Problem, policy: Policy) -> Schedule:
         taken = replace(problem.passes, duration=timeline.end - timeline.start)
         again = _listed(replace(problem, passes=taken, slowdowns=()), policy)
         schedule = Schedule(problem, again.order, again.syncs)
-        best = min(best, schedule, key=lambda one: one.timeline().value)
+        best = min(best, schedule, key=lambda either: either.timeline().value)
     return best
 
 

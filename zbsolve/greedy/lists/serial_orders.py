@@ -151,8 +151,8 @@ def serial_schedule(problem: Problem, target: Floats | Ints, put_off: float) -> 
         return None
     plain = without_side_streams(problem)
     place = np.full(len(problem.passes), -1, np.int64)
-    rest = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
-    place[rest] = np.arange(len(rest))
+    computing = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
+    place[computing] = np.arange(len(computing))
     sequences: dict[str, list[int]] = {stream: [] for stream in plain.streams}
     for i in order:
         for stream in problem.passes.stream_sets[problem.passes.streams[i]]:
@@ -165,16 +165,16 @@ def serial_targets(problem: Problem) -> list[Floats]:
     starts that the list scheduler gives the passes of compute streams, with more and with less memory left for side
     streams."""
     a, whole = arrays_of(problem), int(problem.passes.duration.sum())
-    found = [np.asarray(key, np.float64) for key in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
-    rest = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
+    targets = [np.asarray(key, np.float64) for key in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
+    computing = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
     for room in reversed(rooms_beside(problem)):
         plain = with_room_for_them(problem, room)
         if plain is not None:
             with suppress(NotFound):
                 start = list_schedule(plain, deepest_first(plain)).timeline().start
-                found.append(np.zeros(len(problem.passes)))
-                found[-1][rest] = start
-    return found
+                targets.append(np.zeros(len(problem.passes)))
+                targets[-1][computing] = start
+    return targets
 
 
 class _Serial:

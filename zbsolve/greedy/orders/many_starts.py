@@ -63,10 +63,10 @@ class OneStream:
         either."""
         computing = {stream: self.rows[rows] for stream, rows in schedule.sequences.items() if stream in self._computing}
         try:
-            found = Schedule.of(self.problem, computing | self._beside(schedule))
+            joined = Schedule.of(self.problem, computing | self._beside(schedule))
             room = self.problem.capacity
-            if room is None or np.less_equal(found.timeline().peak_bytes, room).all():
-                return with_syncs(found)
+            if room is None or np.less_equal(joined.timeline().peak_bytes, room).all():
+                return with_syncs(joined)
             return with_side_streams(self.problem, Schedule.of(self.problem, computing))
         except Deadlock:
             return None
@@ -92,10 +92,10 @@ class OneStream:
 
 def _turns(schedule: Schedule, rows: Ints, count: int) -> Ints:
     """The place of each pass on its stream, shape (count,): rows says which passes those of the schedule are."""
-    found = np.zeros(count, np.int64)
+    turns = np.zeros(count, np.int64)
     for sequence in schedule.sequences.values():
-        found[rows[sequence]] = np.arange(len(sequence))
-    return found
+        turns[rows[sequence]] = np.arange(len(sequence))
+    return turns
 
 
 def on_one_stream(problem: Problem) -> OneStream | None:

@@ -106,9 +106,9 @@ def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int
 
 
 @kernel
-def _slot(one: int, other: int) -> int:
-    """Where it says until when no move takes pass `one` from behind pass `other` to before it."""
-    return ((one * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)
+def _slot(moved: int, other: int) -> int:
+    """Where it says until when no move takes pass `moved` from behind pass `other` to before it."""
+    return ((moved * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)
 
 
 @kernel
@@ -148,12 +148,12 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
                 seen += 1
                 if np.random.randint(seen) == 0:
                     other_a, other_b, other_forward = a, b, forward
-                found = estimate(t, a, b, forward, least, state.ends)
-                if found > least or (found >= best and _is_tabu(t, state, a, b, forward)):
+                estimated = estimate(t, a, b, forward, least, state.ends)
+                if estimated > least or (estimated >= best and _is_tabu(t, state, a, b, forward)):
                     continue
-                equals = 1 if found < least else equals + 1
-                if found < least or np.random.randint(equals) == 0:
-                    move_a, move_b, move_forward, least = a, b, forward, found
+                equals = 1 if estimated < least else equals + 1
+                if estimated < least or np.random.randint(equals) == 0:
+                    move_a, move_b, move_forward, least = a, b, forward, estimated
     return (other_a, other_b, other_forward) if move_a < 0 else (move_a, move_b, move_forward)
 
 

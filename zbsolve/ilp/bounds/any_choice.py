@@ -64,8 +64,8 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     """The least window of rank `whose` (−1: of all), `low` µs or more, with time for the copies that memory asks for."""
     times = heads_and_tails(step, whose)
     ranks = range(problem.ranks) if whose < 0 else [whose]
-    found = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
-    devices = [(rank, device) for rank, device in found if device is not None]
+    pairs = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
+    devices = [(rank, device) for rank, device in pairs if device is not None]
     streams = list(stream_work(problem, step, copies, [rank for rank, _ in devices], times))
     least, high = low, max(low, serial_length(problem))  # no schedule need take longer, if one exists
     while least < high:
@@ -103,8 +103,8 @@ def stream_work(
     for stream, rows in problem.members.items():
         out, back = np.isin(copies.out, rows), np.isin(copies.back, rows)
         its = []
-        for i, one in enumerate(ranks):
-            on_rank = rank == one
+        for i, number in enumerate(ranks):
+            on_rank = rank == number
             whole = all(ways[on_rank].all() or not ways[on_rank].any() for ways in (out, back))
             if whole and (out | back)[on_rank].all():
                 its.append((i, bool(out[on_rank].any()), bool(back[on_rank].any())))

@@ -51,8 +51,8 @@ def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int
     for count in range(1, numbers[-1] + 1):
         larger = np.minimum.accumulate(state[::-1])[::-1] if count > 1 else state
         state = np.full((sizes, batch + 1), np.inf)
-        for row, one in enumerate(size.tolist()):
-            state[row, one:] = np.maximum(larger[row, : batch + 1 - one], whole[row] if count == 1 else 0.0)
+        for row, sequences in enumerate(size.tolist()):
+            state[row, sequences:] = np.maximum(larger[row, : batch + 1 - sequences], whole[row] if count == 1 else 0.0)
         for window in windows:
             np.maximum(state, window.ends[:, None] + (window.fixed * count + window.each * many), out=state)
         if count in numbers:
@@ -64,7 +64,7 @@ def _windows(steps: Sequence[Problem], all_of_it: bool = False) -> tuple[Floats,
     """The longest path of one microbatch by its size, and the windows that count. all_of_it: of whole streams alone."""
     problem, makespan = steps[0], steps[0].objective == "makespan"
     duration = np.array([step.passes.duration for step in steps], np.float64)
-    head, tail = (np.array([longest(one, one.passes.duration, back) for one in steps], np.float64) for back in (False, True))
+    head, tail = (np.array([longest(step, step.passes.duration, back) for step in steps], float) for back in (False, True))
     # What holds for a size holds for larger ones, also where rounding makes one of them shorter.
     duration, head, tail = (np.minimum.accumulate(rows[::-1])[::-1] for rows in (duration, head, tail))
     path = (duration + head + tail).max(axis=1) if makespan else duration.max(axis=1)

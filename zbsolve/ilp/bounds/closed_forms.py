@@ -43,13 +43,13 @@ def all_closed_forms(problem: Problem) -> tuple[Bound, ...]:
 def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[Bound]:
     """`all_closed_forms`, each as it is found. Raises TimeUp where no time is left."""
     if problem not in _known:
-        found = []
+        bounds = []
         for bound in _closed_forms(problem, clock):
-            found.append(bound)
+            bounds.append(bound)
             yield bound
             if clock is not None:
                 clock.check()
-        _known[problem] = tuple(found)
+        _known[problem] = tuple(bounds)
     else:
         yield from _known[problem]
 

@@ -81,8 +81,8 @@ def with_more_room(problem: Problem, base: Problem, copies: Copies) -> Problem:
     """
     room = problem.room[: problem.ranks].copy()
     rank = problem.passes.rank[copies.out]
-    for one, pool in np.unique(np.stack([rank, copies.pool], axis=1), axis=0).tolist():
-        room[one] = min(room[one] + problem.room[pool], UNLIMITED)
+    for device, pool in np.unique(np.stack([rank, copies.pool], axis=1), axis=0).tolist():
+        room[device] = min(room[device] + problem.room[pool], UNLIMITED)
     return replace(base, capacity=None if room.min() >= UNLIMITED else tuple(room.tolist()), pools=problem.pools)
 
 
@@ -99,7 +99,7 @@ def in_one_pool(problem: Problem, step: Problem, copies: Copies, pool: int) -> P
     on_ranks = np.isin(step.passes.rank[e.before], ranks) & (e.pool == 0)
     pools = list(problem.pools)
     pools[index] = replace(pools[index], capacity=room)
-    capacity = tuple(UNLIMITED if rank in ranks else one for rank, one in enumerate(step.room[: problem.ranks].tolist()))
+    capacity = tuple(UNLIMITED if rank in ranks else size for rank, size in enumerate(step.room[: problem.ranks].tolist()))
     edges = replace(e, pool=np.where(on_ranks, index + 1, e.pool))
     return replace(step, edges=edges, capacity=capacity, pools=tuple(pools))
 

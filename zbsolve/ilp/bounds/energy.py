@@ -190,13 +190,13 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
     """Each pool with a limit that it can exceed; and each further pool together with each device that moves bytes there, and
     with all of them."""
     room = problem.room.tolist()
-    found = []
+    pools = []
     for pool in (pool for pool in range(len(room)) if room[pool] < UNLIMITED):
         if pool < problem.ranks:
-            found.append(PoolStays((pool,), f"rank {pool}", room[pool], _alone(problem, problem.edges_in(pool))))
+            pools.append(PoolStays((pool,), f"rank {pool}", room[pool], _alone(problem, problem.edges_in(pool))))
         else:
-            found += _with_devices(problem, pool)
-    return [stays for stays in found if _exceeds(stays.stays, stays.room)]
+            pools += _with_devices(problem, pool)
+    return [stays for stays in pools if _exceeds(stays.stays, stays.room)]
 
 
 def _exceeds(stays: Stays, room: int) -> bool:
@@ -211,20 +211,20 @@ def _with_devices(problem: Problem, pool: int) -> list[PoolStays]:
     before, after = rank_of[problem.edges.before[rows]], rank_of[problem.edges.after[rows]]
     ranks = [rank for rank in np.unique(before[before == after]).tolist() if room[rank] < UNLIMITED]
     each = _alone(problem, rows)
-    found = [PoolStays(tuple(np.unique(before).tolist()), name, int(room[pool]), each)]
+    pools = [PoolStays(tuple(np.unique(before).tolist()), name, int(room[pool]), each)]
     own = [(before == rank) & (after == rank) for rank in ranks]
-    its = [np.concatenate([problem.edges_in(rank), rows[mine]]) for rank, mine in zip(ranks, own, strict=True)]
+    its = [np.concatenate([problem.edges_in(rank), rows[inside]]) for rank, inside in zip(ranks, own, strict=True)]
     joined = [_joined(problem, edges) for edges in its]
     if len(ranks) * len(rows) <= MAX_ROWS:
-        for rank, mine, stays in zip(ranks, own, joined, strict=True):
-            whole = _together(stays, Stays(*(column[~mine] for column in each)))
-            found.append(PoolStays((rank,), f"rank {rank} and {name}", int(room[rank] + room[pool]), whole))
+        for rank, inside, stays in zip(ranks, own, joined, strict=True):
+            whole = _together(stays, Stays(*(column[~inside] for column in each)))
+            pools.append(PoolStays((rank,), f"rank {rank} and {name}", int(room[rank] + room[pool]), whole))
     if len(ranks) > 1:
         others = ~np.any(own, axis=0)
         whole = _together(*joined, Stays(*(column[others] for column in each)))
         names = f"ranks {', '.join(map(str, ranks))} and {name}"
-        found.append(PoolStays(tuple(ranks), names, int(room[ranks].sum() + room[pool]), whole))
-    return found
+        pools.append(PoolStays(tuple(ranks), names, int(room[ranks].sum() + room[pool]), whole))
+    return pools
 
 
 def bounds_of_pools(pools: list[PoolStays], times: tuple[Ints, Ints], whose: int) -> Iterator[Bound]:
@@ -262,12 +262,12 @@ def _joined(problem: Problem, rows: Ints) -> Stays:
     Two edges of a row that meet hold twice the bytes for as long as their pass runs, between the first and the last such
     pass of the row.
     """
-    found, duration = _in_rows(problem, rows), problem.passes.duration
-    first, last = (np.array([path[end] for path, _ in found], np.int64) for end in (0, -1))
-    size = np.array([held for _, held in found], np.int64)
-    whole, meeting = (np.array([int(duration[path[a:b]].sum()) for path, _ in found]) for a, b in ((0, None), (1, -1)))
+    chains, duration = _in_rows(problem, rows), problem.passes.duration
+    first, last = (np.array([path[end] for path, _ in chains], np.int64) for end in (0, -1))
+    size = np.array([held for _, held in chains], np.int64)
+    whole, meeting = (np.array([int(duration[path[a:b]].sum()) for path, _ in chains]) for a, b in ((0, None), (1, -1)))
     span = np.maximum(paths_within(problem, first, last), whole) + meeting
-    twice = np.array([(path[1], path[-2], held, 0) for path, held in found if len(path) > 2], np.int64)
+    twice = np.array([(path[1], path[-2], held, 0) for path, held in chains if len(path) > 2], np.int64)
     return _together(Stays(first, last, size, span), Stays(*twice.reshape(-1, 4).T))
 
 
@@ -284,18 +284,18 @@ def _in_rows(problem: Problem, rows: Ints) -> list[tuple[list[int], int]]:
         taken.setdefault(int(e.before[row]), []).append(row)
     freed = set(e.after[rows].tolist())
     begins = [row for row in rows.tolist() if int(e.before[row]) not in freed]
-    found = []
+    chains = []
     for row in (*begins, *rows.tolist()):
         while left[row]:
             size, path, used = left[row], [int(e.before[row]), int(e.after[row])], [row]
-            while (onward := next((one for one in taken.get(path[-1], ()) if left[one]), None)) is not None:
+            while (onward := next((edge for edge in taken.get(path[-1], ()) if left[edge]), None)) is not None:
                 size = min(size, left[onward])
                 path.append(int(e.after[onward]))
                 used.append(onward)
-            for one in used:
-                left[one] -= size
-            found.append((path, size))
-    return found
+            for edge in used:
+                left[edge] -= size
+            chains.append((path, size))
+    return chains
 
 
 def _together(*stays: Stays) -> Stays:

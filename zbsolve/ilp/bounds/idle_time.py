@@ -82,29 +82,29 @@ def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait
     behind, at = reach.table(rows), {row: i for i, row in enumerate(rows.tolist())}
     edges = problem.edges
     kept = np.flatnonzero((edges.pool == 0) & (edges.bytes > 0) & np.isin(edges.before, rows) & np.isin(edges.after, rows))
-    takes, frees = (np.array([at[one] for one in column[kept].tolist()], int) for column in (edges.before, edges.after))
+    takes, frees = (np.array([at[row] for row in column[kept].tolist()], int) for column in (edges.before, edges.after))
     size, here = edges.bytes[kept], np.eye(len(rows), dtype=bool)
     until = behind | here  # [i, j]: j is i or comes behind it
     held = until[takes].T & behind[:, frees]  # [x, edge]: it holds its bytes from x's start until something behind x ended
     full = room - held @ size
     inside = until[takes] & until[:, frees].T  # [edge, q]: q takes, frees, or comes between
-    found = []
+    idle = []
     for x in np.flatnonzero((held & (takes == np.arange(len(rows))[:, None])).any(axis=1)).tolist():
         other = ~(until[x] | behind[:, x])
         apart = other & inside[(size > full[x]) & ~held[x]].any(axis=0)
         if apart.any():
-            found.append((x, other & ~apart, apart))
-    found = sorted(found, key=lambda one: int(full[one[0]]))[:MAX_WAITS]
-    waits = [Wait(x, reach.soonest(int(rows[x]), set(rows[behind[x]].tolist())), free, apart) for x, free, apart in found]
+            idle.append((x, other & ~apart, apart))
+    idle = sorted(idle, key=lambda entry: int(full[entry[0]]))[:MAX_WAITS]
+    waits = [Wait(x, reach.soonest(int(rows[x]), set(rows[behind[x]].tolist())), free, apart) for x, free, apart in idle]
     return _disjoint([wait for wait in waits if wait.time > 0], until)
 
 
 def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
     """Of these the longest that cannot be at the same time: neither pass may run while the other's wait lasts."""
     kept: list[Wait] = []
-    for one in sorted(waits, key=lambda wait: -wait.time):
-        if all(other.apart[one.x] and one.apart[other.x] for other in kept):
-            kept.append(one)
+    for wait in sorted(waits, key=lambda wait: -wait.time):
+        if all(other.apart[wait.x] and wait.apart[other.x] for other in kept):
+            kept.append(wait)
     return kept
 
 
@@ -251,12 +251,12 @@ def _chains(problem: Problem, passes_of_rank: Ints) -> list[StageChain] | None:
 def _chained(a: ProblemArrays, table: Ints) -> bool:
     """Whether an edge leads from every pass of the table to the next one in its row."""
     before, after = table[:, :-1].ravel(), table[:, 1:].ravel()
-    found = np.zeros(len(before), bool)
+    linked = np.zeros(len(before), bool)
     fan = a.out_first[before + 1] - a.out_first[before]
     for k in range(int(fan.max(initial=0))):
         has = np.flatnonzero(fan > k)
-        found[has] |= a.out_pass[a.out_first[before[has]] + k] == after[has]
-    return bool(found.all())
+        linked[has] |= a.out_pass[a.out_first[before[has]] + k] == after[has]
+    return bool(linked.all())
 
 
 def _begun(chain: StageChain, k: int) -> Choices:
@@ -274,11 +274,11 @@ def _left(chain: StageChain, k: int) -> Choices:
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
     """The places of each stage that is known, and the most work, µs, where one of its microbatches holds and works what is
     known of it, and all others choose."""
-    most, found = _most_work(stages, copies, capacity), []
+    most, ends = _most_work(stages, copies, capacity), []
     for s, (places, (held, work)) in known.items():
         others = [count - (t == s) for t, count in enumerate(copies)]
-        found.append((places, min(most, work + _most_work(stages, others, max(0, capacity - held)))))
-    return tuple(found)
+        ends.append((places, min(most, work + _most_work(stages, others, max(0, capacity - held)))))
+    return tuple(ends)
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:

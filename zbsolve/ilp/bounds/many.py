@@ -43,11 +43,11 @@ def repeated_microbatch(problem: Problem) -> Problem | None:
     """The step of one microbatch that `problem` is several times, but for passes of the step as a whole that nothing waits
     for (exchanges of gradients): its bounds hold without those. None where it is not, or has what `bound_of_many` does not
     know."""
-    rest = without_last(problem)
-    first = rest.head(1)
+    step = without_last(problem)
+    first = step.head(1)
     try:
         check_plain(first)
-        return first if with_microbatches(first, rest.microbatches) == rest else None
+        return first if with_microbatches(first, step.microbatches) == step else None
     except BadInput:
         return None
 
@@ -75,24 +75,24 @@ def check_plain(problem: Problem) -> None:
             raise BadInput(f"many microbatches: the step {why}")
 
 
-def _forms(one: Problem, count: int) -> Iterator[Bound]:
+def _forms(step: Problem, count: int) -> Iterator[Bound]:
     """The work of the busiest rank; for the span the windows of the first rank, the last and the busiest, else the step."""
-    p = one.passes
-    work = np.bincount(p.rank, p.duration, one.ranks).astype(np.int64)
+    p = step.passes
+    work = np.bincount(p.rank, p.duration, step.ranks).astype(np.int64)
     yield Bound(count * int(work.max()), BUSIEST, WORK)
-    rows = [np.flatnonzero(p.rank == rank) for rank in range(one.ranks)]
-    room = one.room.tolist()
-    terms = [idle_terms(one, rows[rank], room[rank], count) for rank in range(one.ranks)]
-    stays = _stays(one) if one.capacity is not None else []
-    windows = [WHOLE_STEP] if one.objective == "makespan" else list(dict.fromkeys([0, one.ranks - 1, int(work.argmax())]))
+    rows = [np.flatnonzero(p.rank == rank) for rank in range(step.ranks)]
+    room = step.room.tolist()
+    terms = [idle_terms(step, rows[rank], room[rank], count) for rank in range(step.ranks)]
+    stays = _stays(step) if step.capacity is not None else []
+    windows = [WHOLE_STEP] if step.objective == "makespan" else list(dict.fromkeys([0, step.ranks - 1, int(work.argmax())]))
     for whose in windows:
-        head, tail = heads_and_tails(one, whose)
-        for rank in range(one.ranks) if whose < 0 else (whose,):
+        head, tail = heads_and_tails(step, whose)
+        for rank in range(step.ranks) if whose < 0 else (whose,):
             yield _idle(rank, count * int(work[rank]), terms[rank], RankWindow(head[rows[rank]], tail[rows[rank]]))
         for rank, stay in enumerate(stays):
             if whose in (-1, rank) and len(stay.size) and room[rank] > 0:
                 yield _energy(rank, stay, room[rank], count, (head, tail, p.duration))
-    yield from idle_of_two(one, count)
+    yield from idle_of_two(step, count)
 
 
 def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:

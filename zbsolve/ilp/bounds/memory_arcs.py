@@ -78,11 +78,11 @@ def _held_beside(problem: Problem) -> Beside:
     if len(order) < len(p):  # lanes against the graph
         return none
     takers = computing & (problem.taken > 0)
-    found = [
+    spans = [
         _between((out_first, out_pass, order), a, b, computing & (p.rank == p.rank[a]), takers, p.duration)
         for a, b in zip(edges.before[rows].tolist(), edges.after[rows].tolist(), strict=True)
     ]
-    span, always = np.array(found, np.int64).T
+    span, always = np.array(spans, np.int64).T
     held = np.bincount(p.rank[edges.before[rows]], always * problem.device_bytes[rows], problem.ranks)
     return Beside(rows, span, always, held.astype(np.int64))
 
@@ -169,8 +169,8 @@ class LanePasses(NamedTuple):
     duration: Ints
 
 
-def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, found: Arcs) -> bool:
-    """Add to `found` what memory forces, and lower `shift` by it, in place; whether that lowered any.
+def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, arcs: Arcs) -> bool:
+    """Add to `arcs` what memory forces, and lower `shift` by it, in place; whether that lowered any.
 
     place: of each pass in its lane. shift[l, m]: the least n such that pass k of lane l comes before pass k + n of lane m
     for every k, or is it (`INFINITE`: none is known). Within a lane passes run in order. Only edges between passes of the
@@ -191,7 +191,7 @@ def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, found: Arcs) -> 
             continue
         for f, t in _open_pairs(lanes, shift, freers, takers):
             left = max(0, room - always) if problem.computing[a.first_pass[t]] else room
-            lower |= _bind(held, lanes, shift, (f, t), left, found, pool)
+            lower |= _bind(held, lanes, shift, (f, t), left, arcs, pool)
     return lower
 
 
@@ -206,7 +206,7 @@ def _open_pairs(lanes: LanePasses, shift: Ints, freers: Ints, takers: Ints) -> l
     return list(zip(freers[f].tolist(), takers[t].tolist(), strict=True))
 
 
-def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], room: int, found: Arcs, pool: int) -> bool:
+def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], room: int, arcs: Arcs, pool: int) -> bool:
     """Add the arcs from lane f to lane t that this memory forces, and lower `shift` by them; whether it did."""
     f, t = pair
     length = int(lanes.first[f + 1] - lanes.first[f])
@@ -215,7 +215,7 @@ def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], roo
     # Over all k, for a shift holds for every pass: the last microbatches may take less and wait for nothing.
     least = int((first - np.arange(length)).max())
     if len(k):
-        found[pool, f, t] = lanes.rows[lanes.first[f] + k], lanes.rows[lanes.first[t] + first[k]]
+        arcs[pool, f, t] = lanes.rows[lanes.first[f] + k], lanes.rows[lanes.first[t] + first[k]]
     if not len(k) or least >= shift[f, t]:
         return False
     shift[f, t] = least

@@ -68,15 +68,15 @@ def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> Necessary
     """The problem's necessary arcs, remembered while the problem lives. Raises TimeUp where the clock has no time left."""
     clock = clock or Clock(INFINITE)
     if problem not in _known:
-        found = _arcs(problem, clock) if len(problem.lanes) <= MAX_ORDERED_LANES else None
-        if found is None:  # too many, or lanes against the graph: no schedule runs them in order, so only that is sure
-            found = _arcs(problem, clock, lanes=False)
-        assert found is not None  # a graph with a cycle has no `ProblemArrays`
-        zero, walk = np.zeros(len(problem.passes), np.int64), walk_of(_forwards(problem, found))
-        found = found._replace(head=longest_paths(walk, zero))
+        arcs = _arcs(problem, clock) if len(problem.lanes) <= MAX_ORDERED_LANES else None
+        if arcs is None:  # too many, or lanes against the graph: no schedule runs them in order, so only that is sure
+            arcs = _arcs(problem, clock, lanes=False)
+        assert arcs is not None  # a graph with a cycle has no `ProblemArrays`
+        zero, walk = np.zeros(len(problem.passes), np.int64), walk_of(_forwards(problem, arcs))
+        arcs = arcs._replace(head=longest_paths(walk, zero))
         clock.check()
-        back = walk_of(_backwards(problem, found))
-        _known[problem] = _Known(found._replace(tail=longest_paths(back, zero)), walk, back)
+        back = walk_of(_backwards(problem, arcs))
+        _known[problem] = _Known(arcs._replace(tail=longest_paths(back, zero)), walk, back)
     return _known[problem].arcs
 
 
@@ -157,8 +157,8 @@ def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
     stream, number_of = np.full(len(length), -1, np.int64), {name: i for i, name in enumerate(problem.streams)}
     for number, rows in enumerate(problem.lanes):
         used = {passes.stream_sets[i] for i in np.unique(passes.streams[rows]).tolist()}
-        if len(used) == 1 and len(one := used.pop()) == 1:
-            stream[number] = number_of[one[0]]
+        if len(used) == 1 and len(names := used.pop()) == 1:
+            stream[number] = number_of[names[0]]
     groups = [np.flatnonzero(stream == s) if s >= 0 else np.zeros(0, np.int64) for s in stream.tolist()]
     first = np.concatenate([[0], np.cumsum([len(g) for g in groups])]).astype(np.int64)
     return first, np.concatenate(groups).astype(np.int64)

@@ -172,8 +172,8 @@ class End:
         need, room = energy_each(lanes) * (most + 1), int(lanes.capacity[0])
         left = np.array([[[0.0, float(need + (loss - WINDOW) * room), float(room)]]])
         limits, alone = Limits(self.breadth, states, False), Induction(lanes.tail, 0, 0)
-        found = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0, NOTHING_KNOWN)
-        answer, tried, front = Answer(found[0]), int(found[1]), int(found[2])
+        result = search_orders(lanes._replace(end_energy=left), WINDOW, limits, alone, NO_INCUMBENT, 0, NOTHING_KNOWN)
+        answer, tried, front = Answer(result[0]), int(result[1]), int(result[2])
         return Answer.MERGED if answer is Answer.REFUTED and front > most else answer, tried, front
 
 
@@ -214,8 +214,8 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
     all its memory for only a small part (`HELD_SHARE`) of `least` µs."""
     forms = [bound for bound in all_closed_forms(problem) if bound.kind == AREA and 0 < len(bound.ranks) <= 2]
     fullest = max(forms, key=lambda form: form.value, default=None)
-    found = None if fullest is None else both_ends(problem, fullest.ranks[-1])
-    return found if found is not None and found.held >= HELD_SHARE * least else None
+    both = None if fullest is None else both_ends(problem, fullest.ranks[-1])
+    return both if both is not None and both.held >= HELD_SHARE * least else None
 
 
 def both_ends(problem: Problem, rank: int) -> BothEnds | None:
@@ -230,11 +230,11 @@ def both_ends(problem: Problem, rank: int) -> BothEnds | None:
 
 def proven_again(problem: Problem, rank: int, value: int, states: int) -> Bound | None:
     """The bound of this rank, where a search with `states` partial orders proves `value` µs or more; else None."""
-    found, each = both_ends(problem, rank), FIRST_STATES
-    while found is not None and found.bound.value < value and each <= MAX_STATES and states > 0:
-        states -= found.raise_losses(each, states)
+    both, each = both_ends(problem, rank), FIRST_STATES
+    while both is not None and both.bound.value < value and each <= MAX_STATES and states > 0:
+        states -= both.raise_losses(each, states)
         each *= STATES_FACTOR
-    return found.bound if found is not None and found.bound.value >= value else None
+    return both.bound if both is not None and both.bound.value >= value else None
 
 
 def energy_each(lanes: Lanes) -> int:

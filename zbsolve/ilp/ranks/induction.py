@@ -104,7 +104,7 @@ def has_many_waves(lanes: Lanes) -> bool:
 def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
     """Rows (t, f, k): when pass j + k of t starts, and pass j of f has not ended, microbatches j … j + k hold all that lanes
     up to t take and lanes from f on free, which is more than the capacity."""
-    found = []
+    waits = []
     for rank, capacity in enumerate(lanes.capacity.tolist()):
         taker, freer, size, _ = lanes.held[lanes.rank[lanes.held[:, 0]] == rank].T
         takers, freers = np.unique(taker), np.unique(freer)
@@ -112,8 +112,8 @@ def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
         frees = (freer[:, None] == freers) | (far[freers[None], freer[:, None]] >= 0)
         held = (takes * size) @ frees.astype(np.int64)
         for a, b in np.argwhere(held > 0).tolist():
-            found.append((int(takers[a]), int(freers[b]), capacity // int(held[a, b])))
-    return found
+            waits.append((int(takers[a]), int(freers[b]), capacity // int(held[a, b])))
+    return waits
 
 
 def refute_by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints = NO_INCUMBENT) -> tuple[Answer, int]:
@@ -130,15 +130,15 @@ def refute_by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints =
     if target <= first:
         return Answer.MERGED, tried
     claims = {m - i * w.shift: target - i * later for i in range(steps + 1)}
-    tail, rest = _tails(w, claims), sorted((n for n in claims if n > least), reverse=True)
-    while rest:
-        at_once = [rest[0], *(n for n in rest[1:] if n - w.shift >= ALIKE_SHARE * rest[0])]
+    tail, left = _tails(w, claims), sorted((n for n in claims if n > least), reverse=True)
+    while left:
+        at_once = [left[0], *(n for n in left[1:] if n - w.shift >= ALIKE_SHARE * left[0])]
         question = _Question(value, states - tried, incumbent)
         answer, count, front = _refute_claims(w, at_once, _weakest(tail, claims, at_once), claims, later, question)
         tried += count
         if answer is not Answer.REFUTED:
             return answer, tried
-        rest = [n for n in rest[1:] if n not in at_once or n <= front]
+        left = [n for n in left[1:] if n not in at_once or n <= front]
     return Answer.REFUTED, tried
 
 

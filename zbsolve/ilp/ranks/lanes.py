@@ -88,29 +88,29 @@ def lanes_of(
     rows_of = sorted((rows for rows in problem.lanes if kept[rows[0]]), key=lambda rows: int(a.depth[rows[0]]))
     if len({len(rows) for rows in rows_of}) > 1 or len(rows_of) <= 1:
         return None
-    mine = np.sort(np.concatenate(rows_of))
-    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[mine]).tolist()}
+    passes = np.sort(np.concatenate(rows_of))
+    used = {problem.passes.stream_sets[s] for s in np.unique(problem.passes.streams[passes]).tolist()}
     if len(used) != len(ranks) or max(map(len, used)) > 1:
         return None
     table = np.stack(rows_of)
-    columns = [column[table] for column in (a.duration, *bytes_within(problem, mine))]
+    columns = [column[table] for column in (a.duration, *bytes_within(problem, passes))]
     if any((column != column[:, :1]).any() for column in columns):
         return None
     duration, taken, freed = (column[:, 0].copy() for column in columns)  # kernels are compiled for plain arrays alone
     whose = ranks[0] if whose < 0 else whose
-    head, tail = (column[mine] for column in heads_and_tails(problem, whose))
+    head, tail = (column[passes] for column in heads_and_tails(problem, whose))
     if head.min() < 0:
         return None
-    place = np.searchsorted(mine, table)
+    place = np.searchsorted(passes, table)
     inside = np.array([problem.objective == "makespan" or r == whose for r in ranks])
     lag = _lags(problem, table, duration)
     held = _held(problem, table, duration, lag)
-    end_energy = np.stack([_end_energy(problem, mine, tail, rank) for rank in ranks])
+    end_energy = np.stack([_end_energy(problem, passes, tail, rank) for rank in ranks])
     _thin(lag, duration)
     rank_of = np.array([ranks.index(int(a.rank[rows[0]])) for rows in rows_of], np.int64)
     slack = np.where(inside, 0, INFINITE)
     counts = own and problem.objective == "span" and serial_length(problem) < WINDOW_BEGIN
-    windows = _windows(problem, ranks, [r for r in ranks if r != whose and counts], mine, place)
+    windows = _windows(problem, ranks, [r for r in ranks if r != whose and counts], passes, place)
     return Lanes(rank_of, duration, taken, freed, capacity, slack, head[place], tail[place], lag, held, end_energy, windows)
 
 
@@ -119,12 +119,12 @@ def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], rows: I
     those each lane's are, shape (lanes, microbatches)."""
     if not whose:
         return no_windows(place.shape, len(ranks))
-    times = [[column[rows] for column in heads_and_tails(problem, one)] for one in whose]
+    times = [[column[rows] for column in heads_and_tails(problem, rank)] for rank in whose]
     head, tail = (np.stack([pair[i] for pair in times]) for i in (0, 1))
     return Windows(  # contiguous, as kernels are compiled for one layout
         np.where(head > NO_PATH, WINDOW_BEGIN + head, 0).take(place, axis=1),
         np.where(tail > NO_PATH, tail - WINDOW_BEGIN, NO_PATH).take(place, axis=1),
-        np.array([[WINDOW_BEGIN if rank == one else INFINITE for rank in ranks] for one in whose]),
+        np.array([[WINDOW_BEGIN if rank == own else INFINITE for rank in ranks] for own in whose]),
         np.stack([[_end_energy(problem, rows, row, rank) for rank in ranks] for row in tail]),
     )
 
@@ -141,11 +141,11 @@ def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
     a, e = arrays_of(problem), problem.edges
     awaited = np.zeros(len(problem.passes), bool)
     awaited[e.before[problem.computing[e.after]]] = True
-    found = [np.zeros(0, np.int64)]
+    dropped = [np.zeros(0, np.int64)]
     for rows in (rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks[1:]):
         if not awaited[rows].any() and not a.taken[rows].any():
-            found.append(np.setdiff1d(rows, problem.side_stream))
-    return np.concatenate(found)
+            dropped.append(np.setdiff1d(rows, problem.side_stream))
+    return np.concatenate(dropped)
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
@@ -179,11 +179,11 @@ def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
     rows = np.flatnonzero(
         (problem.device_bytes > 0) & (lane[edges.before] >= 0) & (place[edges.before] == place[edges.after])
     )
-    found: dict[tuple[int, int], Ints] = {}
+    sizes: dict[tuple[int, int], Ints] = {}
     for e in rows.tolist():
         key = int(lane[edges.before[e]]), int(lane[edges.after[e]])
-        found.setdefault(key, np.zeros(table.shape[1], np.int64))[place[edges.before[e]]] += edges.bytes[e]
-    rows_of = [(a, b, int(size.min()), int(duration[a] + duration[b] + max(0, lag[a, b]))) for (a, b), size in found.items()]
+        sizes.setdefault(key, np.zeros(table.shape[1], np.int64))[place[edges.before[e]]] += edges.bytes[e]
+    rows_of = [(a, b, int(size.min()), int(duration[a] + duration[b] + max(0, lag[a, b]))) for (a, b), size in sizes.items()]
     return np.array(rows_of, np.int64).reshape(-1, 4)
 
 

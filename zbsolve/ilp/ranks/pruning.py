@@ -119,28 +119,28 @@ def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> 
 
 
 @kernel
-def _equal(one: Any, other: Positions) -> bool:
+def _equal(row: Any, other: Positions) -> bool:
     """Whether two rows of positions are the same."""
-    for a in range(len(one)):  # noqa: SIM110 (a generator is slow here)
-        if one[a] != other[a]:
+    for a in range(len(row)):  # noqa: SIM110 (a generator is slow here)
+        if row[a] != other[a]:
             return False
     return True
 
 
 @kernel
-def _distance(one: Times, other: Times, size: int) -> int:
+def _distance(times: Times, other: Times, size: int) -> int:
     """How far the first `size` times are apart, µs in all."""
     away = 0
     for q in range(size):
-        away += abs(int(one[q]) - int(other[q]))
+        away += abs(int(times[q]) - int(other[q]))
     return away
 
 
 @kernel
-def _no_later(one: Any, other: Times, size: int) -> bool:
-    """Whether the first `size` times of `one` are nowhere later than the other's."""
+def _no_later(times: Any, other: Times, size: int) -> bool:
+    """Whether the first `size` times of `times` are nowhere later than the other's."""
     for q in range(size):  # noqa: SIM110 (a generator is slow here)
-        if one[q] > other[q]:
+        if times[q] > other[q]:
             return False
     return True
 

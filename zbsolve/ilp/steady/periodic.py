@@ -177,9 +177,9 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
     share = 0.5
     low = tried = max(1, strict)  # the bound itself first: mostly it is reached
     while (best is None or best[0] > low) and clock.left > 0:
-        status, found = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
-        if found is not None:
-            best = _better(best, found)
+        status, periodic = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
+        if periodic is not None:
+            best = _better(best, periodic)
         elif status == cp_model.INFEASIBLE:
             low = strict = tried + 1
         else:

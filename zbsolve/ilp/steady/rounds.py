@@ -101,13 +101,13 @@ def rounds_of(problem: Problem) -> Rounds:
         column = getattr(p, what)
         if len(rows) * rounds != len(p) or (column != column[rows][place]).any():
             raise BadInput(f"period: rounds of {every} microbatches are not alike ({what})")
-    found = Rounds(problem, rows, every, number, place)
-    _check_edges(found)
-    if rounds > 1 and _sorted_arcs(problem, found, rounds - 1) != _sorted_arcs(problem, found, rounds - 2):
+    built = Rounds(problem, rows, every, number, place)
+    _check_edges(built)
+    if rounds > 1 and _sorted_arcs(problem, built, rounds - 1) != _sorted_arcs(problem, built, rounds - 2):
         raise BadInput(f"period: of {rounds} rounds the last two wait for others differently: give more microbatches")
     if rounds == 1 and update.any():
         raise BadInput("period: one round shows nothing of how the next waits for it: give more microbatches")
-    return found
+    return built
 
 
 def _check_edges(rounds: Rounds) -> None:
@@ -199,10 +199,10 @@ def _repeated_order(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, 
         for a in anchors.tolist()
     ]
     best, length, run = parts[0], 0, 0
-    for one, before in zip(parts[1:], parts, strict=False):
-        run = run + 1 if one == before else 0
-        if run > length and len({key for key, _ in one}) == width:
-            best, length = one, run
+    for part, before in zip(parts[1:], parts, strict=False):
+        run = run + 1 if part == before else 0
+        if run > length and len({key for key, _ in part}) == width:
+            best, length = part, run
     if length == 0:
         raise BadInput(f"period: {stream} runs no two rounds in one order: give more microbatches, or another order")
     return list(best)
@@ -216,13 +216,13 @@ def largest_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
     duration, names = rounds.problem.passes.duration[rounds.rows], rounds.problem.names
     weight, best, cycle = duration[arcs.before] + arcs.lag, Fraction(0), list[int]()
     while True:
-        found = _positive_cycle(len(rounds.rows), arcs, weight * best.denominator - arcs.distance * best.numerator)
-        if not found:
+        larger = _positive_cycle(len(rounds.rows), arcs, weight * best.denominator - arcs.distance * best.numerator)
+        if not larger:
             return CycleMean(best, tuple(names[rounds.rows[arcs.before[a]]] for a in cycle))
-        turns = int(arcs.distance[found].sum())
+        turns = int(arcs.distance[larger].sum())
         if turns <= 0:
-            raise Deadlock(tuple(names[rounds.rows[arcs.before[a]]] for a in found))
-        cycle, best = found, Fraction(int(weight[found].sum()), turns)
+            raise Deadlock(tuple(names[rounds.rows[arcs.before[a]]] for a in larger))
+        cycle, best = larger, Fraction(int(weight[larger].sum()), turns)
 
 
 def _positive_cycle(count: int, arcs: RoundArcs, gain: Ints) -> list[int]:
@@ -236,9 +236,9 @@ def _positive_cycle(count: int, arcs: RoundArcs, gain: Ints) -> list[int]:
         better = better[np.argsort(new[better], kind="stable")]  # of several the last, the longest, stays
         reach[arcs.after[better]] = new[better]
         source[arcs.after[better]] = better
-        found = _cycle(arcs, source)
-        if found:
-            return found
+        cycle = _cycle(arcs, source)
+        if cycle:
+            return cycle
 
 
 def _cycle(arcs: RoundArcs, source: Ints) -> list[int]:
@@ -254,5 +254,5 @@ def _cycle(arcs: RoundArcs, source: Ints) -> list[int]:
             at = before[into[at]]
         if into[at] >= 0 and state[at] == begin + 1 and at in path:
             loop = path[path.index(at) :]
-            return [into[one] for one in reversed(loop)]
+            return [into[place] for place in reversed(loop)]
     return []
