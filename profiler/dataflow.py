@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -270,25 +271,21 @@ def place(model: Model, i: int) -> str:
 class Saving:
     """What graphs of operations save, as long as they live: what a forward drops does not count."""
 
-    class _Saved:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
-
     def __init__(self) -> None:
-        self._all = WeakSet[Saving._Saved]()
+        self._all = WeakSet[partial[Tensor]]()
 
     def watched(self) -> torch.autograd.graph.saved_tensors_hooks:
         """Inside, operations are watched."""
 
-        def pack(tensor: Tensor) -> Saving._Saved:
-            self._all.add(one := Saving._Saved(tensor))
-            return one
+        def pack(tensor: Tensor) -> partial[Tensor]:
+            self._all.add(kept := partial(lambda value: value, tensor))
+            return kept
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor)
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept())
 
     def keys(self) -> set[int]:
         """The storages that are kept now."""
-        return {storage_key(local(one.tensor)) for one in self._all}
+        return {storage_key(local(kept())) for kept in self._all}
 
 
 def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:

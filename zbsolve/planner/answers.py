@@ -220,8 +220,7 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
     asked = [f"{over}={number}" for number in sorted(set(numbers)) if number != here]
     before, fresh = what_if(before, asked, others=free, **search)
     known = [(answer.case, answer.plan) for answer in (*free, *fresh) if answer.plan]
-    answers = [*fresh, _bounded(Answer("", case_of(before), before), known)]
-    answers.sort(key=lambda entry: getattr(entry.case, over))
+    answers = sorted([*fresh, _bounded(Answer("", base, before), known)], key=lambda entry: getattr(entry.case, over))
     pool = [candidate for solved in (*answers, *free) if solved.plan for candidate in solved.plan.candidates]
     points, missing = dict[int, Point](), list[tuple[int, str]]()
     for answer in answers:
