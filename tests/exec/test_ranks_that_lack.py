@@ -53,3 +53,12 @@ def test_a_shared_parameter_has_a_gradient_where_any_rank_uses_it() -> None:
         assert rank["small"] is None
         assert rank["large"] is not None
         assert rank["large"] <= 1e-15
+        assert rank["bits"] == 0  # the first rank's
+
+
+def test_a_sum_waits_for_a_tied_stage_without_a_pass_c() -> None:
+    """2W1 comes behind 0C1, which would sum the gradient before it."""
+    first = ["0F0", "1F1", "1B1", "0B0", "0W0", "1W1"]
+    second = ["0F1", "1F0", "2F0", "2B0", "1B0", "2F1", "2B1", "0B1", "1W0", "0W1", "2W0", "2W1"]
+    order = {"compute:0": first, "compute:1": second, "comm:0": ["0C0", "1C0"], "comm:1": ["0C1", "1C1"]}
+    assert max(on_ranks(2, f"{JOBS}:tied_beyond_sums", order)) <= 1e-15

@@ -10,6 +10,7 @@ import pytest
 
 from zbsolve.build import with_exchange
 from zbsolve.cli import main
+from zbsolve.trace import Trace
 
 from ..support.exec_ranks import jobs_on
 from ..support.exec_tools import a_problem, random_schedule
@@ -90,3 +91,16 @@ def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "gradients over replicas (passes C), and this run has none: they take no time" in capsys.readouterr().out
     assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--mesh", "dp=0"]) == 2
     assert "'dp=0' is no NAME=SIZE" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("forked")
+def test_sums_on_their_way_are_no_activations(tmp_path: Path) -> None:
+    """A rank's second stage is done before its first one, and its small gradients go on their way as a copy."""
+    path, held = tmp_path / "s.json", []
+    random_schedule(a_problem((0, 1, 0, 1), microbatches=2, layers=8), 1).save(path)
+    for mesh in ([], ["--mesh", "dp=2"]):
+        to = ["--steps", "1", "--warmup", "0", "--timeout", "30", "-o", str(tmp_path / "trace.json")]
+        assert main(["run", str(path), "--model", "mlp-tiny", "--local", *mesh, *to]) == 0
+        held.append(Trace.load(tmp_path / "trace.json").held.tolist())
+    assert max(held[0]) > 0
+    assert held[0] == held[1]

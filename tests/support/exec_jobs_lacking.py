@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zbsolve import Schedule, pipeline
+from zbsolve.build import with_exchange
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.problem import Problem
 
@@ -120,6 +123,7 @@ class Holds(nn.Module):
         super().__init__()
         self.used, self.small, self.large = used, nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(400, 400))
         self.row = nn.Parameter(torch.ones(8))
+        self.bits = nn.Parameter(torch.full((2, 3), len(used), dtype=torch.int16), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * self.row
@@ -129,9 +133,10 @@ class Holds(nn.Module):
 
 def tied_gradients(rank: int, _: None) -> dict[str, float | None]:
     """Of two parameters that two ranks share, one used by no rank and one by the second alone: the largest difference of the
-    gradient from the unsplit model's behind two steps; None where both have none."""
+    gradient from the unsplit model's behind two steps; None where both have none. bits: the most in a frozen parameter that
+    they share, of a type that gloo cannot broadcast."""
     layers, whole = ([layer.double() for layer in (Holds(), Holds("large"))] for _ in range(2))
-    tied = [[(0, name), (1, name)] for name in ("small", "large")]
+    tied = [[(0, name), (1, name)] for name in ("small", "large", "bits")]
     schedule = random_schedule(a_problem((0, 1), 4, layers=2), 3)
     runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied, timeout=20)
     for name in ("small", "large"):
@@ -145,4 +150,25 @@ def tied_gradients(rank: int, _: None) -> dict[str, float | None]:
         gradient, right = getattr(mine, name).grad, getattr(whole[0], name).grad
         same = gradient is None and right is None
         found[name] = None if same else float((gradient - right).abs().max())
-    return found
+    return found | {"bits": int(mine.get_parameter("bits").max())}
+
+
+def tied_beyond_sums(rank: int, order: dict[str, list[str]]) -> float:
+    """Stages 0 and 1 are on both ranks, and stage 2, tied to stage 0, on rank 1 alone: it has no pass C. The largest
+    difference of the tied gradient from the unsplit model's."""
+    torch.manual_seed(0)
+    whole = [nn.Linear(8, 8, bias=False).double() for _ in range(3)]
+    layers = deepcopy(whole)
+    whole[2].weight = whole[0].weight
+    routes, times = ((0, 1, 1), (1, 0, 1)), [10] * 3
+    exchanged = with_exchange(pipeline(times, B=times, W=times, microbatches=2, placement=routes, layers=(1,) * 3), 1)
+    schedule = Schedule(exchanged, {stream: tuple(names) for stream, names in order.items()})
+    tied = [[(0, "weight"), (2, "weight")]]
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied, timeout=20)
+    x, y = torch.randn(2, 4, 8, dtype=torch.float64)
+    runner.step(x, y)
+    nn.functional.mse_loss(nn.Sequential(*whole)(x), y).backward()  # type: ignore[no-untyped-call]
+    found, right = (layer.get_parameter("weight").grad for layer in (runner.layers[0], whole[0]))
+    assert found is not None
+    assert right is not None
+    return float((found - right).abs().max())

@@ -40,8 +40,6 @@ from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import abort, all_of, break_off_groups, connect, digest, joined, stamped, waiting
 
 Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
-
-
 LARGE_BYTES = 1 << 20  # from this size on a gradient is summed where it lies; smaller ones go together
 
 
@@ -174,7 +172,7 @@ class Shared(Part):
 
     def __init__(self, c: Connecting) -> None:
         self._wires, self._timeout, self._device = c.wires, c.peers.timeout, c.device
-        self._behind, self._done = asked(c.parts, "wait_gradients"), set[int]()
+        self._behind, self._here, self._done = asked(c.parts, "wait_gradients"), frozenset(c.stages), set[int]()
         passes = () if self._behind else c.own.program.actions
         self.exchanged = frozenset(action.stage for action in passes if action.kind in HANDLERS)
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
@@ -187,8 +185,8 @@ class Shared(Part):
             # A communicator of NCCL is made with its first use, which holds the host until all ranks come to it.
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 tensor = local(parameter.detach())
-                row = tensor.contiguous()
-                c.wires.wait(bucket.backend.broadcast(row, bucket.ranks.index(giver)))
+                row = tensor.contiguous()  # it goes as bytes: frozen ones may have a type that no backend knows
+                c.wires.wait(bucket.backend.broadcast(row.view(-1).view(torch.uint8), bucket.ranks.index(giver)))
                 tensor.copy_(row)
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         self._buckets = [bucket for bucket in common if bucket.parameters]
@@ -212,12 +210,13 @@ class Shared(Part):
                 parameter.grad = None
 
     def exchange(self, stage: int) -> None:
-        """The pass C of a stage: start the sums that are complete with it. Never waits."""
+        """The pass C of a stage: start the sums that are complete with it. Never waits. A sum that a stage here without a
+        pass C adds to starts when the step ends."""
         if stage not in self.exchanged:
             return
         self._done.add(stage)
         for bucket in self._buckets:
-            if stage in bucket.stages and self.exchanged.intersection(bucket.stages) <= self._done:
+            if stage in bucket.stages and self._here.intersection(bucket.stages) <= self._done:
                 bucket.start()
 
     def forget(self) -> None:
@@ -261,10 +260,8 @@ class Replicas(Part):
 
     def __init__(self, c: Connecting) -> None:
         self.place, self.timeout, self._device = dist.get_rank(c.replicas), c.peers.timeout, c.device
-        stages, shared = (
-            {s: stage.parameters() for s, stage in c.stages.items()},
-            next(p for p in c.parts if isinstance(p, Shared)),
-        )
+        stages = {s: stage.parameters() for s, stage in c.stages.items()}
+        shared = next(p for p in c.parts if isinstance(p, Shared))
         later, self._exchanged = shared.parameters(), shared.exchanged
         for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
             stages[number] = [p for _, p in named]
@@ -279,6 +276,9 @@ class Replicas(Part):
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
         self._sums: list[tuple[Sum, int]] = []  # and what to divide it by
+
+    def no_activations(self) -> list[Tensor]:
+        return [total.flat for total, _ in self._sums]
 
     def done(self, stage: int) -> None:
         if stage not in self._exchanged:
