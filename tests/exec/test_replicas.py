@@ -18,7 +18,7 @@ from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
-JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corners"]
+JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corners", "begun"]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,10 @@ def test_all_pipelines_go_on_from_a_checkpoint(four: dict[str, list[Any]]) -> No
     for rank in four["resumed"]:
         assert len(rank["straight"]) == 2
         assert rank["resumed"] == rank["straight"]
+
+
+def test_all_begin_with_the_first_ones_values(four: dict[str, list[Any]]) -> None:
+    assert four["begun"] == [[1.0] * 12] * 4
 
 
 def test_only_the_optimizer_waits(four: dict[str, list[Any]]) -> None:

@@ -16,7 +16,7 @@ from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import difference, named
-from zbsolve.exec.exchange import Shared
+from zbsolve.exec.exchange import Shared, begin_alike
 from zbsolve.models.presets import GptSizes, gpt
 
 from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
@@ -50,6 +50,15 @@ def layers(numbers: list[int] | None = None) -> list[nn.Module]:
     """A small GPT in double precision with tied embeddings, and dropout."""
     made = [layer.double() for layer in MODEL.build(numbers)]
     return [Dropped(layer) if i in (1, 2) else layer for i, layer in zip(numbers or range(4), made, strict=True)]
+
+
+def begun(rank: int, _: None) -> list[float]:
+    """What frozen values of types that gloo does not know begin with, and one that is no row: the first rank's."""
+    module = nn.Module()
+    for name, kind in (("whole", torch.int16), ("scale", torch.float8_e4m3fn)):
+        module.register_buffer(name, torch.full((3, 2), 1.0 + rank).to(kind).t())
+    begin_alike(dist.group.WORLD, module, "the same")
+    return [float(value) for tensor in module.buffers() for value in tensor.float().flatten()]
 
 
 def options() -> dict[str, Any]:

@@ -178,16 +178,17 @@ class Shared(Part):
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
         common = buckets(c.problem.stage_ranks, stage_of, c.own.layers, c.own.tied)
         token, kind = c.wires.token(), "gloo" if c.device.type == "cpu" else "nccl"
+
+        def broadcast(bucket: Bucket, giver: int, row: Tensor) -> None:
+            c.wires.wait(bucket.backend.broadcast(row, bucket.ranks.index(giver)))
+
         for bucket in common:
             place = bucket.ranks.index(c.wires.rank), len(bucket.ranks)
             name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
             bucket.backend = own_backend(kind, name, place, self._timeout)
             # A communicator of NCCL is made with its first use, which holds the host until all ranks come to it.
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
-                tensor = local(parameter.detach())
-                row = tensor.contiguous()  # it goes as bytes: frozen ones may have a type that no backend knows
-                c.wires.wait(bucket.backend.broadcast(row.view(-1).view(torch.uint8), bucket.ranks.index(giver)))
-                tensor.copy_(row)
+                begin_from(local(parameter.detach()), partial(broadcast, bucket, giver))
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         self._buckets = [bucket for bucket in common if bucket.parameters]
 
@@ -353,12 +354,16 @@ def begin_alike(group: Any, module: nn.Module, content: str) -> None:
     once. Raises BadInput (see `check_same`)."""
     values = [*module.parameters(), *module.buffers()]
     check_same(group, content, next((t.device for t in values), torch.device("cpu")))
-    with torch.no_grad():
-        for tensor in values:
-            whole = tensor.contiguous()
-            dist.broadcast(whole, group=group, group_src=0)
-            if whole is not tensor:
-                tensor.copy_(whole)
+    for tensor in values:
+        begin_from(local(tensor.detach()), partial(dist.broadcast, group=group, group_src=0))
+
+
+def begin_from(tensor: Tensor, broadcast: Callable[[Tensor], Any]) -> None:
+    """Give `tensor` the values that `broadcast` brings as a row of bytes: backends do not know every type of frozen ones."""
+    whole = tensor.contiguous()
+    broadcast(whole.view(-1).view(torch.uint8))
+    if whole is not tensor:
+        tensor.copy_(whole)
 
 
 def check_same(group: Any, content: str, device: torch.device) -> None:
