@@ -45,7 +45,8 @@ class Annealing(NamedTuple):
     """How long and how hot to anneal.
 
     shifts: by how much a move may shift target starts, µs; target: the value, µs, at which to stop; rounds: trials;
-    heat: µs of loss that are taken lightly at first; seed: of the random numbers.
+    heat: µs of loss that are taken lightly at first; seed: of the random numbers; ended: shape (1,), not 0 from when on no
+    further trial is wanted (see `Clock`), where layers move.
     """
 
     shifts: Ints
@@ -53,6 +54,7 @@ class Annealing(NamedTuple):
     rounds: int
     heat: float
     seed: int
+    ended: Ints = np.zeros(1, np.int64)
 
 
 @kernel
@@ -178,7 +180,7 @@ def _anneal_targets(
         now = begin.start.copy()
     target = now.copy()
     for turn in range(rounds):
-        if top[0] <= annealing.target:
+        if top[0] <= annealing.target or annealing.ended[0] != 0:
             break
         target[:] = now
         trial = rule

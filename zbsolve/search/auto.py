@@ -200,23 +200,18 @@ class _Bounds:
 
     def _move_at_once(self, race: Race, starts: Sequence[tuple[int, Run]], amount: float) -> None:
         """From all of these, each with its seed, at once; then a search from the best orders that were found."""
-        effort = (1 - POLISH_SHARE) * amount if race.runner.counted else None
-        clocks = [Clock(max(LEAST_SECONDS, (1 - POLISH_SHARE) * amount), effort) for _ in starts]
+        share = (1 - POLISH_SHARE) * amount
+        clock = Clock(max(LEAST_SECONDS, share), share if race.runner.counted else None)
         moves: list[tuple[int, Run, Moved]] = []
 
-        def anneal(seed: int, start: Run, clock: Clock) -> None:
+        def anneal(seed: int, start: Run) -> None:
             assert start.schedule is not None
             bound = self.searches[start.name].bound
             moved = moved_layers(start.schedule, start.step.costs(self.profile), bound, clock, seed)
             moves.extend([] if moved is None else [(seed, start, moved)])
 
-        def stop() -> None:
-            for clock in clocks:
-                clock.stop()
-
-        jobs = [partial(anneal, *start, clock) for start, clock in zip(starts, clocks, strict=True)]
-        run_threads(jobs, lambda: False, stop)
-        race.left -= min(race.left, max(clock.used for clock in clocks))
+        run_threads([partial(anneal, *start) for start in starts], race.stop, clock.stop)
+        race.left -= min(race.left, clock.used)
         best = sorted(moves, key=lambda entry: (entry[2].value, entry[0]))[:POLISHED]
         runs = [(self._moved(race, start, moved.layers), moved.schedule) for _, start, moved in best]
         for _ in race.solve_each(Job(run, POLISH_SHARE * amount / len(runs), of) for run, of in runs if run.problem):

@@ -303,7 +303,7 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
         if decoded is None or decoded.value <= target or clock.left <= 0:
             break
         rounds, at = max(1, int(clock.left / (len(TURNS) - turn) / cost)), clock.used
-        how = Annealing(shifts, target, rounds, heat * mean, seed + turn)
+        how = Annealing(shifts, target, rounds, heat * mean, seed + turn, clock.ended)
         decoded = anneal_targets(graph, decoded, how, layers._replace(alone=alone))
         clock.spend(rounds * cost)
         cost = cost if clock.counted else max(1e-7, (clock.used - at) / rounds)

@@ -213,10 +213,9 @@ class Race:
         choices differ in their passes, nothing is spent on what a bound rules out."""
         at_once = min(count, self.runner.count)
         tasks = (task for job in jobs if (task := self._task(job, at_once)) is not None)
-        with self.until_interrupted():
-            for answer in self.runner.answers(tasks, size):
-                self._keep(answer, at_once)
-                yield answer.task.of.run
+        for answer in self.runner.answers(tasks, size):
+            self._keep(answer, at_once)
+            yield answer.task.of.run
 
     def _task(self, job: Job, at_once: int) -> Task | None:
         run = job.run

@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .errors import BadInput
 
 LEAST_TIME = 0.01  # seconds, or effort, that a search of its own gets at least: its first schedule comes in any time
@@ -31,7 +33,7 @@ class Clock:
         self.total = seconds if effort is None else effort
         self._began = time.monotonic()
         self._spent = 0.0
-        self._stopped = False
+        self.ended = np.zeros(1, np.int64)  # 1 from `stop` on: compiled code reads it, too
         self._paused: float | None = None
 
     def spend(self, seconds: float) -> None:
@@ -46,7 +48,7 @@ class Clock:
 
     def stop(self) -> None:
         """No time is left from now on."""
-        self._stopped = True
+        self.ended[0] = 1
 
     def pause(self) -> None:
         """Real time does not count from now on, until `go_on`."""
@@ -86,7 +88,7 @@ class Clock:
     @property
     def left(self) -> float:
         """Seconds until the end."""
-        return 0.0 if self._stopped else max(0.0, self.total - self.used)
+        return 0.0 if self.ended[0] else max(0.0, self.total - self.used)
 
 
 def limit_of(seconds: float, counted: bool) -> dict[str, Any]:
