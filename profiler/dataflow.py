@@ -35,7 +35,7 @@ from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called, names_of, row_of
 from zbsolve.planner.profiled_model import TENSOR_RANKS, TOKENS
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, prefixed
 
 # Hugging Face numbers its layers, and training computes nothing from that; and a forward that was put in a layer's place.
 NOT_SETTINGS = ("layer_idx", "layer_id", "forward")
@@ -230,10 +230,8 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
 
 def _check_sides(model: Model) -> None:
     """Raise BadInput where layers give and take side inputs that do not fit each other."""
-    try:
+    with prefixed(f"model '{model.name}'"):
         side_values([names_of(model.build([i])[0], i) for i in range(len(model.layers))])
-    except BadInput as error:
-        raise BadInput(f"model '{model.name}': {error}") from None
 
 
 def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.device | None = None) -> tuple[Any, Any]:

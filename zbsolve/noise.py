@@ -451,12 +451,11 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
 @kernel
 def _slowed(p: Paced, took: Floats) -> Floats:
     """µs of passes that slow each other, shape (steps, passes). took: of each alone, whole µs."""
-    found = np.zeros(took.shape)
+    slowed = np.zeros(took.shape)
     for d in range(len(took)):
         _, _, start, end, _ = _paced(p, took[d].astype(np.int64))
-        for i in range(len(start)):
-            found[d, i] = end[i] - start[i]
-    return found
+        slowed[d] = np.array(end) - np.array(start)
+    return slowed
 
 
 @kernel

@@ -18,7 +18,7 @@ from . import problem_form
 from .kinds import KINDS, LINKS
 from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, pass_name, usual_cargo
 from .util.columns import coded, whole_column
-from .util.errors import BadInput, naming
+from .util.errors import BadInput, prefixed
 from .util.files import checked, read_one_of, write_document
 
 __all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
@@ -312,10 +312,10 @@ class Problem:
     @cached_property
     def paces(self) -> Ints:
         """Parts of its work, of `WHOLE`, that a pass of a kind does in a µs beside one of a kind, shape (kinds, kinds)."""
-        found = np.full((len(KINDS), len(KINDS)), WHOLE)
-        for one in self.slowdowns:
-            found[KINDS.index(one.kind), KINDS.index(one.beside)] = round(WHOLE / one.factor)
-        return found
+        parts = np.full((len(KINDS), len(KINDS)), WHOLE)
+        for slow in self.slowdowns:
+            parts[KINDS.index(slow.kind), KINDS.index(slow.beside)] = round(WHOLE / slow.factor)
+        return parts
 
     @cached_property
     def collective(self) -> Ints:
@@ -478,7 +478,7 @@ class Problem:
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
-        with naming(where):
+        with prefixed(where):
             problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 

@@ -14,7 +14,7 @@ import numpy as np
 from .kinds import KINDS, OURS, TABLE, Kind, register
 from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, usual_cargo
 from .util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
-from .util.errors import BadInput, naming
+from .util.errors import BadInput, prefixed
 
 Column = list[int] | str
 
@@ -97,7 +97,7 @@ def edges_as_json(edges: Edges) -> dict[str, Any]:
 def passes_from(form: PassesForm, where: str) -> Passes:
     """The table that a file says. Raises BadInput naming `where` and the field."""
     for kind in form.kinds:
-        with naming(where):
+        with prefixed(where):
             register(kind)
     columns = {what: _numbers(getattr(form, what), what, where) for what in (*COUNTS, "streams")}
     return Passes(kind=_kinds(form.kind, where), stream_sets=tuple(map(tuple, form.stream_sets)), **columns)

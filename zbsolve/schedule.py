@@ -16,7 +16,7 @@ from .order import Order, order_as_json, order_from, rows_of
 from .problem import Ints, Problem
 from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
-from .util.errors import BadInput, naming
+from .util.errors import BadInput, prefixed
 from .util.files import checked, read_part_of, write_document
 
 
@@ -223,7 +223,7 @@ class Schedule:
         if form.certificate is not None:
             stated = body["certificate"]
             form.certificate.check(stated.get("gap"), stated.get("status"), where)
-        with naming(where):
+        with prefixed(where):
             return cls(problem, order_from(problem, form.order), tuple(form.syncs), form.certificate, form.every_split)
 
     def save(self, path: str | os.PathLike[str]) -> None:

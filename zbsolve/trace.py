@@ -17,7 +17,7 @@ from .problem_form import ProblemForm
 from .schedule import Schedule
 from .tables import Slowdown
 from .timeline import Floats, Timeline
-from .util.errors import BadInput, naming
+from .util.errors import BadInput, prefixed
 from .util.files import checked, read_one_of, write_document
 
 SLACK = ":slack"  # at the end of the fact `split` of runs whose W's ran while their rank waited (see `exec.slack`)
@@ -205,7 +205,7 @@ class Trace:
                 raise BadInput(f"{where}: field '{name}' has {len(columns)} columns for {len(form.steps)} steps")
         if any(a >= b for a, b in pairwise([0, *(switch.step for switch in form.switches), len(form.steps)])):
             raise BadInput(f"{where}: field 'switches' has no steps that go up, from 1 to {len(form.steps) - 1}")
-        with naming(where):
+        with prefixed(where):
             order = dict(order_from(problem, form.order))
         for field, orders in (("order", order), *(("switches", switch.order) for switch in form.switches)):
             if {name for names in orders.values() for name in names} != {*problem.names}:

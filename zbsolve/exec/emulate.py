@@ -35,7 +35,7 @@ from ..known_steps import timed_by
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
-from ..util.errors import BadInput, naming
+from ..util.errors import BadInput, prefixed
 from .awaits import crossings
 from .base.program import Message
 from .handlers import passes_where
@@ -95,7 +95,7 @@ class Times:
         if sum(problem.layers) != len(profile.layers):
             layers = sum(problem.layers)
             raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
-        with naming(source):
+        with prefixed(source):
             again = _profiled(profile, problem)
         other_passes, other_links = _times(again)
         more = next((name for name in other_passes if name not in passes), None)

@@ -17,7 +17,7 @@ from .. import __version__
 from ..build.plain import MAX_PASSES
 from ..placement import check_routes, parse
 from ..problem import Ints, pass_name
-from ..util.errors import BadInput, naming
+from ..util.errors import BadInput, prefixed
 from ..util.files import COUNT, checked
 from ..util.text import printable
 
@@ -122,7 +122,7 @@ class ForeignOrder:
         idle = sorted(set(range(self.ranks)) - {rank for route in every[:period] for rank in route})
         if idle:
             raise BadInput(f"{self.where}: rank {idle[0]} has no stage of its own (rows are ranks 0 to {self.ranks - 1})")
-        with naming(self.where):
+        with prefixed(self.where):
             return check_routes(every[:period], self.ranks)
 
 

@@ -77,9 +77,9 @@ def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Ord
     """A schedule's file or a plan's, or a repeated schedule's: that without its orders, which take the most memory, and
     these. Raises BadInput."""
     kind, body = read_one_of(path, ("schedule", "plan", KIND))
-    return (
-        _from_json(body, str(path)) if kind == KIND else Schedule.from_json(part_of(kind, body, "schedule", path), str(path))
-    )
+    if kind == KIND:
+        return _from_json(body, str(path))
+    return Schedule.from_json(part_of(kind, body, "schedule", path), str(path))
 
 
 def mark(long: RepeatedSchedule, orders: Orders) -> str:
@@ -118,11 +118,11 @@ def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedS
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
     """A schedule's file, or a repeated schedule's with all its passes. Raises BadInput, also where those are too many."""
-    found = read(path)
-    if isinstance(found, Schedule):
-        return found
-    check_unrolled(found[0], str(path))
-    return with_orders(*found, str(path)).unrolled()
+    content = read(path)
+    if isinstance(content, Schedule):
+        return content
+    check_unrolled(content[0], str(path))
+    return with_orders(*content, str(path)).unrolled()
 
 
 def check_unrolled(long: RepeatedSchedule, where: str) -> None:

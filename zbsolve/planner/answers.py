@@ -13,7 +13,7 @@ from typing import Any
 from ..schedule import relative_gap
 from ..search.memory_limits import Point
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible, NotFound, interruption, naming
+from ..util.errors import BadInput, Infeasible, NotFound, interruption, prefixed
 from ..util.text import parse_bytes
 from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
@@ -100,7 +100,7 @@ def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
     cases = []
     for text in (each for change in changes for each in (LINK_CHANGES if change.strip() == LINKS else (change,))):
         cases.append((text, case := changed(base, text)))
-        with naming(f"change '{text[:40]}'"):
+        with prefixed(f"change '{text[:40]}'"):
             layouts(*case[:4], case.only)
     return cases
 

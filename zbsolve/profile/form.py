@@ -13,7 +13,7 @@ from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
 from ..tables import Slowdown
-from ..util.errors import BadInput, naming
+from ..util.errors import BadInput, prefixed
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
@@ -135,7 +135,7 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
         return tuple(Given(row.name, size(row, "bytes"), row.gradient, size(row, "kept")) for row in rows)
 
     def slice_extra(form: Any, where: str) -> SliceExtra | None:
-        with naming(where):
+        with prefixed(where):
             return None if form is None else SliceExtra(**msgspec.structs.asdict(form))
 
     return complete(_fields(form, Layer, where, slice_extra=slice_extra, gives=gives), index, where)
@@ -183,7 +183,7 @@ def link_from(form: Any, where: str, name: str = "link") -> Link:
     fields = _fields(form, Link, f"{where}: {name}")
     if fields["bytes_per_us"] < MIN_BANDWIDTH:
         raise BadInput(f"{where}: {name}: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
-    with naming(f"{where}: {name}"):
+    with prefixed(f"{where}: {name}"):
         return Link(**fields)
 
 
@@ -195,7 +195,7 @@ def host_from(form: Any, where: str) -> HostLink | None:
     costs = _fields(form, HostLink, f"{where}: host")
     for name, usual in (("h2d", "d2h"), ("d2h_both", "d2h"), ("h2d_both", "h2d")):
         costs[name] = costs[usual] if costs[name] is None else costs[name]
-    with naming(where):
+    with prefixed(where):
         return HostLink(**costs)
 
 
@@ -216,7 +216,7 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
     inner = {"output_rest": rest, "embedding_rest": rest, "shards": shards}
     costs = _fields(form, VocabularyCosts, f"{where}: vocabulary", **inner)
-    with naming(where):
+    with prefixed(where):
         vocabulary = VocabularyCosts(**costs)
         vocabulary.check(layers)
     return vocabulary

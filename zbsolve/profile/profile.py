@@ -16,7 +16,7 @@ from ..problem import Problem
 from ..problem_form import check_slowdowns
 from ..step import Step
 from ..tables import Slowdown
-from ..util.errors import BadInput, naming
+from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_part_of, write_document
 from .form import (
     ProfileForm,
@@ -219,7 +219,7 @@ class Profile:
             tuple(form.slowdowns),
             tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
         )
-        with naming(where):
+        with prefixed(where):
             side_values([layer.names for layer in layers])
             return cls(*values)
 

@@ -16,7 +16,7 @@ from ..schedule import Schedule
 from .state import State
 
 # Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
-SIZES, SHORT_STEP = (2.5, 2.0, 3.0, 2.25, 1.5), 400  # the last where no other saves enough, in steps of more passes
+SIZES, LEAST, SHORT_STEP = (2.5, 2.0, 3.0, 2.25), (1.5,), 400  # the least where no other saves enough, in longer steps
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
 SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
 WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
@@ -35,9 +35,9 @@ def sizes_of(problem: Problem) -> list[int]:
     if graph is None or not problem.alike or graph.microbatches != problem.microbatches:
         return []
     most = min(problem.ranks, 2 * microbatches_in_flight(graph))
-    few = dict.fromkeys(round(times * most) for times in SIZES)
-    saving = [small for small in few if 2 < small <= MAX_SIZE_SHARE * problem.microbatches]
-    return saving[:-1] or (saving if len(problem.passes) > SHORT_STEP else [])
+    numbers = (dict.fromkeys(round(times * most) for times in sizes) for sizes in (SIZES, LEAST))
+    usual, least = ([n for n in some if 2 < n <= MAX_SIZE_SHARE * problem.microbatches] for some in numbers)
+    return usual or (least if len(problem.passes) > SHORT_STEP else [])
 
 
 def worth_more(problem: Problem, few: int) -> bool:

@@ -60,8 +60,8 @@ class Deadlock(ZbsolveError):
 
 
 @contextmanager
-def naming(where: str) -> Iterator[None]:
-    """What is raised inside as BadInput says `where` it is, a file or a field."""
+def prefixed(where: str) -> Iterator[None]:
+    """BadInput that is raised inside begins with `where` it is, a file or a field."""
     try:
         yield
     except BadInput as error:

@@ -117,16 +117,16 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | bytes | None) -> None:
     """kept: what CannotWrite keeps; None: it is BadInput."""
-    target, cause = Path(path), None
-    why = _obstacle(target)
+    target = Path(path)
     try:
-        if not why:
-            return _store(target, _encoded(data, target))
+        if why := _obstacle(target):
+            raise OSError(0, why)
+        _store(target, _encoded(data, target))
     except BrokenPipeError:
         raise
     except OSError as error:
-        why, cause = _reason(error), error
-    raise (BadInput(f"{path}: {why}") if kept is None else CannotWrite(path, why, kept)) from cause
+        why = _reason(error)
+        raise (BadInput(f"{path}: {why}") if kept is None else CannotWrite(path, why, kept)) from error
 
 
 def write_elsewhere(error: CannotWrite) -> Path | None:

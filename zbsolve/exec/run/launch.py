@@ -63,6 +63,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
     options = options.on(ranks)
     fit(given, spec, options)
     sharing = options.share_gpus and options.device == "cuda"
+    sharers = -(-ranks // torch.cuda.device_count()) if sharing else 1
     with temporary_folder("run") as folder, together(folder) if sharing else nullcontext():
         if isinstance(given, Schedule):
             given.save(folder / "schedule.json")
@@ -73,7 +74,8 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
         children: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                children.append(_start(folder, rank, environment(options, rank, ranks)))
+                more = device_environment(rank, sharers) if options.device == "cuda" else {}
+                children.append(_start(folder, rank, more))
             tell = partial(print, file=sys.stderr, flush=True)
             notes = Said(folder, ranks, sizes, tell)
             try:
@@ -114,13 +116,6 @@ def run(
     assert checked is not None
     measured = run_local(checked, spec, **vars(options))
     return Prediction.of(checked), measured
-
-
-def environment(options: Options, rank: int, ranks: int) -> dict[str, str]:
-    """What a rank's process needs beside this one's environment."""
-    if options.device != "cuda":
-        return {}
-    return device_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
 
 
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...features.cuts import whole_tokens
 from ...models.losses import exact, without_metrics
 from ...problem import Problem
-from ...util.errors import BadInput, naming
+from ...util.errors import BadInput, prefixed
 from ..base.part import Data
 from ..base.torch_private import tree_leaves
 from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of
@@ -162,7 +162,7 @@ class Cutting:
     def tokens(self, length: int, what: str) -> list[int]:
         """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
         slices than tokens."""
-        with naming(what):
+        with prefixed(what):
             return list(whole_tokens(self.each, length))
 
     @property
@@ -171,7 +171,7 @@ class Cutting:
         return self.lengths or (1.0,) * self.count
 
     def parts(self, batch: Mapping[int, Any], what: str) -> Mapping[int, Any]:
-        """Microbatch → pytree of tensors (batch, length, …), as part → the same of its slice. Raises BadInput naming
+        """Microbatch → pytree of tensors (batch, length, …), as part → the same of its slice. Raises BadInput prefixed
         `what`."""
         if self.count == 1:
             return batch

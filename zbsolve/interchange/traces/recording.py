@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from ...build.plain import MAX_PASSES
 from ...placement import check
 from ...tables import pass_name
-from ...util.errors import BadInput, naming
+from ...util.errors import BadInput, prefixed
 from ...util.text import first_difference
 
 BACKWARD = ("B", "BW")  # kinds that wait for a gradient and hand one on
@@ -126,7 +126,7 @@ class Recording:
         hole = next((stage for stage in range(len(homes)) if stage not in homes), None)
         if hole is not None:
             raise BadInput(f"{self.where}: no rank has a pass of stage {hole}: is a rank's file missing?")
-        with naming(self.where):
+        with prefixed(self.where):
             return check([homes[stage] for stage in range(len(homes))])
 
     def checked(self) -> Recording:
