@@ -11,7 +11,7 @@ from zbsolve.cli import main
 from zbsolve.exec.loop.watching import Search
 from zbsolve.search.today import order_again
 
-from ..support.exec_jobs_watch import orders
+from ..support.exec_jobs_watch import WHOLE_JOB, orders
 from ..support.exec_ranks import jobs_on
 
 
@@ -69,9 +69,9 @@ def test_the_command_watches() -> None:
     assert others == [None] * 3
     assert [(one["steps"], one["after"] is None) for one in first["looks"]] == [(3, True), (6, False)]
     assert first["told"] == list(first["said"])
-    assert first["told"][0].startswith("after 6 steps another order ran: 2 steps, median 3")
-    given, h1 = (one.timeline().makespan for one in orders(4, 2000))
-    assert h1 == 30_000 <= min(first["later"]) < given <= min(first["before"])
+    assert first["told"][0].startswith("after 6 steps another order ran: 2 steps, median 1")
+    given, h1 = (one.timeline().makespan for one in orders(4, WHOLE_JOB))
+    assert h1 == 15 * WHOLE_JOB <= min(first["later"]) < given <= min(first["before"])
     assert first["file"]
 
 

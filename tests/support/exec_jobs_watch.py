@@ -115,9 +115,12 @@ def refused(rank: int, argument: None) -> list[str]:
     return [*lines, str(kept and [one.step for one in getattr(trace, "switches", ())])]
 
 
+WHOLE_JOB = 12_000  # µs a pass: a busy machine may hold a rank up for a part of that
+
+
 def whole_job(rank: int, argument: None) -> dict[str, Any] | None:
     """`run --watch 3` of four ranks: what rank 0's trace says."""
-    given, _ = orders(4, 2000)
+    given, _ = orders(4, WHOLE_JOB)
     with mock.patch.object(watching, "Search", Found):
         trace = run_rank(given, "mlp-4", Options(steps=8, warmup=1, emulate="schedule", look=3), lambda name: None)
     if not isinstance(trace, Trace):
