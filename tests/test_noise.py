@@ -311,5 +311,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     trace_of(schedule, (schedule.timeline(), schedule.timeline().start)).save(ran)
     assert main(["compare", *paths, "--noise", ran]) == 2
     assert "run.json: one step does not say how times vary: at least 3 are needed" in capsys.readouterr().err
-    assert main(["compare", *paths, "--noise", "nothing"]) == 2
-    assert "noise 'nothing': rank=1%" in capsys.readouterr().err
+    for nothing in ("nothing", ""):
+        assert main(["compare", *paths, "--noise", nothing]) == 2
+        assert f"noise '{nothing}': rank=1%" in capsys.readouterr().err
