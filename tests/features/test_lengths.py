@@ -207,6 +207,12 @@ def test_wrong_words_are_named(said: str, why: str) -> None:
         read(said)
 
 
+def test_a_file_without_lengths_is_named(tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("\n")
+    with pytest.raises(BadInput, match=r"none\.csv: no lengths"):
+        read(str(tmp_path / "none.csv"))
+
+
 def test_wrong_use_is_named() -> None:
     with pytest.raises(BadInput, match="lengths: 2 lengths for 3 microbatches"):
         Step(2, 3, lengths=(1, 2))

@@ -97,6 +97,8 @@ def _read(text: str) -> Lengths | Sample:
             return Sample(tuple(float(_tokens(length)) for length in row) for row in batches)
         rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
     lengths = _numbers(rows[0], where)
+    if not lengths:
+        raise BadInput(f"{where}: no lengths")
     checked_sum("lengths", [_tokens(length) for length in lengths], batch)
     return lengths
 

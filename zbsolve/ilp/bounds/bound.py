@@ -42,7 +42,8 @@ class Bound:
 
 def with_assumption(bound: Bound, problem: Problem) -> Bound:
     """The bound with what its proof leaves out where passes slow each other, and what it assumes where microbatches differ,
-    or gathers or updates count on their numbers: that lanes run in table order. The work of the busiest rank assumes nothing."""
+    or gathers or updates count on their numbers: that lanes run in table order. The work of the busiest rank assumes
+    nothing."""
     if problem.slowdowns and ALONE not in bound.proof:
         bound = replace(bound, proof=f"{bound.proof}; {ALONE}")
     if not problem.ordered or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
