@@ -371,8 +371,8 @@ class Problem:
 
     @cached_property
     def ordered(self) -> bool:
-        """Whether bounds are about lanes in table order alone: microbatches differ, or a pass that belongs to none (such as a
-        gather or an update) has edges with a part of a lane, whose first or last passes they name by number."""
+        """Whether bounds are about lanes in table order alone: microbatches differ, or a pass that belongs to none (such as
+        a gather or an update) has edges with a part of a lane, whose first or last passes they name by number."""
         p, e = self.passes, self.edges
         own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), _lane_of(len(p), self.lanes)
         ends = ((e.before, e.after), (e.after, e.before))
