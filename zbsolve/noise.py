@@ -426,8 +426,8 @@ def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
 
 class _Held(NamedTuple):
     """Edges that hold bytes within a microbatch, in pools that cannot hold all at once. before (ascending), after, size,
-    pool: of each. room: bytes of each pool. walk: passes by microbatch, in an order that arcs allow; place: of each pass in it;
-    last: where the microbatch of each pass ends there."""
+    pool: of each. room: bytes of each pool. walk: passes by microbatch, in an order that arcs allow; place: of each pass in
+    it; last: where the microbatch of each pass ends there."""
 
     before: Ints
     after: Ints

@@ -339,13 +339,19 @@ class Problem:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
         return int(self.busy.max())
 
+    @property
+    def _row(self) -> Ints:
+        """A number for each (rank, stage, kind, slice), shape (passes,)."""
+        p = self.passes
+        return ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
+
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Passes of one (kind, stage, slice, rank), in table order: solvers keep them in this order. Where microbatches are
-        `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free kinds (see `kinds.Kind`)
-        only those that edges put into a row."""
+        """Passes of one (kind, stage, slice, rank) on the same streams, in table order: solvers keep them in this order.
+        Where microbatches are `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free
+        kinds (see `kinds.Kind`) only those that edges put into a row."""
         p, e = self.passes, self.edges
-        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
+        key = self._row * len(p.stream_sets) + p.streams
         rows = np.argsort(key, kind="stable")
         apart = np.diff(key[rows]) != 0
         if (free := p.that(free=True)[rows[1:]]).any():
@@ -367,7 +373,9 @@ class Problem:
     @cached_property
     def alike(self) -> bool:
         """Whether microbatches differ only by their number (see `_microbatches_alike`)."""
-        return _microbatches_alike(self.passes, self.edges, self.lanes, self.in_microbatch)
+        lane, own = self._row * len(self.passes.stream_sets) + self.passes.streams, self.in_microbatch
+        on_one_link = len(np.unique(lane[own])) == len(np.unique(self._row[own]))
+        return on_one_link and _microbatches_alike(self.passes, self.edges, self.lanes, own)
 
     @cached_property
     def ordered(self) -> bool:
@@ -516,9 +524,9 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
     lane, length = _lane_of(len(passes), lanes)
     if length.max(initial=0) <= 1:
         return True
-    for column in (passes.duration, passes.streams):
-        if any((column[rows] != column[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
-            return False
+    took = passes.duration
+    if any((took[rows] != took[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
+        return False
     a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
     for free, other in ((a, b), (b, a)):
         rows = passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0)
