@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
@@ -68,6 +68,7 @@ class Problem:
         message.
     slice_lengths: how long each slice of a sequence is, in proportion; () for even ones.
     sizes: how many sequences each microbatch has; () for as many as the profile's.
+    settings: what else a feature's part goes by while a rank runs, such as the largest norm of gradients; by name.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank.
@@ -85,6 +86,7 @@ class Problem:
     recomputed: tuple[int, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
     sizes: tuple[int, ...] = ()
+    settings: Mapping[str, problem_form.Setting] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -424,6 +426,8 @@ class Problem:
             head.append({"slowdowns": sorted((pair.kind, pair.beside, pair.factor) for pair in self.slowdowns)})
         if self.sizes:
             head.append({"sizes": self.sizes})
+        if self.settings:
+            head.append({"settings": sorted(self.settings.items())})
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -450,6 +454,7 @@ class Problem:
             **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
             **({"sizes": list(self.sizes)} if self.sizes else {}),
+            **({"settings": dict(self.settings)} if self.settings else {}),
             "passes": problem_form.passes_as_json(self.passes),
             "edges": problem_form.edges_as_json(self.edges),
         }
@@ -479,7 +484,7 @@ class Problem:
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
+            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes), form.settings)
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 

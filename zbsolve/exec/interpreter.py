@@ -221,11 +221,11 @@ class Interpreter:
             self.slack.ended(action)
         del given  # its memory goes before the output is copied
         if output is not None:
-            if action.hands is not None:
-                self._handed[action.hands.after] = output
+            for message in action.hands:
+                self._handed[message.after] = output
             for message in action.sends:
                 self.transport.send(message, self._beside.goes(message) if message.beside else output)
-        elif action.sends or action.hands is not None:
+        elif action.sends or action.hands:
             raise BadInput("it made nothing, but other passes take what it makes")
         return arrived, waited, start, end
 

@@ -105,7 +105,7 @@ def _check_edges(problem: Problem) -> None:
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
         a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
-        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient")
+        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient (`Edges.of(…, carries=)`)")
 
 
 def _by_itself(problem: Problem, **row: bool) -> Bools:
@@ -146,9 +146,13 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
 
 
 def _check_inputs(problem: Problem) -> None:
-    """An edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient of
-    the loss, or of what they give beside the row."""
+    """One edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient
+    of the loss, or of what they give beside the row."""
     p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
+    brought = np.bincount(e.after[e.carrying("activation", "gradient")], minlength=len(p))
+    if brought.max(initial=0) > 1:
+        row = int(brought.argmax())
+        raise BadInput(f"pass {problem.names[row]}: {brought[row]} edges carry something to it, and run hands it one thing")
     first = np.array([0, *rows_begun(problem)])
     for cargo, stages in (("activation", first), ("gradient", [*(first - 1), model_stages(problem) - 1])):
         needs = passes_where(problem, "takes", cargo) & ~np.isin(p.stage, stages)
@@ -269,7 +273,7 @@ class _Lowering:
             takes=takes.before if takes is not None and local else takes,
             reads=takes is None and bool(self.taking[row]),
             sends=tuple(m for m in given if m.destination != this_pass.rank),
-            hands=next((m for m in given if m.destination == this_pass.rank), None),
+            hands=tuple(m for m in given if m.destination == this_pass.rank and not m.beside),
             hears=tuple(self.hears.get(row, ())),
             tells=row in self.tells,
             stream=this_pass.streams[0],

@@ -98,6 +98,10 @@ class Part:
         monotonic ns or a mark of the device. Parts do this in turn. Raises LostRank."""
         return {}
 
+    def change_whole(self, layers: Sequence[nn.Module]) -> None:
+        """A check compares with the unsplit model, whose `layers` have the gradients of a plain step: make of these what the
+        feature makes of those of all ranks."""
+
     def wait_gradients(self) -> None:
         """Until `.grad` is what an optimizer may read. Raises LostRank."""
 

@@ -131,6 +131,8 @@ def _reference(
         right = check.updated(problem, stages, data, other.loss, update)
     else:
         right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
+        for part in pipeline.parts if isinstance(pipeline, Pipeline) else ():
+            part.change_whole(whole)
     # Not before: a forward may change buffers and generators, by which the next one goes.
     return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
 
