@@ -483,8 +483,9 @@ class Problem:
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
+        more = None, *cuts, slower, tuple(form.sizes), form.settings
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes), form.settings)
+            problem = cls(passes, edges, capacity, form.objective, *notes, *more)
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 

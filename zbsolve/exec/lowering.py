@@ -105,7 +105,7 @@ def _check_edges(problem: Problem) -> None:
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
         a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
-        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient (`Edges.of(…, carries=)`)")
+        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient (carries=)")
 
 
 def _by_itself(problem: Problem, **row: bool) -> Bools:

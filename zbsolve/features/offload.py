@@ -221,4 +221,5 @@ OFFLOAD = Feature(
     ),
     _check,
     _build,
+    holds={NAME: lambda seen: not is_none(seen.step.offload)},
 )
