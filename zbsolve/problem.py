@@ -190,6 +190,16 @@ class Problem:
         period = next(n for n in range(1, len(ranks) + 1) if all(row == ranks[i % n] for i, row in enumerate(ranks)))
         return tuple(ranks[:period])
 
+    @cached_property
+    def model_stages(self) -> int:
+        """The number of stages that run forwards: those of layers, which come first. All where nothing runs forwards."""
+        return int(self.passes.stage[self.rows("F")].max(initial=-1)) + 1 or self.stages
+
+    @property
+    def model_routes(self) -> tuple[tuple[int, ...], ...]:
+        """`routes` through the stages that run forwards. Raises BadInput as that does."""
+        return tuple(route[: self.model_stages] for route in self.routes)
+
     @property
     def placement(self) -> tuple[int, ...]:
         """Stage → rank. Raises BadInput where microbatches follow several routes."""
@@ -483,9 +493,10 @@ class Problem:
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
         cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
-        more = None, *cuts, slower, tuple(form.sizes), form.settings
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, *more)
+            problem = cls(
+                passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes), form.settings
+            )
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 

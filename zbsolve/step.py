@@ -11,9 +11,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from .build.offload import NothingKept
 from .build.recompute import recomputed_layers
-from .build.vocabulary import model_routes
 from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
 from .features.offload import FULL, check_host, copying_work, is_none
@@ -29,7 +27,7 @@ from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .schedule import Schedule
-from .util.errors import BadInput, Infeasible
+from .util.errors import BadInput, Infeasible, Unfit
 from .util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
@@ -52,6 +50,10 @@ FUSED = (
 BLOCKING = "a rank computes nothing while it sends a message (default: as the profile's link says)"
 
 
+def _routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    return problem.model_routes
+
+
 def _blocking(problem: Problem) -> bool | None:
     """None where no message takes time: then the profile says whether messages block their sender."""
     known = problem.sending.any() or problem.edges.lag.any()
@@ -67,7 +69,7 @@ def _of_fields() -> str:
 PLAIN_FIELDS = (
     Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
-    Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=model_routes),
+    Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=_routes),
     Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
     Field("memory", None, MEMORY, fixed="ranks have for activations"),
     Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),
@@ -174,7 +176,7 @@ class PlainStep:
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
-        except NothingKept:
+        except Unfit:
             return None
         return copying_work(problem) / problem.work
 

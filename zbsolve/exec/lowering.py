@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from ..build.sides import rows_begun
-from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
@@ -154,7 +153,7 @@ def _check_inputs(problem: Problem) -> None:
         row = int(brought.argmax())
         raise BadInput(f"pass {problem.names[row]}: {brought[row]} edges carry something to it, and run hands it one thing")
     first = np.array([0, *rows_begun(problem)])
-    for cargo, stages in (("activation", first), ("gradient", [*(first - 1), model_stages(problem) - 1])):
+    for cargo, stages in (("activation", first), ("gradient", [*(first - 1), problem.model_stages - 1])):
         needs = passes_where(problem, "takes", cargo) & ~np.isin(p.stage, stages)
         needs[e.after[e.carrying(cargo)]] = False
         missing |= needs
@@ -226,7 +225,7 @@ class _Lowering:
             )
             for row, name in zip(rows, order, strict=True)
         ]
-        last = model_stages(self.step) - 1
+        last = self.step.model_stages - 1
         stages = tuple(s for s, ranks in enumerate(self.step.stage_ranks[: last + 1]) if rank in ranks)
         inputs, targets = (
             [row for row in rows if (self.taking[row] and p.stage[row] == stage) or HANDLERS[p[row].kind].reads == what]

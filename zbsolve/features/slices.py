@@ -20,7 +20,8 @@ from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
-from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, NotSliced, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from ..util.errors import Unfit
+from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import Apart, Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses
 
@@ -221,10 +222,10 @@ SLICES = Feature(
     },
     apart=(
         Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
-        Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", NotSliced),
+        Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", Unfit),
         Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
-        Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", NotSliced),
-        Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", NotSliced),
-        Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", NotSliced),
+        Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", Unfit),
+        Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", Unfit),
+        Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", Unfit),
     ),
 )

@@ -27,6 +27,10 @@ class BadInput(ZbsolveError):
     """A value, field or file that cannot be used."""
 
 
+class Unfit(BadInput):
+    """What a step is to have does not go with what else it has, or with its profile; a search goes on to others."""
+
+
 class CannotRead(BadInput):
     """A file that is not there, or that nobody may read."""
 
