@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kinds import TABLE
-from ..util.errors import BadInput
+from ..util.errors import BadInput, LostRank, RunFailed, one_line
 from .base.handler import Handler
 from .base.part import Data, Hooks, Part, RankState, Record, Run, asked
 from .base.program import Action, Message, Program
@@ -23,7 +23,6 @@ from .emulate import EmulatedDevice
 from .handlers import HANDLERS
 from .memory import LiveBytes
 from .slack import Slack
-from .transport.failure import LostRank, RunFailed, one_line
 
 Named = Sequence[tuple[str, nn.Parameter]]
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..util.errors import RunFailed
 from ..util.text import exact_bytes
 from .awaits import begins_and_ends
 from .base.program import Message, Program
 from .base.torch_private import TorchDispatchMode, storage_key, tree_leaves
 from .base.values import local
 from .handlers import HANDLERS
-from .transport.failure import RunFailed
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
