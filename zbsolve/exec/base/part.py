@@ -40,11 +40,13 @@ class Part:
     """A feature on one rank. name: as errors say it. marks: of this rank's device, where that is a GPU. no_capture: why
     steps with it are not captured as CUDA graphs. no_ahead: why no step begins before the optimizer's last one is
     validated. no_outputs: why no rank has the model's outputs. any_order: its results are the same in any order of passes
-    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it."""
+    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it.
+    rounding: what gradients may lose by it, as a share of a tensor's largest value: a check allows as much."""
 
     name, no_capture, no_ahead, no_outputs, any_order = "", "", "", "", False
     marks: Any = None
     place: int | None = None
+    rounding: float = 0.0
 
     def around(self, kind: str, run: Run) -> Run:
         """What runs passes of a kind in place of `run`: the same with what the feature does before and behind it."""
