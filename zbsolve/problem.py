@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
@@ -430,14 +430,9 @@ class Problem:
             head.append([[pool.name, pool.capacity] for pool in self.pools])
         if self.slice_lengths:
             head.append(self.slice_lengths)
-        if self.recomputed:
-            head.append({"recomputed": self.recomputed})
-        if self.slowdowns:
-            head.append({"slowdowns": sorted((pair.kind, pair.beside, pair.factor) for pair in self.slowdowns)})
-        if self.sizes:
-            head.append({"sizes": self.sizes})
-        if self.settings:
-            head.append({"settings": sorted(self.settings.items())})
+        slower, settings = sorted(astuple(pair) for pair in self.slowdowns), sorted(self.settings.items())
+        notes = {"recomputed": self.recomputed, "slowdowns": slower, "sizes": self.sizes, "settings": settings}
+        head += [{name: note} for name, note in notes.items() if note]
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -460,10 +455,8 @@ class Problem:
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
-            **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
-            **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
+            **{name: list(note) for name in ("slice_lengths", "recomputed", "sizes") if (note := getattr(self, name))},
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
-            **({"sizes": list(self.sizes)} if self.sizes else {}),
             **({"settings": dict(self.settings)} if self.settings else {}),
             "passes": problem_form.passes_as_json(self.passes),
             "edges": problem_form.edges_as_json(self.edges),

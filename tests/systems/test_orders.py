@@ -100,12 +100,16 @@ def test_presets_hold_for_any_number_of_microbatches(name, m):
     assert verify(problem, schedule) == ()
 
 
-def test_an_order_of_passes_that_are_not_there_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("row", "why"), [("0BW0", "schedule: pass 0BW0 is not in the problem"), ("0B0 0F0 0W0", "deadlock: 0B0 → 0F0 → 0B0")]
+)
+def test_a_wrong_order_is_named(row, why, monkeypatch):
     """Whoever writes an order reads whose it is; a search goes on without it."""
-    wrong = replace(system("gpipe"), name="mine", order=lambda problem: Schedule(problem, {"compute:0": ("0BW0",)}))
+    orders = {"compute:0": tuple(row.split()), "compute:1": ("1F0", "1B0", "1W0")}
+    wrong = replace(system("gpipe"), name="mine", order=lambda problem: Schedule(problem, orders))
     monkeypatch.setattr(table, "SYSTEMS", (*table.SYSTEMS, wrong))
-    problem = uniform("single", 2, 2)
-    with pytest.raises(BadInput, match=r"^mine: schedule: pass 0BW0 is not in the problem"):
+    problem = uniform("single", 2, 1)
+    with pytest.raises(BadInput, match=f"^mine: {why}"):
         preset("mine", problem)
     assert solve(problem, effort=0.1).certificate.gap == 0
 

@@ -22,7 +22,7 @@ from ..build.untrained import with_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..util.errors import BadInput, NotFound, prefixed
+from ..util.errors import BadInput, Deadlock, NotFound, prefixed
 from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
 from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes, without_shards
 
@@ -175,7 +175,11 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         order = _in_front(entry.order(with_backward(kept)), kept)
         with prefixed(entry.name):
             order.sequences  # noqa: B018 (raises for passes that are not there)
-        return with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
+        schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
+        schedule.timeline()  # kept there for who asked
+        return schedule
+    except Deadlock as error:
+        raise BadInput(f"{entry.name}: {error}") from None
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 
