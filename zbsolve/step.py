@@ -31,6 +31,7 @@ from .util.errors import BadInput, Infeasible, Unfit
 from .util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
+PLACEMENTS = f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"
 PARTITIONS = (
     "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4 or 5 4×6 5, Megatron's layout such as "
     "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
@@ -50,10 +51,6 @@ FUSED = (
 BLOCKING = "a rank computes nothing while it sends a message (default: as the profile's link says)"
 
 
-def _routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    return problem.model_routes
-
-
 def _blocking(problem: Problem) -> bool | None:
     """None where no message takes time: then the profile says whether messages block their sender."""
     known = problem.sending.any() or problem.edges.lag.any()
@@ -69,7 +66,7 @@ def _of_fields() -> str:
 PLAIN_FIELDS = (
     Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
-    Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=_routes),
+    Field("placement", "single", PLACEMENTS, closed="single", told=lambda problem: problem.model_routes),
     Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
     Field("memory", None, MEMORY, fixed="ranks have for activations"),
     Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),

@@ -26,6 +26,7 @@ LATER = {
     VOCABULARY: (UPDATES, SHARDING, OFFLOAD),
     OFFLOAD: (UPDATES, SHARDING),
     "slices": (UPDATES, SHARDING),
+    UPDATES: ("slices",),
 }
 
 
@@ -95,5 +96,5 @@ def check_apart(problem: Problem, feature: str) -> None:
     """Raise BadInput where a step has a feature that comes in behind this one (see `LATER`), or passes of several stages as
     one (see `joined`), of which no other feature knows what they are of."""
     for name in (*LATER.get(feature, ()), OVERLAP):
-        if problem.passes.that(feature=name).any():
+        if problem.passes.that(feature=name).any() or (name == "slices" and problem.slices > 1):
             raise BadInput(f"{feature}: the problem has {name} already: put {feature} in before")
