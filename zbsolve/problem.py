@@ -485,11 +485,9 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
-        cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
+        cuts, more = (tuple(form.slice_lengths), tuple(form.recomputed)), (tuple(form.slowdowns), tuple(form.sizes))
         with prefixed(where):
-            problem = cls(
-                passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes), form.settings
-            )
+            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, *more, form.settings)
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 
