@@ -83,6 +83,20 @@ class Format:
         trained = [leaf.gradient for leaf in self.tensors if leaf.trained]
         return Format(_dumped(tree_flatten(tuple(trained))[1]), tuple(trained))
 
+    def lacks(self, other: Format) -> bool:
+        """Is it `other` without some of its tensors?"""
+        pairs = [(a, b) for a, b in zip(self.leaves, other.leaves, strict=False) if a != b]
+        return self.structure == other.structure and len(self.leaves) == len(other.leaves) and all(a is None for a, _ in pairs)
+
+    def only(self, other: Format) -> Format:
+        """Without the tensors that `other` lacks."""
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return Format(self.structure, tuple(None if there is None else leaf for leaf, there in pairs))
+
+    def joined(self, other: Format) -> Format:
+        """With the tensors of both, which one of them may lack."""
+        return Format(self.structure, tuple(b if a is None else a for a, b in zip(self.leaves, other.leaves, strict=True)))
+
     @cached_property
     def tensors(self) -> tuple[TensorFormat, ...]:
         """The formats of its tensors, in order."""
@@ -122,6 +136,14 @@ class Format:
         for at, leaf, tensor in zip(self.offsets, self.tensors, tensors, strict=False):
             _part(row, at, leaf).copy_(tensor.detach())
         return row
+
+    def completed(self, value: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
+        """Gradients, with zeros for those that `value` lacks of this format."""
+
+        def zeros(leaf: Any) -> Tensor | None:
+            return None if leaf is None else torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+
+        return [zeros(leaf) if tensor is None else tensor for tensor, leaf in zip(value, self.leaves, strict=True)]
 
     def unpack(self, row: Tensor) -> Any:
         """The value that `pack` packed. Its tensors say whether they require a gradient, and each has memory of its own, so

@@ -26,6 +26,9 @@ POLL_SECONDS = 0.001  # between looks at what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
 
 
+Key = tuple[tuple[int, ...], int]  # a channel, and the number of an input's shape
+
+
 class HostRows:
     """How rows of bytes come and go, here between CPUs. What `reserve` gives is handed to `receive` and `take`. timeout: to
     wait for a message."""
@@ -142,7 +145,9 @@ class Mailbox:
 
     A message's format (structure, shapes, dtypes, what needs a gradient) is agreed once for each shape of input, which the
     first stage's rank numbers. The first activation of a number over a channel is preceded by its format, and both ends know
-    it from then on; that of its gradient follows from it. So receives can be posted ahead, also where microbatches differ.
+    it from then on. So receives can be posted ahead, also where microbatches differ. The first gradient is preceded by its
+    own, which says what nobody used: that has none, and nothing of it goes over the wire. Where one lacks something, so are
+    all others of that step, for microbatches may differ; later steps have what one of these had.
     """
 
     def __init__(
@@ -159,8 +164,10 @@ class Mailbox:
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
-        self._formats: dict[tuple[tuple[int, ...], int], Format] = {}
-        self._trained: dict[tuple[tuple[int, ...], int], Mapping[str, bool]] = {}
+        self._formats: dict[Key, Format] = {}
+        self._gradients: dict[Key, Format] = {}
+        self._lacking: set[Key] = set()  # in this step some had not all gradients
+        self._trained: dict[Key, Mapping[str, bool]] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
@@ -170,6 +177,7 @@ class Mailbox:
     def begin(self, numbers: Mapping[int, int]) -> None:
         """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
         self._numbers = numbers
+        self._lacking.clear()
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
@@ -229,15 +237,18 @@ class Mailbox:
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
-        agreed, form = self._agreed(message), Format.of(value)
+        agreed, form, key = self._agreed(message), Format.of(value), self._key(message)
+        right = self._formats[key].gradient if agreed is None and message.gradient else agreed
         try:
+            if right is not None and form != right:
+                if not (message.gradient and form.lacks(right)):
+                    raise BadInput(_unlike(form, right, self._trained.get(key, {}), self.trained()))
+                value = value if agreed is None else agreed.completed(value, self._device)
             if agreed is None:
                 header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
-                agreed = self._formats[self._key(message)] = form
-                self._trained[self._key(message)] = self.trained()
+                agreed = self._learned(message, form)
+                self._trained.setdefault(key, self.trained())
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
-            elif form != agreed:
-                raise BadInput(_unlike(form, agreed, self._trained.get(self._key(message), {}), self.trained()))
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise
@@ -262,7 +273,7 @@ class Mailbox:
     def size(self, message: Message) -> int:
         """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
         where sending copied it."""
-        agreed = self._agreed(message)
+        agreed = self._known_format(message)
         copied = message.source == self._wires.rank and self._wires.copies(message.destination)
         return 0 if agreed is None or copied else agreed.nbytes
 
@@ -277,27 +288,44 @@ class Mailbox:
         """Wait for what `tell` sent. Raises LostRank."""
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
-    def _key(self, message: Message) -> tuple[tuple[int, ...], int]:
+    def _key(self, message: Message) -> Key:
         return message.channel, self._numbers[message.part]
 
+    def _known_format(self, message: Message) -> Format | None:
+        return (self._gradients if message.gradient else self._formats).get(self._key(message))
+
     def _agreed(self, message: Message) -> Format | None:
-        known = self._formats.get(self._key(message))
-        return known.gradient if known is not None and message.gradient else known
+        """Its format; None: it is preceded by it."""
+        return None if message.gradient and self._key(message) in self._lacking else self._known_format(message)
+
+    def _learned(self, message: Message, form: Format) -> Format:
+        """Keep the format that precedes a message, at either end."""
+        key = self._key(message)
+        if not message.gradient:
+            self._formats[key] = form
+            return form
+        form = self._formats[key].gradient.only(form)
+        self._gradients[key] = form.joined(self._gradients.get(key, form))
+        if None in form.leaves:
+            self._lacking.add(key)
+        return form
 
     def _receive(self, message: Message, agreed: Format) -> None:
         self._posted[message] = self._rows.reserve(message, agreed.buffer(self._device)), agreed
 
     def _asked(self, message: Message) -> Format:
-        """The format of the first activation of its number, which comes before it."""
+        """The format that comes before it."""
         header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
-        known = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
-        return known
+        return self._learned(message, Format.loads(header.numpy().tobytes(), self._mesh))
 
 
 def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
     """What a format is, and was before for an input of the same number."""
     changed = [name for name, trained in now.items() if then.get(name, trained) != trained]
+    if agreed.lacks(made):
+        why = "what a layer uses depends on the data; have it use all of it, times 0 where that is to count for nothing"
+        return f"makes {made}, of which there was only {agreed} in the first step of such inputs: {why}"
     if str(made) != str(agreed) or [f.trained for f in made.tensors] == [f.trained for f in agreed.tensors]:
         return f"makes {made}, not {agreed} as before for an input of the same shape"
     word = "a" if sum(f.trained for f in made.tensors) > sum(f.trained for f in agreed.tensors) else "no"
