@@ -363,6 +363,15 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
     return captured
 
 
+def branches_on(mode: Any) -> list[str]:
+    """The inputs whose number a trace under `mode` has gone by, as of `if int(step)`: with another the graph is wrong.
+    (Of numbers that layers make, torch's tracers refuse that themselves.)"""
+    env = mode.shape_env
+    gone_by = {symbol for guard in env.guards for symbol in guard.expr.free_symbols} | env.replacements.keys()
+    names = [source.name for symbol, sources in env.var_to_sources.items() if symbol in gone_by for source in sources]
+    return [name for name in names if name.endswith(".item()")]
+
+
 def side_effects(warning: str) -> list[str]:
     """What a forward changes beside tensors, by a warning of `capture_block`; empty where it says nothing of that. Buffers
     are not among it: a graph returns them."""

@@ -146,6 +146,8 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
         if isinstance(error, private.NoOperations) and block.copied is not None:
             raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
+    if private.branches_on(joint.fake_mode):
+        raise Untraceable(f"{name}'s forward branches on a number in a tensor that it gets, which a graph would not do")
     effects = [text for warning in warned for text in private.side_effects(str(warning.message))]
     if changed := [effect for effect in effects if not effect.endswith(AS_BEFORE)]:
         whose = ", ".join(effect.replace("self.block", "self", 1) for effect in changed)

@@ -85,8 +85,8 @@ class Format:
 
     def lacks(self, other: Format) -> bool:
         """Is it `other` without some of its tensors?"""
-        pairs = [(a, b) for a, b in zip(self.leaves, other.leaves, strict=False) if a != b]
-        return self.structure == other.structure and len(self.leaves) == len(other.leaves) and all(a is None for a, _ in pairs)
+        pairs = zip(self.leaves, other.leaves, strict=False)
+        return self.structure == other.structure and all(a is None or a == b for a, b in pairs)
 
     def only(self, other: Format) -> Format:
         """Without the tensors that `other` lacks."""
