@@ -94,6 +94,25 @@ class Tied(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
+class Named(Tied):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = self.a
+
+
+class Giving(nn.Module):
+    """Hands parameters on: one as it is, and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.start = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer(x), self.start, self.start.expand(2, WIDTH), self.layer.weight.t()
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -125,6 +144,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "many tensors": (Many, many),
     "sums": (Sums, hidden),
     "tied": (Tied, hidden),
+    "one module, two names": (Named, hidden),
+    "parameters": (Giving, hidden),
     "embedding": (lambda: nn.Embedding(50, WIDTH), lambda: torch.randint(50, (2, 8))),
     "checkpointed": (Checkpointed, hidden),
     "compiled": (compiled, hidden),

@@ -392,10 +392,17 @@ def compiles(module: nn.Module) -> bool:
 
 
 def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
-    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data."""
+    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data. torch leaves
+    tensors of the trace in a module that has two names, so all are put back."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+    before = [(part, dict(part._parameters), dict(part._buffers)) for part in block.modules()]
+    try:
+        return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+    finally:
+        for part, parameters, buffers in before:
+            part._parameters.update(parameters)
+            part._buffers.update(buffers)
 
 
 def wrapped_values(joint: Any) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]], list[tuple[Any, Any]]]:
