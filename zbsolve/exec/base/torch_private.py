@@ -449,9 +449,12 @@ def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], leas
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:
-    """A graph as a function of one list, which it empties, so that each value goes when it was used last."""
+    """A graph as a function of one list, which it empties, so that each value goes when it was used last. Some kernels (a
+    batch norm's backward) give other strides than a trace knows of: there a view is a copy."""
     from torch.fx.graph import _BoxedCodeGen
 
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
     graph.graph.set_codegen(_BoxedCodeGen())
     graph.recompile()
     forward: Callable[[list[Any]], Any] = graph.forward
