@@ -502,7 +502,7 @@ STREAMS: dict[str, dict[str, Any]] = {  # of hidden states, which a model makes 
 def test_layers_of_several_streams_are_refused(name: str) -> None:
     if not hasattr(hugging_face(), name):
         pytest.skip(f"this version of transformers has no {name}")
-    why = "does more than its layers one after the other: they get .*, and without layers it makes .* of its words"
+    why = "does more than its layers one after the other: what they get is not what it makes .*, not "
     with pytest.raises(BadInput, match=why):
         load(f"hf:{name}{json.dumps(SIZES | STREAMS[name])}@length=8")
 

@@ -248,8 +248,9 @@ def _check_first(causal: Any, length: int) -> None:
     with torch.no_grad():
         y = inner_of(without_norm(causal))[1](input_ids=torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)[0]
     if not _same(x, y):
-        shapes = f"{tuple(x.shape)}, and without layers it makes {tuple(y.shape)} of its words"
-        raise BadInput(f"hf: {type(causal).__name__} does more than its layers one after the other: they get {shapes}")
+        shapes = "" if x.shape == y.shape else f": {tuple(x.shape)}, not {tuple(y.shape)}"
+        why = f"what they get is not what it makes of its words without them{shapes}"
+        raise BadInput(f"hf: {type(causal).__name__} does more than its layers one after the other: {why}")
 
 
 def _same(leaf: Any, other: Any) -> bool:
