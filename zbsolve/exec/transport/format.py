@@ -88,14 +88,9 @@ class Format:
         pairs = zip(self.leaves, other.leaves, strict=False)
         return self.structure == other.structure and all(a is None or a == b for a, b in pairs)
 
-    def only(self, other: Format) -> Format:
-        """Without the tensors that `other` lacks."""
-        pairs = zip(self.leaves, other.leaves, strict=True)
-        return Format(self.structure, tuple(None if there is None else leaf for leaf, there in pairs))
-
-    def joined(self, other: Format) -> Format:
-        """With the tensors of both, which one of them may lack."""
-        return Format(self.structure, tuple(b if a is None else a for a, b in zip(self.leaves, other.leaves, strict=True)))
+    def only(self, there: Sequence[int]) -> Format:
+        """Without the tensors that are not there. there: of each leaf, whether it is."""
+        return Format(self.structure, tuple(leaf if some else None for leaf, some in zip(self.leaves, there, strict=True)))
 
     @cached_property
     def tensors(self) -> tuple[TensorFormat, ...]:
@@ -137,13 +132,10 @@ class Format:
             _part(row, at, leaf).copy_(tensor.detach())
         return row
 
-    def completed(self, value: Iterable[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    def completed(self, value: Iterable[Tensor | None], device: torch.device) -> list[Tensor]:
         """Gradients, with zeros for those that `value` lacks of this format."""
-
-        def zeros(leaf: Any) -> Tensor | None:
-            return None if leaf is None else torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-
-        return [zeros(leaf) if tensor is None else tensor for tensor, leaf in zip(value, self.leaves, strict=True)]
+        pairs = zip(value, self.tensors, strict=True)
+        return [torch.zeros(f.shape, dtype=f.dtype, device=device) if given is None else given for given, f in pairs]
 
     def unpack(self, row: Tensor) -> Any:
         """The value that `pack` packed. Its tensors say whether they require a gradient, and each has memory of its own, so

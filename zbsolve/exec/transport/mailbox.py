@@ -145,9 +145,9 @@ class Mailbox:
 
     A message's format (structure, shapes, dtypes, what needs a gradient) is agreed once for each shape of input, which the
     first stage's rank numbers. The first activation of a number over a channel is preceded by its format, and both ends know
-    it from then on. So receives can be posted ahead, also where microbatches differ. The first gradient is preceded by its
-    own, which says what nobody used: that has none, and nothing of it goes over the wire. Where one lacks something, so are
-    all others of that step, for microbatches may differ; later steps have what one of these had.
+    it from then on. So receives can be posted ahead, also where microbatches differ. Of a gradient the first message is
+    preceded by a flag for each tensor: what nobody used has none, and nothing of it goes over the wire. Microbatches may
+    differ in that, so while some are not there, each is. Once all were, they are from then on, with zeros if need be.
     """
 
     def __init__(
@@ -166,7 +166,6 @@ class Mailbox:
         self._timeout = timedelta(seconds=timeout)
         self._formats: dict[Key, Format] = {}
         self._gradients: dict[Key, Format] = {}
-        self._lacking: set[Key] = set()  # in this step some had not all gradients
         self._trained: dict[Key, Mapping[str, bool]] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
@@ -177,7 +176,6 @@ class Mailbox:
     def begin(self, numbers: Mapping[int, int]) -> None:
         """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
         self._numbers = numbers
-        self._lacking.clear()
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
@@ -238,16 +236,19 @@ class Mailbox:
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
         agreed, form, key = self._agreed(message), Format.of(value), self._key(message)
-        right = self._formats[key].gradient if agreed is None and message.gradient else agreed
+        right = self._formats[key].gradient if message.gradient else agreed
         try:
             if right is not None and form != right:
                 if not (message.gradient and form.lacks(right)):
                     raise BadInput(_unlike(form, right, self._trained.get(key, {}), self.trained()))
                 value = value if agreed is None else agreed.completed(value, self._device)
             if agreed is None:
-                header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
+                if message.gradient:
+                    header = torch.tensor([leaf is not None for leaf in form.leaves], dtype=torch.uint8)
+                else:
+                    header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
+                    self._trained[key] = self.trained()
                 agreed = self._learned(message, form)
-                self._trained.setdefault(key, self.trained())
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
@@ -273,7 +274,7 @@ class Mailbox:
     def size(self, message: Message) -> int:
         """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
         where sending copied it."""
-        agreed = self._known_format(message)
+        agreed = self._last_format(message)
         copied = message.source == self._wires.rank and self._wires.copies(message.destination)
         return 0 if agreed is None or copied else agreed.nbytes
 
@@ -291,23 +292,26 @@ class Mailbox:
     def _key(self, message: Message) -> Key:
         return message.channel, self._numbers[message.part]
 
-    def _known_format(self, message: Message) -> Format | None:
+    @property
+    def lacks(self) -> str:
+        """Why each step has other messages than those of a program; "": it has not."""
+        some = any(None in form.leaves for form in self._gradients.values())
+        return "ranks tell each other which of a stage's outputs nobody used" if some else ""
+
+    def _last_format(self, message: Message) -> Format | None:
         return (self._gradients if message.gradient else self._formats).get(self._key(message))
 
     def _agreed(self, message: Message) -> Format | None:
-        """Its format; None: it is preceded by it."""
-        return None if message.gradient and self._key(message) in self._lacking else self._known_format(message)
+        """Its format; None: that comes before it."""
+        known = self._last_format(message)
+        return None if known is not None and message.gradient and None in known.leaves else known
 
     def _learned(self, message: Message, form: Format) -> Format:
-        """Keep the format that precedes a message, at either end."""
+        """Keep what came before a message, at either end."""
         key = self._key(message)
-        if not message.gradient:
-            self._formats[key] = form
-            return form
-        form = self._formats[key].gradient.only(form)
-        self._gradients[key] = form.joined(self._gradients.get(key, form))
-        if None in form.leaves:
-            self._lacking.add(key)
+        (self._gradients if message.gradient else self._formats)[key] = form
+        if not message.gradient and not form.gradient.leaves:
+            self._gradients[key] = form.gradient
         return form
 
     def _receive(self, message: Message, agreed: Format) -> None:
@@ -315,17 +319,16 @@ class Mailbox:
 
     def _asked(self, message: Message) -> Format:
         """The format that comes before it."""
-        header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
+        whole = self._formats[self._key(message)].gradient if message.gradient else None
+        header = torch.empty(FORMAT_BYTES if whole is None else len(whole.leaves), dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
-        return self._learned(message, Format.loads(header.numpy().tobytes(), self._mesh))
+        form = Format.loads(header.numpy().tobytes(), self._mesh) if whole is None else whole.only(header.tolist())
+        return self._learned(message, form)
 
 
 def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
     """What a format is, and was before for an input of the same number."""
     changed = [name for name, trained in now.items() if then.get(name, trained) != trained]
-    if agreed.lacks(made):
-        why = "what a layer uses depends on the data; have it use all of it, times 0 where that is to count for nothing"
-        return f"makes {made}, of which there was only {agreed} in the first step of such inputs: {why}"
     if str(made) != str(agreed) or [f.trained for f in made.tensors] == [f.trained for f in agreed.tensors]:
         return f"makes {made}, not {agreed} as before for an input of the same shape"
     word = "a" if sum(f.trained for f in made.tensors) > sum(f.trained for f in agreed.tensors) else "no"
