@@ -296,9 +296,10 @@ class VocabularyShard(Part):
             self.side.begin(action.name, lambda: None)
             return
         shape = *tokens.shape, shard.weight.shape[1]
-        sent = [self._scattered.pop(m)] if root == self.homes.rank else []
-        if sent and sent[0] is None:  # nobody used the vectors
-            sent = [shard.weight.new_zeros(shape, requires_grad=False)]
+        sent = list[Tensor]()
+        if root == self.homes.rank:
+            gradient = self._scattered.pop(m)  # None: nobody used the vectors
+            sent.append(shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient)
 
         def work() -> None:
             if not sent:
