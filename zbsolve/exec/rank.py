@@ -24,7 +24,7 @@ from .base.values import tensors_of
 from .device.capture import Captures
 from .device.rank_device import Marks, RankDevice, missing_bytes
 from .emulate import sleep_until
-from .feed import REFUSED, ShapeNumbers
+from .feed import NOT_COMPARED, REFUSED, ShapeNumbers
 from .handlers import HANDLERS
 from .interpreter import Interpreter
 from .memory import LiveBytes, Memory, predicted, predicted_host
@@ -78,7 +78,7 @@ class RankRunner:
         """What features have here."""
         return self.interpreter.state.parts
 
-    def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int]) -> StepResult:
+    def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int] = NOT_COMPARED) -> StepResult:
         """One step. memory: count bytes. given: `checksum` of this rank's inputs and of its targets, where compared.
         Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):

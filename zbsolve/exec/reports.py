@@ -46,7 +46,7 @@ class MeasuredStep:
 class Table:
     """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
     its program. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
-    launching takes others."""
+    launching takes others. Of no rows, where nobody asks for times, ranks tell their losses alone."""
 
     schedule: Schedule
     rows: Sequence[Ints]
@@ -115,7 +115,7 @@ class Reports:
     @cached_property
     def width(self) -> int:
         """Numbers that each rank sends to all."""
-        return HEAD_WORDS + (0 if self.view.part else 4 * max(len(rows) for rows in self.table.rows))
+        return HEAD_WORDS + (0 if self.view.part else 4 * max(map(len, self.table.rows), default=0))
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
@@ -130,15 +130,14 @@ class Reports:
         words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
         words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
         words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
-        row = torch.from_numpy(words)
-        return StepReport(self, *self.peers.wires.gather(row[: self.width]), row)
+        return StepReport(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words)
 
 
 class StepReport:
     """One step as all ranks saw it. It is complete after `wait`; all else waits for it. mine: what this rank reported, its
     head and its columns."""
 
-    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
+    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
         self.table = reports.table
 
@@ -151,9 +150,13 @@ class StepReport:
     @cached_property
     def loss(self) -> float:
         """The mean of the microbatches' losses."""
+        return self.total / self._reports.view.microbatches
+
+    @property
+    def total(self) -> float:
+        """The sum of all ranks' losses, the same bits on each."""
         self.wait()
-        total = float(self._everything[:, 1].contiguous().view(torch.float64).sum())
-        return total / self._reports.view.microbatches
+        return float(self._everything[:, 1].contiguous().view(torch.float64).sum())
 
     @cached_property
     def windows(self) -> Floats:
@@ -189,7 +192,7 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
-    bodies = gathered(wires, np.stack([step.mine.numpy() for step in steps]).tobytes())
+    bodies = gathered(wires, np.stack([step.mine for step in steps]).tobytes())
     losses = [step.loss for step in steps]
     if not bodies or schedule is None:
         return []
