@@ -120,12 +120,9 @@ class Wires:
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
         """Wait for a work object (None: it is done) that concerns `peer` (None: all ranks). Without a timeout this waits as
         long as the process group does. Raises LostRank."""
-        try:
+        with losing(peer):
             if work is not None:
                 _ = work.wait() if timeout is None else work.wait(timeout)
-        except Exception as error:
-            other = "" if peer is None else f"waiting for rank {peer}: "
-            raise LostRank(f"{other}{reason(error)}", peer) from None
 
     def gather(self, row: Tensor) -> tuple[Any, Tensor]:
         """Begin to tell all ranks a row of numbers. The work object, and what all of them tell once that is done, shape
@@ -253,6 +250,15 @@ def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
 
 
 @contextmanager
+def losing(peer: int | None) -> Iterator[None]:
+    """What a backend raises inside is that `peer` (None: any rank) is lost: raises LostRank."""
+    try:
+        yield
+    except Exception as error:
+        raise LostRank(f"{'' if peer is None else f'waiting for rank {peer}: '}{reason(error)}", peer) from None
+
+
+@contextmanager
 def waiting(what: str) -> Iterator[None]:
     """What a backend says of a lost rank, in a line that says of what: raises LostRank."""
     try:
@@ -283,18 +289,6 @@ def reason(error: BaseException) -> str:
 def broken(text: str) -> bool:
     """Does gloo say that a connection ended?"""
     return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
-
-
-def send_tensor(wires: Wires, tensor: Tensor, destination: int) -> None:
-    """Send a tensor outside of a step, through host memory. Raises LostRank."""
-    wires.wait(wires.control.send([tensor.detach().cpu().contiguous()], destination, BYTES), destination)
-
-
-def receive_tensor(wires: Wires, into: Tensor, source: int) -> None:
-    """What `send_tensor` sent. Raises LostRank."""
-    row = torch.empty_like(into, device=CPU, memory_format=torch.contiguous_format)
-    wires.wait(wires.control.recv([row], source, BYTES), source)
-    into.copy_(row)
 
 
 def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
