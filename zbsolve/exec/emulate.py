@@ -40,7 +40,7 @@ from .awaits import crossings
 from .base.program import Message
 from .handlers import passes_where
 from .transport.failure import LostRank
-from .transport.peers import Signals, shared_cells
+from .transport.peers import shared_cells
 from .transport.wires import Wires
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
@@ -55,8 +55,9 @@ class Times:
     device is busy meanwhile, and the message is there at its end. links: (before, after) → the time of the message between
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
     a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
-    other ranks that send no message, where ranks help each other. helping: passes that make another rank's attention.
-    parts: passes whose work the one behind them does. joined: sums of gradients that wait for passes of other ranks.
+    other ranks that send no message, where ranks help each other, or copies wait for each other's. helping: passes that make
+    another rank's attention. parts: passes whose work the one behind them does. joined: sums of gradients that wait for
+    passes of other ranks.
     """
 
     source: str
@@ -78,10 +79,12 @@ class Times:
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
         shared = [(problem.names[a], problem.names[b]) for a, b in crossings(schedule)]
-        for before, after in (*schedule.syncs, *shared):
+        for before, after in schedule.syncs:
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
+        for before, after in shared:
+            others.setdefault(after, []).append((before, 0))
         into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
         joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
@@ -111,7 +114,7 @@ class Times:
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
-        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, joined=joined)
+        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, others, joined=joined)
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
@@ -193,7 +196,6 @@ class EmulatedDevice:
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
-        self.signals: Signals | None = None  # where passes of several ranks tell each other that they have ended
         self._parts_length = 0  # of the parts right before a pass
 
     def begin(self) -> None:
@@ -224,11 +226,13 @@ class EmulatedDevice:
     def ready(self, name: str, arrival: int) -> int:
         """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
         the later of both."""
+        if name in self.times.side_streams:
+            return arrival
         helping, others = self.times.helping, self.times.others.get(name, ())
         # Behind which passes of other devices it really begins: helpers and what they help run together.
         parts = [] if name in helping else [other for other in others if other[0] not in helping]
         due = max(self._awaited(name), *map(self._ended, parts), 0)
-        if due == 0 or name in self.times.side_streams:
+        if due == 0:
             return arrival
         self.clock, self._first = max(self.clock, due), False
         return arrival if time.monotonic_ns() >= due else sleep_until(due)
@@ -237,8 +241,10 @@ class EmulatedDevice:
         """Run pass `name` of a side stream on its device, behind all that it waits for. When it starts and ends there,
         ns."""
         stream, row = self.times.side_streams[name], self._row[name]
-        start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began)
+        others = map(self._ended, self.times.others.get(name, ()))
+        start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began, *others)
         self._side_clocks[stream] = self.board.end[row] = end = start + self._length[name]
+        self.board.step[row] = self._step
         self.board.runs[row] += 1
         return start, end
 
