@@ -136,8 +136,7 @@ class Helping:
     def answer(self) -> Sequence[Tensor]:
         """Output and statistics, or gradients of queries, keys and values."""
         wires, limit = self.peers.wires, self.peers.timeout
-        tensors: Sequence[Tensor] = receive_value(wires, self.handed.rank, tag=self.tag + 1, timeout=limit)
-        return tensors
+        return receive_value(wires, self.handed.rank, tag=self.tag + 1, timeout=limit)
 
 
 def _attention(scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:

@@ -272,6 +272,5 @@ class Interpreter:
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
         """The trained parameters of the pass's stage, with what they are called."""
         if action.stage in self.state.stages:
-            named: list[tuple[str, torch.nn.Parameter]] = self.state.stages[action.stage].named_parameters()
-            return named
+            return self.state.stages[action.stage].named_parameters()
         return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]

@@ -205,8 +205,7 @@ def ranks_along(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
     """The ranks whose coordinates differ from this rank's along `names` alone, those of the outermost dimension slowest."""
     known = _checked(mesh)
     place: Any = tuple(slice(None) if name in names else mesh.get_local_rank(name) for name in known)
-    ranks: list[int] = mesh.mesh[place].reshape(-1).tolist()
-    return ranks
+    return mesh.mesh[place].reshape(-1).tolist()
 
 
 def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:

@@ -96,8 +96,7 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    worst: Verdict = max(verdicts, key=lambda other: (not other["passed"], other["worst"] / other["limit"]))
-    return worst
+    return max(verdicts, key=lambda other: (not other["passed"], other["worst"] / other["limit"]))
 
 
 def _reference(

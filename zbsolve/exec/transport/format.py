@@ -141,8 +141,7 @@ class Format:
     @cached_property
     def spec(self) -> TreeSpec:
         """The structure, as torch's pytrees know it."""
-        structure: TreeSpec = treespec_loads(self.structure or "")
-        return structure
+        return treespec_loads(self.structure or "")
 
     def text(self, mesh: DeviceMesh | None = None) -> bytes:
         """As JSON. mesh: the pipeline's. Raises BadInput for a DTensor that cannot be rebuilt at the other end."""
