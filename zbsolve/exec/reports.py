@@ -62,6 +62,26 @@ class Table:
         goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
         return cls(schedule, rows, goes_on, emulated, gpu)
 
+    @property
+    def width(self) -> int:
+        """Numbers that a rank's report has at least."""
+        return HEAD_WORDS + 4 * max(map(len, self.rows), default=0)
+
+    def words(self, record: Record, loss: torch.Tensor | None, offset: int = 0) -> Ints:
+        """A rank's report of a step. loss: the sum of its losses. offset: see `Reports`."""
+        last = record.launched if self.gpu else record.waited
+        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
+        if offset:
+            times = columns[: len(columns) - len(record.waited)]
+            times[times > 0] -= offset
+        n = len(record.start)
+        words = np.zeros(max(self.width, HEAD_WORDS + 4 * n), np.int64)
+        words[0] = columns[0]
+        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
+        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
+        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
+        return words
+
     def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """`StepReport.columns` of what all ranks reported, shape (ranks, width)."""
         problem = self.schedule.problem
@@ -115,21 +135,11 @@ class Reports:
     @cached_property
     def width(self) -> int:
         """Numbers that each rank sends to all."""
-        return HEAD_WORDS + (0 if self.view.part else 4 * max(map(len, self.table.rows), default=0))
+        return HEAD_WORDS if self.view.part else self.table.width
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
-        last = record.launched if self.table.gpu else record.waited
-        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
-        if self.offset:
-            times = columns[: len(columns) - len(record.waited)]
-            times[times > 0] -= self.offset
-        n = len(record.start)
-        words = np.zeros(max(self.width, HEAD_WORDS + 4 * n), np.int64)
-        words[0] = columns[0]
-        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
-        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
-        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
+        words = self.table.words(record, loss, self.offset)
         return StepReport(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words)
 
 
