@@ -124,7 +124,7 @@ class RankRunner:
             if memory:
                 self._mark_with(gpu.marks)
                 record, counted = self._metered(data, partial(gpu.begin, marks=gpu.marks, missing=missing))
-                self._end_launching(record)
+                self._end(record)
             else:
                 record = self.launch(data, gpu.marks, partial(gpu.begin, marks=gpu.marks, missing=missing))
         gpu.finish(record, gpu.marks)
@@ -151,7 +151,7 @@ class RankRunner:
         """Launch all of a step on the device; nothing waits for it. begin: what comes first."""
         self._mark_with(marks)
         record = self._passes(data, begin=begin)
-        self._end_launching(record)
+        self._end(record)
         return record
 
     def _mark_with(self, marks: Marks) -> None:
@@ -183,38 +183,33 @@ class RankRunner:
                 wait()
 
     def _end(self, record: Record) -> None:
-        """The passes have run: wait for what they began, and put everything in order for the next step. Passes that only
-        began work, or sums of gradients, end when those are done, on an emulated device after its time."""
+        """The passes have run, or are launched: wait for what they began, on a device by what comes next there, and put
+        everything in order for the next step. Passes that only began work, or sums of gradients, end when those are done, on
+        an emulated device after its time."""
         if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
             self.mailbox.flush()
+        if self.ahead is None and self.gpu is None:
             self._hear_last()
-        emulated = self.interpreter.hooks.emulated
+        emulated, later = self.interpreter.hooks.emulated, dict[int, Any]()
         for i, action, done in self.interpreter.ended():
             if emulated is None:
-                record.end[i] = max(record.end[i], done)
+                later[i] = done
             elif TABLE[action.kind].together:
                 record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()
         sums = self._sums()
-        for i, action in enumerate(self.interpreter.program.actions):
-            if HANDLERS[action.kind].ends_with_step:
-                record.end[i] = max(record.end[i], sums.get(action.stage, 0))
-                if emulated is not None and action.name in emulated.times.joined:
-                    record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
-
-    def _end_launching(self, record: Record) -> None:
-        """On a device: what comes next there is behind all that the passes began."""
-        self.mailbox.flush()
-        for i, _, done in self.interpreter.ended():
-            if not isinstance(done, int):
-                record.later[i] = done
-        sums, actions = self._sums(), self.interpreter.program.actions
         for wait in self._waits if self.captures is not None else ():
             wait()  # what a graph began it must end
-        record.later |= {
-            i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
-        }
+        for i, action in enumerate(self.interpreter.program.actions):
+            if HANDLERS[action.kind].ends_with_step and action.stage in sums:
+                later[i] = sums[action.stage]
+            if emulated is not None and action.name in emulated.times.joined:
+                later[i] = max(later.get(i, 0), sleep_until(emulated.run_on_side_stream(action.name)[1]))
+        if self.gpu is None:
+            record.end = [max(end, later.get(i, 0)) for i, end in enumerate(record.end)]
+        else:
+            record.later |= {i: mark for i, mark in later.items() if not isinstance(mark, int)}
 
     def _sums(self) -> Mapping[int, Any]:
         """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
