@@ -41,7 +41,7 @@ from .base.program import Message
 from .handlers import passes_where
 from .transport.failure import LostRank
 from .transport.peers import shared_cells
-from .transport.wires import Wires
+from .transport.wires import Wires, came_true
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
 LOOK_SECONDS = 5e-5  # between two looks at what another device says
@@ -288,11 +288,9 @@ class EmulatedDevice:
 
     def _ended(self, before: tuple[str, int]) -> int:
         """When a pass of another device that sends no message is over in this step, and its lag, ns."""
-        row, until = self._row[before[0]], time.monotonic() + self.seconds
-        while self.board.step[row] < self._step:
-            if time.monotonic() > until:
-                raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
-            time.sleep(LOOK_SECONDS)
+        row = self._row[before[0]]
+        if not came_true(lambda: bool(self.board.step[row] >= self._step), self.seconds, LOOK_SECONDS):
+            raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
         return int(self.board.end[row]) + before[1] * 1000
 
     def _awaited(self, name: str) -> int:

@@ -28,7 +28,7 @@ DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
 ABORT_SECONDS = 10.0  # for communicators to end
-POLL_SECONDS = 1e-4
+SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at what is waited for, first and at last
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,20 @@ def digest(content: str) -> int:
 def passed(device: torch.device, timeout: timedelta) -> None:
     """Wait until a GPU is behind all that was launched on its current stream. Raises TimeoutError. (To wait for the device
     itself has no end where another rank is gone.)"""
-    event, until = torch.cuda.current_stream(device).record_event(), time.monotonic() + timeout.total_seconds()
-    while not event.query():
+    event = torch.cuda.current_stream(device).record_event()
+    if not came_true(event.query, timeout.total_seconds()):
+        raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
+
+
+def came_true(done: Callable[[], bool], seconds: float, longest: float = LONGEST) -> bool:
+    """Wait for what nothing wakes a thread for: is it so within this time? longest: seconds between two looks at last."""
+    pause, until = min(SHORTEST, longest), time.monotonic() + seconds
+    while not done():
         if time.monotonic() > until:
-            raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
-        time.sleep(POLL_SECONDS)
+            return False
+        time.sleep(pause)
+        pause = min(1.5 * pause, longest)
+    return True
 
 
 def connect(groups: Iterable[Any], device: torch.device, timeout: timedelta) -> None:
