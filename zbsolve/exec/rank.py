@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ..kinds import TABLE
-from ..schedule import Schedule
 from ..timeline import Timeline
 from ..util.errors import BadInput
 from .ahead import Ahead
@@ -58,7 +57,6 @@ class RankRunner:
     that. gpu: the device, where that is one; captures: its graphs, where steps are captured. last: what all ranks saw of the
     last step."""
 
-    schedule: Schedule
     module: nn.Module
     peers: Peers
     mailbox: Mailbox
@@ -119,21 +117,18 @@ class RankRunner:
             record.launched = [replaying] * len(record.marks)
             self.mailbox.flush()  # what ranks told each other before the step
             return record, None
-        counted = None
+        begin = partial(gpu.begin, marks=gpu.marks, missing=missing)
         with nullcontext() if captures is None else captures.watch(data):
-            if memory:
-                self._mark_with(gpu.marks)
-                record, counted = self._metered(data, partial(gpu.begin, marks=gpu.marks, missing=missing))
-                self._end(record)
-            else:
-                record = self.launch(data, gpu.marks, partial(gpu.begin, marks=gpu.marks, missing=missing))
+            self._mark_with(gpu.marks)
+            record, counted = self._metered(data, begin) if memory else (self._passes(data, begin=begin), None)
+            self._end(record)
         gpu.finish(record, gpu.marks)
         return record, None if counted is None else replace(counted, device=gpu.peak)
 
     def switch(self, view: StepView, programs: Sequence[Program]) -> None:
         """Between two steps: run another order from now on."""
         program, interpreter = programs[self.peers.wires.rank], self.interpreter
-        self.schedule, interpreter.program = view.schedule, program
+        interpreter.program = program
         self.mailbox.expect(program.incoming)
         self.reports = self.reports.of(view, programs)
         if interpreter.slack is not None:
@@ -147,10 +142,10 @@ class RankRunner:
             refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
-    def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:
-        """Launch all of a step on the device; nothing waits for it. begin: what comes first."""
+    def launch(self, data: Data, marks: Marks) -> Record:
+        """Launch all of a step on the device; nothing waits for it."""
         self._mark_with(marks)
-        record = self._passes(data, begin=begin)
+        record = self._passes(data)
         self._end(record)
         return record
 
@@ -249,6 +244,7 @@ class RankRunner:
             local = message.source == message.destination
             return self.interpreter.handed_bytes[message.after] if local else self.mailbox.size(message)
 
-        host = predicted_host(self.schedule.problem, program) if record.host else ()
-        held = predicted(self.schedule, program, size)
+        schedule = self.reports.view.schedule
+        host = predicted_host(schedule.problem, program) if record.host else ()
+        held = predicted(schedule, program, size)
         return record, Memory(names, tuple(record.held), held, meter.most, tuple(record.host), host)

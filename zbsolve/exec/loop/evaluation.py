@@ -161,7 +161,6 @@ def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
     features = [part for feature in pipeline.parts if (part := feature.for_forwards(stages)) is not None]
     hooks = Hooks(announce=known.announce, watch=known.watch)
     return RankRunner(
-        schedule=view.schedule,
         module=pipeline.module,
         peers=peers,
         mailbox=mailbox,
