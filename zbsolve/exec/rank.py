@@ -197,14 +197,15 @@ class RankRunner:
         for wait in self._waits if self.captures is not None else ():
             wait()  # what a graph began it must end
         for i, action in enumerate(self.interpreter.program.actions):
-            if HANDLERS[action.kind].ends_with_step and action.stage in sums:
-                later[i] = sums[action.stage]
-            if emulated is not None and action.name in emulated.times.joined:
-                later[i] = max(later.get(i, 0), sleep_until(emulated.run_on_side_stream(action.name)[1]))
-        if self.gpu is None:
-            record.end = [max(end, later.get(i, 0)) for i, end in enumerate(record.end)]
-        else:
-            record.later |= {i: mark for i, mark in later.items() if not isinstance(mark, int)}
+            if HANDLERS[action.kind].ends_with_step:
+                later[i] = sums.get(action.stage, 0)
+                if emulated is not None and action.name in emulated.times.joined:
+                    later[i] = max(later[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
+        for i, done in later.items():
+            if self.gpu is None:
+                record.end[i] = max(record.end[i], done)
+            elif not isinstance(done, int):
+                record.later[i] = done
 
     def _sums(self) -> Mapping[int, Any]:
         """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
