@@ -144,8 +144,9 @@ def _attention(scale: float, mask: Tensor | None, query: Tensor, key: Tensor, va
 
 
 def _gradients(
-    scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, out: Tensor, lse: Tensor
+    scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *of_whole: Tensor
 ) -> Sequence[Tensor]:
+    gradient, out, lse = of_whole
     return partial_gradients(gradient, Attended(out, lse), query, key, value, Scores(scale, False, mask))
 
 
