@@ -61,7 +61,7 @@ class Spread:
         modules = dict(zip(numbers, layers, strict=True))
         if model.parallelize is not None:
             names = {i: str(i) for i in numbers}
-            modules, _ = parallelized({0: list(numbers)}, modules, names, self.mesh, model.parallelize)
+            modules = parallelized({0: list(numbers)}, modules, names, self.mesh, model.parallelize)
         for group in model.tied:
             tie(modules, group)
         return [modules[i] for i in numbers]

@@ -43,7 +43,6 @@ def connected(
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
     table = Table.of(view.schedule, own.programs, emulate is not None, gpu is not None)
     return RankRunner(
-        schedule=view.schedule,
         module=own.module,
         peers=peers,
         mailbox=mailbox,

@@ -9,13 +9,12 @@ for what the helper's rank does next: that goes on, and a thread serves, no earl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..build.attention_exchange import HandedOver, handed_over
@@ -28,21 +27,21 @@ from .base.program import Action
 from .connecting import Connecting
 from .slices.attention import Attended, Scores, partial_attention, partial_gradients, scale_of
 from .slices.stage import Slices
-from .transport.format import FORMAT_BYTES, Format
+from .transport.format import begin_value, receive_value
 from .transport.peers import Peers
-from .transport.wires import CPU, reason
+from .transport.wires import Wires
 
 HELPS = {"FH": ("F",), "BH": ("B", "BW")}  # kind of helper → of the passes that it helps
 FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
 
 
 class AttentionPeers(Part):
-    """One rank's exchange, over the wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
+    """One rank's exchange, over the plain wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
 
     name = "attention exchange"
 
-    def __init__(self, peers: Peers, problem: Problem) -> None:
-        self.peers, self.wires, self.timeout = peers, peers.wires, peers.timeout
+    def __init__(self, peers: Peers, wires: Wires, problem: Problem) -> None:
+        self.peers, self.wires, self.timeout = peers, wires, peers.timeout
         self.handed, self.homes = handed_over(problem), problem.routes[0]
         self._tags = {at: FIRST_TAG + 2 * i for i, at in enumerate(self.handed)}
         self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each that is asked
@@ -55,7 +54,7 @@ class AttentionPeers(Part):
             return None
         if c.device.type != "cpu":
             raise BadInput(f"Pipeline: attention for other ranks runs on CPUs alone, and this is the device {c.device}")
-        return cls(c.peers, c.problem)
+        return cls(c.peers, c.wires, c.problem)
 
     def around(self, kind: str, run: Run) -> Run:
         """While a pass runs that has a helper, its slices ask that one for a part of their attention."""
@@ -82,15 +81,15 @@ class AttentionPeers(Part):
         handed, tag = self.handed[at], self._tags[at]
         helping = Helping(self, handed, tag)
         yield helping
-        helping.sent += self.send(handed.rank, tag, None)
+        helping.sent += self.send(handed.rank, tag, None)  # nothing more comes
         for work, _ in helping.sent:
             self.wires.wait(work, handed.rank, self.timeout)
 
     def serve(self, stage: int, part: int, backward: bool) -> None:
         """Make what the stage's rank asks for, until its pass is over."""
         home, tag, sent = self.homes[stage], self._tags[stage, part, backward], list[Any]()
-        while (given := self.receive(home, tag)) is not None:
-            sent += self.send(home, tag + 1, _gradients(given) if backward else _attention(given))
+        while (given := receive_value(self.wires, home, tag=tag, timeout=self.timeout)) is not None:
+            sent += self.send(home, tag + 1, (_gradients if backward else _attention)(*given))
         for work, _ in sent:
             self.wires.wait(work, home, self.timeout)
 
@@ -120,27 +119,9 @@ class AttentionPeers(Part):
             raise self.peers.thread_error
         return 0
 
-    def send(self, rank: int, tag: int, tensors: Sequence[Tensor] | None) -> list[tuple[Any, Tensor]]:
-        """Begin to send tensors, all as one message behind what says their sizes, or that nothing more comes. What is under
-        way, with what must stay until then."""
-        value, form = list(tensors or ()), None if tensors is None else Format.of(list(tensors))
-        text = b" " * FORMAT_BYTES if form is None else form.dumps()
-        head = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        rows = [head] if form is None else [head, form.pack(value, CPU)]
-        return [(_begun(self.wires.control.send, row, rank, tag), row) for row in rows]
-
-    def receive(self, rank: int, tag: int) -> list[Tensor] | None:
-        """The tensors that come next; None: nothing more."""
-        head = torch.zeros(FORMAT_BYTES, dtype=torch.uint8)
-        self.wires.wait(_begun(self.wires.control.recv, head, rank, tag), rank, self.timeout)
-        text = head.numpy().tobytes().strip()
-        if not text:
-            return None
-        form = Format.loads(text)
-        row = form.buffer(CPU)
-        self.wires.wait(_begun(self.wires.control.recv, row, rank, tag), rank, self.timeout)
-        tensors: list[Tensor] = form.unpack(row)
-        return tensors
+    def send(self, rank: int, tag: int, value: Any) -> list[tuple[Any, Tensor]]:
+        """Begin to send a value (see `begin_value`)."""
+        return begin_value(self.wires, value, rank, tag=tag)
 
 
 class Helping:
@@ -152,39 +133,24 @@ class Helping:
     def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
         """Ask for the attention of queries to keys and values, or with more (the gradient of the whole's output, that and
         its statistics) for the gradients."""
-        self.sent += self.peers.send(self.handed.rank, self.tag, asked(query, key, value, scores, more))
+        asked = scale_of(query, scores), scores.mask, query, key, value, *more
+        self.sent += self.peers.send(self.handed.rank, self.tag, asked)
 
-    def answer(self) -> list[Tensor]:
+    def answer(self) -> Sequence[Tensor]:
         """Output and statistics, or gradients of queries, keys and values."""
-        return self.peers.receive(self.handed.rank, self.tag + 1) or []
+        wires, limit = self.peers.wires, self.peers.timeout
+        return receive_value(wires, self.handed.rank, tag=self.tag + 1, timeout=limit)
 
 
-def _begun(begin: Callable[[list[Tensor], int, int], Any], tensor: Tensor, rank: int, tag: int) -> Any:
-    """A message that is sent or received from now on: the work object. Raises LostRank."""
-    try:
-        return begin([tensor], rank, tag)
-    except Exception as error:
-        raise LostRank(f"waiting for rank {rank}: {reason(error)}", rank) from None
+def _attention(scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+    return tuple(partial_attention(query, key, value, Scores(scale, False, mask)))
 
 
-def asked(query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> list[Tensor]:
-    """What is asked for (see `Helping.ask`), as tensors."""
-    scale = torch.tensor([scale_of(query, scores)], dtype=torch.float64)
-    return [scale, query, key, value, *more, *([] if scores.mask is None else [scores.mask])]
-
-
-def _scores(scale: Tensor, mask: Sequence[Tensor]) -> Scores:
-    return Scores(float(scale), False, mask[0] if mask else None)
-
-
-def _attention(given: Sequence[Tensor]) -> Attended:
-    scale, query, key, value, *mask = given
-    return partial_attention(query, key, value, _scores(scale, mask))
-
-
-def _gradients(given: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    scale, query, key, value, gradient, out, lse, *mask = given
-    return partial_gradients(gradient, Attended(out, lse), query, key, value, _scores(scale, mask))
+def _gradients(
+    scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *of_whole: Tensor
+) -> Sequence[Tensor]:
+    gradient, out, lse = of_whole
+    return partial_gradients(gradient, Attended(out, lse), query, key, value, Scores(scale, False, mask))
 
 
 def _check_help(graph: Graph, rows: Ints) -> None:

@@ -50,8 +50,7 @@ class Own:
     """What one rank makes by itself. programs: of the ranks whose passes it sees. counts: layers of each stage. layers: this
     rank's, by number; module: the same under their names in the whole model. tied: groups of places that hold one parameter.
     names: of all layers in the whole model. loss: of the last stage; None: nobody gave one, or a feature makes it.
-    stage_modules: what `parallelize` made of each stage, where there is one. alone: no other rank takes part in a layer's
-    forward. made: what features made of the model, by type."""
+    alone: no other rank takes part in a layer's forward. made: what features made of the model, by type."""
 
     view: StepView
     programs: tuple[Program, ...]
@@ -62,7 +61,6 @@ class Own:
     tied: tuple[Sequence[Place], ...]
     names: Sequence[str]
     loss: Loss | None
-    stage_modules: Mapping[int, nn.Module] = field(default_factory=dict)
     alone: bool = True
     made: Mapping[type, Any] = field(default_factory=dict)
 

@@ -39,8 +39,8 @@ from ..util.errors import BadInput, LostRank, prefixed
 from .awaits import crossings
 from .base.program import Message
 from .handlers import passes_where
-from .transport.peers import Signals, shared_cells
-from .transport.wires import Wires
+from .transport.peers import shared_cells
+from .transport.wires import Wires, came_true
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
 LOOK_SECONDS = 5e-5  # between two looks at what another device says
@@ -54,8 +54,9 @@ class Times:
     device is busy meanwhile, and the message is there at its end. links: (before, after) → the time of the message between
     them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
     a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
-    other ranks that send no message, where ranks help each other. helping: passes that make another rank's attention.
-    parts: passes whose work the one behind them does. joined: sums of gradients that wait for passes of other ranks.
+    other ranks that send no message, where ranks help each other, or copies wait for each other's. helping: passes that make
+    another rank's attention. parts: passes whose work the one behind them does. joined: sums of gradients that wait for
+    passes of other ranks.
     """
 
     source: str
@@ -77,10 +78,12 @@ class Times:
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
         shared = [(problem.names[a], problem.names[b]) for a, b in crossings(schedule)]
-        for before, after in (*schedule.syncs, *shared):
+        for before, after in schedule.syncs:
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
+        for before, after in shared:
+            others.setdefault(after, []).append((before, 0))
         into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
         joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
@@ -110,7 +113,7 @@ class Times:
         missing = next((name for name in passes if name not in other_passes), None)
         if missing is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
-        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, joined=joined)
+        return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, others, joined=joined)
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
@@ -192,7 +195,6 @@ class EmulatedDevice:
         self._length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
-        self.signals: Signals | None = None  # where passes of several ranks tell each other that they have ended
         self._parts_length = 0  # of the parts right before a pass
 
     def begin(self) -> None:
@@ -223,11 +225,13 @@ class EmulatedDevice:
     def ready(self, name: str, arrival: int) -> int:
         """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
         the later of both."""
+        if name in self.times.side_streams:
+            return arrival
         helping, others = self.times.helping, self.times.others.get(name, ())
         # Behind which passes of other devices it really begins: helpers and what they help run together.
         parts = [] if name in helping else [other for other in others if other[0] not in helping]
         due = max(self._awaited(name), *map(self._ended, parts), 0)
-        if due == 0 or name in self.times.side_streams:
+        if due == 0:
             return arrival
         self.clock, self._first = max(self.clock, due), False
         return arrival if time.monotonic_ns() >= due else sleep_until(due)
@@ -236,8 +240,10 @@ class EmulatedDevice:
         """Run pass `name` of a side stream on its device, behind all that it waits for. When it starts and ends there,
         ns."""
         stream, row = self.times.side_streams[name], self._row[name]
-        start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began)
+        others = map(self._ended, self.times.others.get(name, ()))
+        start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began, *others)
         self._side_clocks[stream] = self.board.end[row] = end = start + self._length[name]
+        self.board.step[row] = self._step
         self.board.runs[row] += 1
         return start, end
 
@@ -281,11 +287,9 @@ class EmulatedDevice:
 
     def _ended(self, before: tuple[str, int]) -> int:
         """When a pass of another device that sends no message is over in this step, and its lag, ns."""
-        row, until = self._row[before[0]], time.monotonic() + self.seconds
-        while self.board.step[row] < self._step:
-            if time.monotonic() > until:
-                raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
-            time.sleep(LOOK_SECONDS)
+        row = self._row[before[0]]
+        if not came_true(lambda: bool(self.board.step[row] >= self._step), self.seconds, LOOK_SECONDS):
+            raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
         return int(self.board.end[row]) + before[1] * 1000
 
     def _awaited(self, name: str) -> int:

@@ -19,7 +19,6 @@ from .base.program import Action, Message, Program
 from .base.torch_private import profiler_enabled
 from .base.values import bytes_of, tensors_of
 from .device.rank_device import Marks
-from .emulate import EmulatedDevice
 from .handlers import HANDLERS
 from .memory import LiveBytes
 from .slack import Slack
@@ -213,7 +212,7 @@ class Interpreter:
             record.marks.append((begun, self.marks.mark()))  # type: ignore[union-attr]
         end = time.monotonic_ns()
         if (device := hooks.emulated) and not (TABLE[action.kind].together or action.name in device.times.joined):
-            start, end = self._emulated(device, action, start)
+            start, end = device.finish(action.name, start)
         if hooks.watch:
             self._look(handler, action, output)
         if self.slack is not None:
@@ -238,18 +237,6 @@ class Interpreter:
             self._now = early.name
             slack.early[early.name] = self._ran(early)
             self._now = name
-
-    def _emulated(self, device: EmulatedDevice, action: Action, start: int) -> tuple[int, int]:
-        """When the pass, whose real work is done, started and ended on its device."""
-        signals = device.signals
-        if signals is None:
-            return device.finish(action.name, start)
-        for name in action.hears:
-            signals.hear(name, signals.step)
-        times = device.finish(action.name, start)
-        if action.tells:
-            signals.tell(action.name, signals.step)
-        return times
 
     def _input(self, action: Action) -> tuple[Any, Any, int]:
         """What the pass takes, when all of it was here, and how long this rank waited for it, ns. On a GPU, when its first
@@ -284,6 +271,5 @@ class Interpreter:
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
         """The trained parameters of the pass's stage, with what they are called."""
         if action.stage in self.state.stages:
-            named: list[tuple[str, torch.nn.Parameter]] = self.state.stages[action.stage].named_parameters()
-            return named
+            return self.state.stages[action.stage].named_parameters()
         return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]

@@ -166,7 +166,7 @@ class _Lowering:
     """What is seen of a step on its way to programs. orders: each rank's passes in order. messages: as `handover` has them.
     takes: pass → the message with its input; sides: pass → those with side inputs; gives: pass → the messages that its
     output goes to. companions: (stage, part) → the kinds of its passes. makers: pass → those passes before it whose work is
-    released (see `Handler.release`); made: the stages that have such. hears, tells, going_on: see `Action`. received: where
+    released (see `Handler.release`); made: the stages that have such. hears, going_on: see `Action`. received: where
     the receive of each message begins; turn: message → its place in the one order of all ranks (see `awaits`)."""
 
     def __init__(self, view: StepView) -> None:
@@ -187,9 +187,8 @@ class _Lowering:
         self.turn = dict(zip(self.messages, sent.tolist(), strict=True))
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)
-        self.hears, crossing = defaultdict[int, list[str]](list), crossings(schedule)
-        self.tells = {before for before, _ in crossing}
-        for before, after in crossing:
+        self.hears = defaultdict[int, list[str]](list)
+        for before, after in crossings(schedule):
             self.hears[after].append(self.problem.names[before])
         self.taking = passes_where(self.problem, "takes", "activation")
         self.adding, self.weighted = passes_where(self.problem, "adds_gradients"), passes_where(self.problem, "uses_weights")
@@ -274,7 +273,6 @@ class _Lowering:
             sends=tuple(m for m in given if m.destination != this_pass.rank),
             hands=tuple(m for m in given if m.destination == this_pass.rank and not m.beside),
             hears=tuple(self.hears.get(row, ())),
-            tells=row in self.tells,
             stream=this_pass.streams[0],
             share=float(self.shares[row]),
             goes_on=bool(self.going_on[row]),

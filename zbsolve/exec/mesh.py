@@ -205,8 +205,7 @@ def ranks_along(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
     """The ranks whose coordinates differ from this rank's along `names` alone, those of the outermost dimension slowest."""
     known = _checked(mesh)
     place: Any = tuple(slice(None) if name in names else mesh.get_local_rank(name) for name in known)
-    ranks: list[int] = mesh.mesh[place].reshape(-1).tolist()
-    return ranks
+    return mesh.mesh[place].reshape(-1).tolist()
 
 
 def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
@@ -242,11 +241,11 @@ def parallelized(
     names: Mapping[int, str],
     mesh: PipelineMesh,
     parallelize: Parallelize,
-) -> tuple[dict[int, nn.Module], dict[int, nn.Module]]:
-    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage, and the stages themselves. stages:
-    stage → its layers' numbers. names: of the layers in the whole model. Raises BadInput naming the stage where the function
-    raises, or gives a module without the stage's layers."""
-    parallel, modules = dict(layers), dict[int, nn.Module]()
+) -> dict[int, nn.Module]:
+    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage. stages: stage → its layers' numbers.
+    names: of the layers in the whole model. Raises BadInput naming the stage where the function raises, or gives a module
+    without the stage's layers."""
+    parallel = dict(layers)
     for stage, numbers in stages.items():
         module: nn.Module = nn.Sequential(OrderedDict((names[i], parallel[i]) for i in numbers))
         where = f"stage {stage}{mesh.coordinate and f' ({mesh.coordinate})'}"
@@ -256,12 +255,12 @@ def parallelized(
             raise BadInput(f"{where}: parallelize raised {raised(error)}") from error
         if answer is not None and not isinstance(answer, nn.Module):
             raise BadInput(f"{where}: parallelize returned a {type(answer).__name__}: it must be a module, or None")
-        modules[stage] = module if answer is None else answer
-        children = children_of(modules[stage])
+        made = module if answer is None else answer
+        children = children_of(made)
         for i in numbers:
             layer = children.get(names[i])
             if layer is None:
-                kind = type(modules[stage]).__name__
+                kind = type(made).__name__
                 raise BadInput(f"{where}: parallelize gave a {kind} without layer '{names[i]}': wrap layers, not the stage")
             parallel[i] = layer
-    return parallel, modules
+    return parallel

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from torch import nn
 from ..models.model import Model, Place, share
 from ..models.sides import names_of
 from ..schedule import Schedule
-from ..timeline import Floats, Timeline
+from ..timeline import Timeline
 from ..util.errors import BadInput
-from .base.part import Hooks, RankState, Record, sum_of
+from .base.part import Hooks, RankState, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .choices import Row
@@ -30,7 +30,7 @@ from .layers import build, check_untrained, forwards_alone, layer_counts, layer_
 from .lowering import lower
 from .memory import LiveBytes, Memory, predicted
 from .own import stages_of
-from .reports import MeasuredStep
+from .reports import MeasuredStep, Table
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, check_sliced, sliced_loss
@@ -42,19 +42,18 @@ from .work import WorkBeside
 
 @dataclass(frozen=True)
 class Ran(MeasuredStep):
-    """One step; no host time is known. memory: each rank's, where it was asked for. records: of each rank."""
+    """One step. memory: each rank's, where it was asked for."""
 
     memory: tuple[Memory, ...]
-    records: tuple[Record, ...] = field(repr=False)
 
 
 class DeviceCopies:
     """Messages between the ranks of one device, a copy each. meters: one a rank, or none; a copy counts where it goes to.
-    waiting: copies that nobody took yet."""
+    waiting: copies that nobody took yet, and when they were made, monotonic ns."""
 
     def __init__(self) -> None:
         self.meters: Sequence[LiveBytes] = ()
-        self.waiting: dict[Message, Any] = {}
+        self.waiting: dict[Message, tuple[Any, int]] = {}
 
     def post(self, message: Message) -> None:
         """There is nothing to do ahead."""
@@ -67,15 +66,15 @@ class DeviceCopies:
 
     def send(self, message: Message, value: Any) -> None:
         """Make the copy on the sender's stream, at the end of its pass."""
-        self.waiting[message] = copied(value)
-        for copy in tensors_of(self.waiting[message]):
+        self.waiting[message] = copied(value), time.monotonic_ns()
+        for copy in tensors_of(self.waiting[message][0]):
             if self.meters:
                 self.meters[message.source].ignore([copy])
                 self.meters[message.destination].add(copy)
 
     def take(self, message: Message) -> tuple[Any, int]:
-        """The copy, and 0: the streams say when it was there."""
-        return self.waiting.pop(message), 0
+        """The copy, and when it was there."""
+        return self.waiting.pop(message)
 
 
 class OneDevice:
@@ -133,7 +132,7 @@ class OneDevice:
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for own in reversed(self.parts) for i, layer in own.items()}
         self.modules = [nn.ModuleList(own.values()) for own in self.parts]
-        self.order = _in_order(schedule, self.interpreters)
+        self.order, self.table = _in_order(schedule, self.interpreters), Table.of(schedule, programs, emulated=False)
 
     def wait_gradients(self) -> None:
         """They are there."""
@@ -160,39 +159,23 @@ class OneDevice:
         meters = [LiveBytes([*module.parameters(), *module.buffers(), *batch]) for module in modules]
         self.copies.meters = meters
         records = [interpreter.begin(data) for interpreter in self.interpreters]
-        spans = self._run_all(meters)
-        for interpreter in self.interpreters:
-            interpreter.end()
-        start, end, ready = self._columns(spans)
-        loss = sum_of([loss for record in records for loss in record.losses])
-        counted = tuple(self._memory(*pair) for pair in zip(self.interpreters, meters, strict=False))
-        timeline = Timeline(self.schedule.problem, start, end)
-        columns, mean = (start, end, ready, np.zeros_like(start)), float(loss or 0.0) / len(self.microbatches)
-        return Ran(timeline, columns, mean, counted, tuple(records))
-
-    def _run_all(self, meters: Sequence[LiveBytes]) -> dict[str, tuple[float, float]]:
-        """Run all passes. Pass → its start and end, µs since the step began."""
-        spans, zero = dict[str, tuple[float, float]](), time.monotonic_ns()
         for rank, action in self.order:
-            interpreter, began = self.interpreters[rank], time.monotonic_ns()
+            interpreter = self.interpreters[rank]
             with meters[rank] if meters else nullcontext():
                 interpreter.run(action)
             if meters:
                 interpreter.weigh(meters[rank])
-            spans[action.name] = (began - zero) / 1000, (time.monotonic_ns() - zero) / 1000
-        return spans
+        for interpreter in self.interpreters:
+            interpreter.end()
+        columns = self.table.columns(np.stack([self.table.words(record, None) for record in records]))
+        loss = sum_of([loss for record in records for loss in record.losses])
+        counted = tuple(self._memory(*pair) for pair in zip(self.interpreters, meters, strict=False))
+        timeline, mean = Timeline(self.schedule.problem, *columns[:2]), float(loss or 0.0) / len(self.microbatches)
+        return Ran(timeline, columns, mean, counted)
 
     def _memory(self, interpreter: Interpreter, meter: LiveBytes) -> Memory:
         names = tuple(action.name for action in interpreter.program.actions)
         return Memory(names, tuple(interpreter.record.held), predicted(self.schedule, interpreter.program), meter.most)
-
-    def _columns(self, spans: Mapping[str, tuple[float, float]]) -> tuple[Floats, Floats, Floats]:
-        """Start, end and ready of each pass. A pass is ready when all that it waits for has ended."""
-        problem = self.schedule.problem
-        start, end = np.array([spans[name] for name in problem.names]).T
-        ready = np.zeros(len(start))
-        np.maximum.at(ready, problem.edges.after, end[problem.edges.before])
-        return start, end, np.minimum(ready, start)
 
 
 def _share(parts: Sequence[Mapping[int, nn.Module]], tied: Iterable[Sequence[Place]]) -> None:

@@ -69,11 +69,11 @@ def parallel_part(own: Own, given: Given) -> Own:
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
     names = {i: own.names[i] for i in own.layers}
     try:
-        layers, modules = parallelized(stages, own.layers, names, given.mesh, given.parallelize)
+        layers = parallelized(stages, own.layers, names, given.mesh, given.parallelize)
     except BadInput as error:
         raise BadInput(f"rank {own.program.rank}, {error}") from error
     module = nn.ModuleDict(dict(own.module.items()) | {names[i]: layer for i, layer in layers.items()})
-    return replace(own, layers=layers, module=module, stage_modules=modules)
+    return replace(own, layers=layers, module=module)
 
 
 def own_stages(own: Own, given: Given) -> dict[int, Stage]:

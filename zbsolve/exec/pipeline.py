@@ -149,7 +149,7 @@ class Pipeline:
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work, slack)
         own = self._own_part(given, group, replicas)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
-        self.layers, self.module, self.stage_modules = own.layers, own.module, own.stage_modules
+        self.layers, self.module = own.layers, own.module
         self.vocabulary = WholeVocabulary(own.made.get(Shard), own.names, group, self.device)
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
@@ -294,7 +294,7 @@ class Pipeline:
 
         Raises BadInput, and RunFailed naming rank, pass and cause.
         """
-        sizes = self.cutting.sizes
+        sizes, count = self.cutting.sizes, len(self.microbatches)
         if self.view.step.round and (uneven or sizes or scaler is not None):
             raise BadInput("step: passes U update inside a step, and know neither uneven nor sizes nor scaler")
         if uneven and sizes:
@@ -308,11 +308,12 @@ class Pipeline:
                 for batch, what, needed in ((inputs, "inputs", self.inputs), (targets, "targets", self.targets))
             )
             scale = 1.0 if scaler is None else gradients.loss_scale(self, scaler)
-        seed = step_seed(self.seed, self.steps) + self.place * len(self.microbatches) * self.cutting.count
-        data = self.cutting.data(first, last, seed, self._shares(targets) if uneven else {}, self.counting, scale)
+            shares = shares_of(targets, self.targets, count) if uneven else {}
+        shares = agreed_shares(shares, count, self.peers) if uneven else {}
+        seed = step_seed(self.seed, self.steps) + self.place * count * self.cutting.count
+        data = self.cutting.data(first, last, seed, shares, self.counting, scale)
         self.wait_gradients()
         reads = self._runner.shapes.compared and (self.inputs or self.targets)
-        count = len(self.microbatches)
         given = [checksum(batch, count) if reads else 0 for batch in (inputs, targets)]
         result = self._runner.run(data, self.device, memory, given)
         self.steps += 1
@@ -350,13 +351,6 @@ class Pipeline:
         from .graphs.auto import decisions_of
 
         return decisions_of(self.stages.values())
-
-    def _shares(self, targets: Batch | None) -> dict[int, float]:
-        """What each microbatch of an uneven batch counts, on all ranks."""
-        count = len(self.microbatches)
-        with together(self.peers, "targets"):
-            own = shares_of(targets, self.targets, count)
-        return agreed_shares(own, count, self.peers)
 
     def trace(
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ..kinds import TABLE
-from ..schedule import Schedule
 from ..timeline import Timeline
 from ..util.errors import BadInput
 from .ahead import Ahead
@@ -24,7 +23,7 @@ from .base.values import tensors_of
 from .device.capture import Captures
 from .device.rank_device import Marks, RankDevice, missing_bytes
 from .emulate import sleep_until
-from .feed import REFUSED, ShapeNumbers
+from .feed import NOT_COMPARED, REFUSED, ShapeNumbers
 from .handlers import HANDLERS
 from .interpreter import Interpreter
 from .memory import LiveBytes, Memory, predicted, predicted_host
@@ -58,7 +57,6 @@ class RankRunner:
     that. gpu: the device, where that is one; captures: its graphs, where steps are captured. last: what all ranks saw of the
     last step."""
 
-    schedule: Schedule
     module: nn.Module
     peers: Peers
     mailbox: Mailbox
@@ -78,7 +76,7 @@ class RankRunner:
         """What features have here."""
         return self.interpreter.state.parts
 
-    def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int]) -> StepResult:
+    def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int] = NOT_COMPARED) -> StepResult:
         """One step. memory: count bytes. given: `checksum` of this rank's inputs and of its targets, where compared.
         Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
@@ -119,21 +117,18 @@ class RankRunner:
             record.launched = [replaying] * len(record.marks)
             self.mailbox.flush()  # what ranks told each other before the step
             return record, None
-        counted = None
+        begin = partial(gpu.begin, marks=gpu.marks, missing=missing)
         with nullcontext() if captures is None else captures.watch(data):
-            if memory:
-                self._mark_with(gpu.marks)
-                record, counted = self._metered(data, partial(gpu.begin, marks=gpu.marks, missing=missing))
-                self._end_launching(record)
-            else:
-                record = self.launch(data, gpu.marks, partial(gpu.begin, marks=gpu.marks, missing=missing))
+            self._mark_with(gpu.marks)
+            record, counted = self._metered(data, begin) if memory else (self._passes(data, begin=begin), None)
+            self._end(record)
         gpu.finish(record, gpu.marks)
         return record, None if counted is None else replace(counted, device=gpu.peak)
 
     def switch(self, view: StepView, programs: Sequence[Program]) -> None:
         """Between two steps: run another order from now on."""
         program, interpreter = programs[self.peers.wires.rank], self.interpreter
-        self.schedule, interpreter.program = view.schedule, program
+        interpreter.program = program
         self.mailbox.expect(program.incoming)
         self.reports = self.reports.of(view, programs)
         if interpreter.slack is not None:
@@ -147,11 +142,11 @@ class RankRunner:
             refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
-    def launch(self, data: Data, marks: Marks, begin: Callable[[Record], None] | None = None) -> Record:
-        """Launch all of a step on the device; nothing waits for it. begin: what comes first."""
+    def launch(self, data: Data, marks: Marks) -> Record:
+        """Launch all of a step on the device; nothing waits for it."""
         self._mark_with(marks)
-        record = self._passes(data, begin=begin)
-        self._end_launching(record)
+        record = self._passes(data)
+        self._end(record)
         return record
 
     def _mark_with(self, marks: Marks) -> None:
@@ -183,38 +178,34 @@ class RankRunner:
                 wait()
 
     def _end(self, record: Record) -> None:
-        """The passes have run: wait for what they began, and put everything in order for the next step. Passes that only
-        began work, or sums of gradients, end when those are done, on an emulated device after its time."""
+        """The passes have run, or are launched: wait for what they began, on a device by what comes next there, and put
+        everything in order for the next step. Passes that only began work, or sums of gradients, end when those are done, on
+        an emulated device after its time."""
         if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
             self.mailbox.flush()
+        if self.ahead is None and self.gpu is None:
             self._hear_last()
-        emulated = self.interpreter.hooks.emulated
+        emulated, later = self.interpreter.hooks.emulated, dict[int, Any]()
         for i, action, done in self.interpreter.ended():
             if emulated is None:
-                record.end[i] = max(record.end[i], done)
+                later[i] = done
             elif TABLE[action.kind].together:
                 record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()
         sums = self._sums()
-        for i, action in enumerate(self.interpreter.program.actions):
-            if HANDLERS[action.kind].ends_with_step:
-                record.end[i] = max(record.end[i], sums.get(action.stage, 0))
-                if emulated is not None and action.name in emulated.times.joined:
-                    record.end[i] = max(record.end[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
-
-    def _end_launching(self, record: Record) -> None:
-        """On a device: what comes next there is behind all that the passes began."""
-        self.mailbox.flush()
-        for i, _, done in self.interpreter.ended():
-            if not isinstance(done, int):
-                record.later[i] = done
-        sums, actions = self._sums(), self.interpreter.program.actions
         for wait in self._waits if self.captures is not None else ():
             wait()  # what a graph began it must end
-        record.later |= {
-            i: sums[a.stage] for i, a in enumerate(actions) if HANDLERS[a.kind].ends_with_step and a.stage in sums
-        }
+        for i, action in enumerate(self.interpreter.program.actions):
+            if HANDLERS[action.kind].ends_with_step:
+                later[i] = sums.get(action.stage, 0)
+                if emulated is not None and action.name in emulated.times.joined:
+                    later[i] = max(later[i], sleep_until(emulated.run_on_side_stream(action.name)[1]))
+        for i, done in later.items():
+            if self.gpu is None:
+                record.end[i] = max(record.end[i], done)
+            elif not isinstance(done, int):
+                record.later[i] = done
 
     def _sums(self) -> Mapping[int, Any]:
         """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
@@ -254,6 +245,7 @@ class RankRunner:
             local = message.source == message.destination
             return self.interpreter.handed_bytes[message.after] if local else self.mailbox.size(message)
 
-        host = predicted_host(self.schedule.problem, program) if record.host else ()
-        held = predicted(self.schedule, program, size)
+        schedule = self.reports.view.schedule
+        host = predicted_host(schedule.problem, program) if record.host else ()
+        held = predicted(schedule, program, size)
         return record, Memory(names, tuple(record.held), held, meter.most, tuple(record.host), host)

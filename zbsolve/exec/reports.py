@@ -46,7 +46,7 @@ class MeasuredStep:
 class Table:
     """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
     its program. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
-    launching takes others."""
+    launching takes others. Of no rows, where nobody asks for times, ranks tell their losses alone."""
 
     schedule: Schedule
     rows: Sequence[Ints]
@@ -61,6 +61,26 @@ class Table:
         rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
         goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
         return cls(schedule, rows, goes_on, emulated, gpu)
+
+    @property
+    def width(self) -> int:
+        """Numbers that a rank's report has at least."""
+        return HEAD_WORDS + 4 * max(map(len, self.rows), default=0)
+
+    def words(self, record: Record, loss: torch.Tensor | None, offset: int = 0) -> Ints:
+        """A rank's report of a step. loss: the sum of its losses. offset: see `Reports`."""
+        last = record.launched if self.gpu else record.waited
+        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
+        if offset:
+            times = columns[: len(columns) - len(record.waited)]
+            times[times > 0] -= offset
+        n = len(record.start)
+        words = np.zeros(max(self.width, HEAD_WORDS + 4 * n), np.int64)
+        words[0] = columns[0]
+        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
+        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
+        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
+        return words
 
     def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """`StepReport.columns` of what all ranks reported, shape (ranks, width)."""
@@ -115,30 +135,19 @@ class Reports:
     @cached_property
     def width(self) -> int:
         """Numbers that each rank sends to all."""
-        return HEAD_WORDS + (0 if self.view.part else 4 * max(len(rows) for rows in self.table.rows))
+        return HEAD_WORDS if self.view.part else self.table.width
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
         """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
-        last = record.launched if self.table.gpu else record.waited
-        columns = np.array([record.began, *record.start, *record.end, *record.arrived, *last], np.int64)
-        if self.offset:
-            times = columns[: len(columns) - len(record.waited)]
-            times[times > 0] -= self.offset
-        n = len(record.start)
-        words = np.zeros(max(self.width, HEAD_WORDS + 4 * n), np.int64)
-        words[0] = columns[0]
-        words[1:2].view(np.float64)[0] = 0.0 if loss is None else float(loss)
-        words[2:4] = columns[1 : n + 1].min(), columns[n + 1 : 2 * n + 1].max()
-        words[HEAD_WORDS : HEAD_WORDS + len(columns) - 1] = columns[1:]
-        row = torch.from_numpy(words)
-        return StepReport(self, *self.peers.wires.gather(row[: self.width]), row)
+        words = self.table.words(record, loss, self.offset)
+        return StepReport(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words)
 
 
 class StepReport:
     """One step as all ranks saw it. It is complete after `wait`; all else waits for it. mine: what this rank reported, its
     head and its columns."""
 
-    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: torch.Tensor) -> None:
+    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
         self.table = reports.table
 
@@ -151,9 +160,13 @@ class StepReport:
     @cached_property
     def loss(self) -> float:
         """The mean of the microbatches' losses."""
+        return self.total / self._reports.view.microbatches
+
+    @property
+    def total(self) -> float:
+        """The sum of all ranks' losses, the same bits on each."""
         self.wait()
-        total = float(self._everything[:, 1].contiguous().view(torch.float64).sum())
-        return total / self._reports.view.microbatches
+        return float(self._everything[:, 1].contiguous().view(torch.float64).sum())
 
     @cached_property
     def windows(self) -> Floats:
@@ -189,7 +202,7 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
     ranks. All ranks call this. Raises LostRank."""
-    bodies = gathered(wires, np.stack([step.mine.numpy() for step in steps]).tobytes())
+    bodies = gathered(wires, np.stack([step.mine for step in steps]).tobytes())
     losses = [step.loss for step in steps]
     if not bodies or schedule is None:
         return []

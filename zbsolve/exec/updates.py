@@ -220,8 +220,7 @@ class _States(MutableMapping[nn.Parameter, OptimizerState]):
     def __getitem__(self, parameter: nn.Parameter) -> OptimizerState:
         if parameter not in self._of or parameter not in self._of[parameter]:  # (a defaultdict would make it)
             raise KeyError(parameter)
-        state: OptimizerState = self._of[parameter][parameter]
-        return state
+        return self._of[parameter][parameter]
 
     def __setitem__(self, parameter: nn.Parameter, value: OptimizerState) -> None:
         self._of[parameter][parameter] = value

@@ -101,8 +101,7 @@ def call(op: Op, deferral: Deferral, x: Tensor, weight: Tensor, bias: Tensor | N
     """The op's value, with a split backward."""
     if op.low and torch.is_autocast_enabled(x.device.type):
         x = _lowered(x, torch.get_autocast_dtype(x.device.type))
-    result: Tensor = _apply(x, weight, bias, op, args, deferral)
-    return result
+    return _apply(x, weight, bias, op, args, deferral)
 
 
 def _lowered(tensor: Tensor, kind: torch.dtype) -> Tensor:

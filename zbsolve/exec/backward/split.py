@@ -132,8 +132,7 @@ def _convolution_parts(
     mask: list[bool], dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, args: Sequence[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     sizes = None if bias is None else bias.shape
-    parts: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(dy, x, weight, sizes, *args, mask)
-    return parts
+    return aten.convolution_backward(dy, x, weight, sizes, *args, mask)
 
 
 CONVOLUTION = Op(

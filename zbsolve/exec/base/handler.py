@@ -27,8 +27,7 @@ class Graph:
 
     def one(self, row: int) -> Pass:
         """The pass of a row."""
-        result: Pass = self.problem.passes[row]
-        return result
+        return self.problem.passes[row]
 
     def each(self, rows: Ints) -> Iterator[tuple[int, Pass]]:
         """Rows with their passes."""

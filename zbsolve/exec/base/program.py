@@ -59,8 +59,8 @@ class Action:
     sends, hands: where its output goes: to other ranks, and to passes of this one. done: it is the last
     pass here that adds to its stage's gradients. use: of versions of weights, where there are updates. releases: (kind,
     stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work that passes before it
-    only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them;
-    tells: others wait for it so. stream: what it occupies. share: of the bytes that a pass before it holds, how much it
+    only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them.
+    stream: what it occupies. share: of the bytes that a pass before it holds, how much it
     moves to another pool. goes_on: its rank runs the next passes while its work is done. sides: messages
     of side inputs that it takes beside that (see `exec.sides`).
     """
@@ -80,7 +80,6 @@ class Action:
     releases: tuple[tuple[str, int], ...] = ()
     awaits: tuple[Await, ...] = ()
     hears: tuple[str, ...] = ()
-    tells: bool = False
     stream: str = ""
     share: float = 1.0
     goes_on: bool = False

@@ -60,8 +60,7 @@ def gradient_edge(y: Tensor) -> GradientEdge:
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` without its own Python, which looks for functorch transforms: 3 of 20 µs a call. For functions that
     are called only where `functorch_active` says no."""
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def hooked(parameter: Tensor) -> bool:
@@ -79,8 +78,7 @@ def version_of(tensor: Tensor) -> int:
 
 def storage_key(tensor: Tensor) -> int:
     """The same number for tensors that share memory, as long as one of them lives."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return tensor.untyped_storage()._cdata
 
 
 def awaited(tensor: Tensor) -> Tensor:
@@ -88,8 +86,7 @@ def awaited(tensor: Tensor) -> Tensor:
     module = sys.modules.get("torch.distributed._functional_collectives")  # who has such a tensor has imported it
     if type(tensor) is Tensor or module is None or not isinstance(tensor, module.AsyncCollectiveTensor):
         return tensor
-    waited: Tensor = tensor.wait()
-    return waited
+    return tensor.wait()
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
@@ -153,18 +150,12 @@ def end_pool(device: torch.device, pool: Any) -> None:
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     """The CPU's fused attention: output, and the logarithm of the softmax's denominator, (batch, heads, queries)."""
-    result: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, scale=scale
-    )
-    return result
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 
 def flash_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Its gradients of q, k and v, from (gradient, q, k, v, output, logarithm, causal, scale)."""
-    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *args[:-2], 0.0, args[-2], scale=args[-1]
-    )
-    return gradients
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*args[:-2], 0.0, args[-2], scale=args[-1])
 
 
 # --- Modules ---
@@ -193,15 +184,13 @@ def persistent_buffers(module: nn.Module) -> list[Tensor]:
 
 def padding_around(layer: Any) -> list[int]:
     """What a convolution whose padding is no plain zeros pads its input by, as `functional.pad` takes it."""
-    around: list[int] = layer._reversed_padding_repeated_twice
-    return around
+    return layer._reversed_padding_repeated_twice
 
 
 def output_padding(layer: Any, x: Tensor, output_size: list[int] | None) -> list[int]:
     """How much a transposed convolution adds to one side of its output."""
     stride, padding, kernel, dilation = (list(v) for v in (layer.stride, layer.padding, layer.kernel_size, layer.dilation))
-    added: list[int] = layer._output_padding(x, output_size, stride, padding, kernel, len(kernel), dilation)
-    return added
+    return layer._output_padding(x, output_size, stride, padding, kernel, len(kernel), dilation)
 
 
 # --- Fake tensors ---
@@ -256,8 +245,7 @@ def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta
 
 def backend_timeout(backend: Any) -> timedelta:
     """How long a gloo backend waits where nothing else is said."""
-    limit: timedelta = backend.options._timeout
-    return limit
+    return backend.options._timeout
 
 
 # --- FSDP2 ---
@@ -282,8 +270,7 @@ def fsdp_groups(module: Any) -> list[Any]:
     """The groups of parameters of one wrapped module. Releases before 2.12 know one of them, or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
-        groups: list[Any] = state._fsdp_param_groups
-        return groups
+        return state._fsdp_param_groups
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
@@ -457,8 +444,7 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
         node.target = torch.ops.aten.reshape.default
     graph.graph.set_codegen(_BoxedCodeGen())
     graph.recompile()
-    forward: Callable[[list[Any]], Any] = graph.forward
-    return forward
+    return graph.forward
 
 
 def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any]:

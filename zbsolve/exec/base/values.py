@@ -37,8 +37,7 @@ def local(tensor: Any) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor as it is. Without a graph. Waits for a collective
     that is to bring it."""
     if not is_dtensor(tensor):
-        part: Tensor = tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
-        return part
+        return tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
     with torch.no_grad():  # a detached DTensor would be one more operation
         return awaited(tensor.to_local())
 
@@ -50,8 +49,7 @@ def local_bytes(tensor: Tensor) -> int:
 
 def as_local_of(part: Tensor, like: Any) -> Tensor:
     """`part` as this rank's part of a DTensor that is laid out as `like`; `part` itself where that is a plain tensor."""
-    tensor: Tensor = Layout.strided(like).whole(part) if is_dtensor(like) else part
-    return tensor
+    return Layout.strided(like).whole(part) if is_dtensor(like) else part
 
 
 def spread_as(tensor: Any, like: Any) -> Any:
@@ -70,8 +68,7 @@ def laid_out_as(gradient: Any, like: Any) -> Tensor:
     comes as a partial sum.) Where `like` is a partial sum itself, its gradient is replicated. Ranks of the mesh call this
     together."""
     both = is_dtensor(gradient) and is_dtensor(like)
-    tensor: Tensor = Layout.of(like).gradient.laid(gradient) if both else gradient
-    return tensor
+    return Layout.of(like).gradient.laid(gradient) if both else gradient
 
 
 class Layout(NamedTuple):
@@ -120,8 +117,7 @@ class Layout(NamedTuple):
 
 def full(tensor: Any) -> Tensor:
     """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
-    whole: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    return whole
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def is_wrapped(module: nn.Module) -> bool:

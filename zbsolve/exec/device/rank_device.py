@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..base.part import Hooks, Record
 from ..base.program import Action, Message
 from ..transport.mailbox import HostRows, Looker
 from ..transport.peers import Peers
-from ..transport.wires import Wires
+from ..transport.wires import Wires, came_true
 
 TRIES = 3  # to find how the clocks stand to each other
 
@@ -146,7 +147,6 @@ class DeviceRows(HostRows):
 
 
 LOOK_SECONDS = 0.2
-SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at the device
 
 
 class RankDevice:
@@ -243,13 +243,8 @@ class Guard:
 
     def wait(self, event: Any) -> None:
         """Wait until the device is behind an event, which ends the step. Raises LostRank."""
-        pause = SHORTEST
         try:
-            while not event.query():
-                if self.cause is not None:
-                    raise self.cause
-                time.sleep(pause)
-                pause = min(1.2 * pause, LONGEST)
+            came_true(lambda: event.query() or self.cause is not None, inf)
             if self.cause is not None:
                 raise self.cause
         finally:

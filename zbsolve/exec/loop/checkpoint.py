@@ -103,8 +103,7 @@ def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
     """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
-    state: dict[str, Any] = pipeline.vocabulary.state(pipeline.module.state_dict())
-    return state
+    return pipeline.vocabulary.state(pipeline.module.state_dict())
 
 
 @dataclass(frozen=True)

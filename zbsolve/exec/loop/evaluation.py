@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,16 @@ from ...util.errors import BadInput
 from ..assembly import device_and_mailbox
 from ..backward.replay import Replay
 from ..backward.stage import ForwardStage
-from ..base.part import Data, Hooks, RankState, sum_of
+from ..base.part import Data, Hooks, RankState
 from ..base.values import joined
-from ..device.rank_device import RankDevice
 from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_microbatches, moved, step_seed
 from ..interpreter import Interpreter
 from ..lowering import lower
+from ..rank import RankRunner
+from ..reports import Reports, StepReport, Table
 from ..sides import reading
-from ..slices.cutting import Cutting
 from ..transport.format import receive_value, send_value
-from ..transport.mailbox import Mailbox
-from ..transport.peers import Peers, together
+from ..transport.peers import together
 from .gradients import OnRank, beside
 
 WHAT = "evaluation"
@@ -43,11 +42,10 @@ def evaluate(
     ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
-    total = _Total(pipeline.peers)
-    for _, forward_round in _ran(pipeline, batch, with_loss=True):
-        total.add(forward_round.loss)
+    rounds, _ = _ran(pipeline, batch, with_loss=True)
     # Coordinates that are not of data have the same part.
-    loss, rows = beside(pipeline, (total.whole(), sum(batch.rows.values())), WHAT).sum(0).tolist()
+    own = sum(seen.total for seen in rounds), sum(batch.rows.values())
+    loss, rows = beside(pipeline, own, WHAT).sum(0).tolist()
     return float(loss / rows)
 
 
@@ -61,11 +59,8 @@ def forward(
     ranks of the first stage. All else is as in `evaluate`.
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
-    total, own = _Total(pipeline.peers), dict[int, Any]()
-    for start, forward_round in _ran(pipeline, batch, with_loss=False):
-        own |= {start + m: y for m, y in forward_round.outputs.items()}
-        total.add(0.0)  # no rank runs ahead of the others by more than a round
-    total.whole()
+    rounds, own = _ran(pipeline, batch, with_loss=False)
+    rounds[-1].wait()
     owners = pipeline.view.step.stage_ranks[-1]
     takers = range(pipeline.wires.size) if everywhere else owners
     with pipeline.peers.telling(WHAT):
@@ -126,26 +121,54 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
     return batch
 
 
-def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> Iterator[tuple[int, ForwardRound]]:
-    """Run the batch in rounds of at most as many microbatches as a step has. The number of its first microbatch, and each
-    round."""
+def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[list[StepReport], dict[int, Any]]:
+    """Run the batch in rounds of at most as many microbatches as a step has. What all ranks saw of each round, and what the
+    last stage made of microbatches here, without a loss."""
     pipeline.finish()
-    most, device = pipeline.view.microbatches, pipeline.device
+    most, device, cutting = pipeline.view.microbatches, pipeline.device, pipeline.cutting
+    seen, outputs = list[StepReport](), dict[int, Any]()
     with _eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:
-                pipeline.rounds[count, with_loss] = ForwardRound.of(pipeline, count, with_loss)
-            forwards, cutting = pipeline.rounds[count, with_loss], pipeline.cutting
-            program = forwards.interpreter.program
+                pipeline.rounds[count, with_loss] = _round(pipeline, count, with_loss)
+            forwards = pipeline.rounds[count, with_loss]
+            program, state = forwards.interpreter.program, forwards.interpreter.state
             first = {m: moved(batch.inputs[start + m], device) for m in program.inputs}
             last = {m: moved(batch.targets[start + m], device) for m in program.targets} if with_loss else {}
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
             parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
-            forwards.run(pipeline, cutting.data(*parts, seed, rows, pipeline.counting))
-            yield start, forwards
-            forwards.clear()
+            forwards.last = seen[-1] if seen else None  # no rank runs ahead of the others by more than a round
+            seen.append(forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False).seen)
+            made = {m: y for stage in state.stages.values() for m, y in stage.outputs.items()}
+            outputs |= {start + m: y for m, y in cutting.joined(made).items()}
+            forwards.last = None  # here and below: keep nothing of the batch
+            forwards.interpreter.begin(Data({}, {}))
+            for stage in state.stages.values():
+                stage.outputs.clear()
+    return seen, outputs
+
+
+def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
+    """Runs the forwards of `count` microbatches, at most as many as a step has, to their losses or to their outputs, in the
+    order that the schedule gives them, with messages of their own."""
+    view, peers, known = pipeline.view.forwards(count), pipeline.peers, pipeline.hooks
+    program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
+    program = reading(program, {s: stage.layers for s, stage in pipeline.stages.items()})
+    gpu, mailbox = device_and_mailbox(peers, program, pipeline, known)
+    stages = {s: ForwardStage(stage, with_loss, s == view.step.stages - 1) for s, stage in pipeline.stages.items()}
+    features = [part for feature in pipeline.parts if (part := feature.for_forwards(stages)) is not None]
+    hooks = Hooks(announce=known.announce, watch=known.watch)
+    return RankRunner(
+        module=pipeline.module,
+        peers=peers,
+        mailbox=mailbox,
+        interpreter=Interpreter(program, RankState(stages, features), mailbox, hooks),
+        reports=Reports(view, Table(view.schedule, (), (), False, gpu is not None), peers, 0),
+        gpu=gpu,
+        shapes=ShapeNumbers(view.step.routes, range(count * pipeline.cutting.count), pipeline.rank, peers.wires.size),
+    )
 
 
 @contextmanager
@@ -157,94 +180,6 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for inner in training:
             inner.training = True
-
-
-class _Total:
-    """A number, added up over rounds and ranks. Each round's goes on its way while the next one runs."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-        self._sum = 0.0
-        self._coming: tuple[Any, torch.Tensor] | None = None
-
-    def add(self, value: float) -> None:
-        """A round's number of this rank. Waits until all ranks have ended the round before."""
-        self.whole()
-        self._coming = self._peers.wires.gather(torch.tensor([value], dtype=torch.float64))
-
-    def whole(self) -> float:
-        """The sum up to here, the same bits on every rank."""
-        if self._coming is not None:
-            (work, everything), self._coming = self._coming, None
-            self._peers.wait(work, WHAT)
-            for row in everything.tolist():
-                self._sum += row[0]
-        return self._sum
-
-
-@dataclass(frozen=True, eq=False)
-class ForwardRound:
-    """The forwards of some microbatches in the order that the schedule gives them, with messages of their own. stages: this
-    rank's, by number. cutting: how sequences are cut into slices. gpu: the device, where that is one."""
-
-    stages: Mapping[int, ForwardStage]
-    interpreter: Interpreter
-    mailbox: Mailbox
-    shapes: ShapeNumbers
-    cutting: Cutting
-    gpu: RankDevice | None = None
-
-    @classmethod
-    def of(cls, pipeline: OnRank, count: int, with_loss: bool) -> ForwardRound:
-        """The round of `count` microbatches, at most as many as a step has, to their losses or to their outputs."""
-        view, peers = pipeline.view.forwards(count), pipeline.peers
-        program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
-        program = reading(program, {s: stage.layers for s, stage in pipeline.stages.items()})
-        gpu, mailbox = device_and_mailbox(peers, program, pipeline, pipeline.hooks)
-        stages = {s: ForwardStage(stage, with_loss, s == view.step.stages - 1) for s, stage in pipeline.stages.items()}
-        hooks = Hooks(announce=pipeline.hooks.announce, watch=pipeline.hooks.watch)
-        parts = range(count * pipeline.cutting.count)
-        shapes = ShapeNumbers(view.step.routes, parts, pipeline.rank, peers.wires.size)
-        features = [part for feature in pipeline.parts if (part := feature.for_forwards(stages)) is not None]
-        interpreter = Interpreter(program, RankState(stages, features), mailbox, hooks)
-        interpreter.marks = None if gpu is None else gpu.marks
-        return cls(stages, interpreter, mailbox, shapes, pipeline.cutting, gpu)
-
-    def run(self, pipeline: OnRank, data: Data) -> None:
-        """Run it on `data`. Raises RunFailed naming rank, pass and cause."""
-        peers, interpreter = pipeline.peers, self.interpreter
-        actions = interpreter.program.actions
-        with peers.telling(f"pass {actions[0].name}"):
-            self.mailbox.begin(self.shapes.agree(self.mailbox, data.inputs, pipeline.device))
-        with peers.telling("end of the evaluation"), nullcontext() if self.gpu is None else self.gpu.guarded():
-            record = interpreter.begin(data)
-            if self.gpu is not None:
-                self.gpu.marks.stream = torch.cuda.current_stream(self.gpu.device)
-                self.gpu.begin(record, self.gpu.marks, 0)
-            interpreter.run_all(actions)
-            self.mailbox.flush()
-            for _ in interpreter.ended():
-                pass  # collectives that no pass here waits for
-            if self.gpu is not None:
-                self.gpu.finish(record, self.gpu.marks)
-            interpreter.end()
-
-    @property
-    def loss(self) -> float:
-        """The sum of this rank's losses."""
-        total = sum_of(self.interpreter.state.losses)
-        return 0.0 if total is None else float(total)
-
-    @property
-    def outputs(self) -> dict[int, Any]:
-        """Microbatch → what the last stage made of it here."""
-        return self.cutting.joined({m: y for stage in self.stages.values() for m, y in stage.outputs.items()})
-
-    def clear(self) -> None:
-        """Keep nothing of the batch."""
-        self.interpreter.begin(Data({}, {}))
-        for stage in self.stages.values():
-            stage.outputs.clear()
 
 
 def handed_out(pipeline: OnRank, own: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:

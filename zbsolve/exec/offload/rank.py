@@ -40,7 +40,7 @@ class _Away:
 
 class Offload(Part):
     """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
-    to wait for a copy. signals: where copies wait for those of other ranks. emulated: a device's clock keeps them in turn.
+    to wait for a copy. shared: copies wait for those of other ranks. signals: by which, unless a device is emulated.
     moved: bytes that went to the host in this step. side: the copies, launched as they begin or done by threads.
 
     Host memory that ranks share goes back to the system as soon as a microbatch has left it, for the next one may be another
@@ -56,29 +56,27 @@ class Offload(Part):
         buffers: Mapping[int, int],
         timeout: float,
         signals: Signals | None = None,
-        emulated: bool = False,
+        shared: bool = False,
     ) -> None:
-        self.signals, self._heard = signals, None if emulated else signals
-        launched = device.type == "cuda" and self._heard is None
+        self.signals = signals
+        launched = device.type == "cuda" and signals is None
         self.no_capture = "" if launched else "copies wait for those of other ranks on the host"
         self.side = SideWork(device, timeout + 1.0, launched)  # beyond a signal's time, which knows the rank it waited for
         self.device, self.moved = self.side.device, 0
-        self.pool = HostPool(pinned=device.type == "cuda", keeps=signals is None)
+        self.pool = HostPool(pinned=device.type == "cuda", keeps=not shared)
         self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
         self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
-        self._missing = dict(buffers) if signals is None else {}
+        self._missing = {} if shared else dict(buffers)
         self._keepers: dict[Spot, Keeper] = {}
         self._away: dict[Spot, _Away] = {}
 
     @classmethod
     def of(cls, c: Connecting) -> Offload | None:
         """The part of a rank, where passes of it offload. All ranks call this."""
-        signals, buffers = _signals(c), buffers_of(c.own.program)
-        if not buffers:
-            return None
-        if c.hooks.emulated is not None:
-            c.hooks.emulated.signals = signals
-        return cls(c.device, buffers, c.seconds, signals, c.hooks.emulated is not None)
+        shared = any(action.hears for program in c.own.programs for action in program.actions)
+        signals = _signals(c) if shared and c.hooks.emulated is None else None  # an emulated device waits by its clock
+        buffers = buffers_of(c.own.program)
+        return cls(c.device, buffers, c.seconds, signals, shared) if buffers else None
 
     def begin(self, data: Any = None) -> None:
         if self.side.launched:  # what a step that failed has left still uses memory
@@ -107,7 +105,7 @@ class Offload(Part):
         away = self._away[spot] = _Away(action.name, pieces, room_for(pieces))
         if count := self._missing.pop(action.stage, 0):
             self.pool.make(count, away.size)
-        if self._heard is None:
+        if self.signals is None:
             away.buffer = self.pool.take(away.size)
         self.pool.held += away.size
         self.moved += sum(piece.moved for piece in pieces)
@@ -160,7 +158,7 @@ class Offload(Part):
     ) -> Copy | Launched:
         """Begin a copy, which waits for other ranks' and tells them. done: where it does, called when it is really done; the
         rest as `SideWork.start` takes it."""
-        signals, side = self._heard, self.side
+        signals, side = self.signals, self.side
         if signals is None:
             return side.start(action.name, action.stream, work, over, behind)
         step = signals.step
@@ -205,10 +203,8 @@ def buffers_of(program: Program) -> dict[int, int]:
     return most
 
 
-def _signals(c: Connecting) -> Signals | None:
-    """What copies of several ranks tell each other, where some wait for others. All ranks call this."""
-    if not any(action.hears for program in c.own.programs for action in program.actions):
-        return None
+def _signals(c: Connecting) -> Signals:
+    """What copies of several ranks tell each other. All ranks call this."""
     problem = c.problem
     ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
     cells = shared_cells(c.wires, (len(problem.names),), "offload: copies wait for those of other ranks")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -58,16 +59,16 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     own |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
-    places = 1 if mesh is None else mesh.places
+    reference = partial(_reference, pipeline, model.name, seed, update, 1 if mesh is None else mesh.places)
     if pipeline.rank == 0:
         with as_written():  # as all modules run where bytes are counted, so in the first step
-            whole, right, counts = _reference(pipeline, model.name, seed, update, places)
+            whole, right, counts = reference()
 
     def exact() -> list[nn.Module] | None:
         """The reference in float64; None where the model cannot run in it."""
         try:
             with as_written(), check.SingleConstants():
-                return _reference(pipeline, model.name, seed, update, places, torch.float64)[0]
+                return reference(torch.float64)[0]
         except Exception:  # somebody's model or loss may take float32 alone
             return None
 
@@ -78,8 +79,8 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
             if number > 1 and time.monotonic() > until:
                 return
             with as_written():
-                reference = _reference(pipeline, model.name, seed, update, places, shake=number)[0]
-            yield reference
+                layers, *_ = reference(shake=number)
+            yield layers
 
     rounding = max((part.rounding for part in _parts(pipeline)), default=0.0)
     verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken, rounding))
@@ -97,8 +98,7 @@ def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
         return verdict
     verdicts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(verdicts, verdict | {"where": f"{verdict['where']} ({mesh.coordinate})"}, group=group)
-    worst: Verdict = max(verdicts, key=lambda other: (not other["passed"], other["worst"] / other["limit"]))
-    return worst
+    return max(verdicts, key=lambda other: (not other["passed"], other["worst"] / other["limit"]))
 
 
 def _reference(

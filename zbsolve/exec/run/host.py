@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from ...util.machine import free_memory
 from ...util.text import format_bytes
 from ..choices import sharing_environment
 from ..pipeline import Pipeline
+from ..transport.wires import came_true
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)
 MAX_THRESHOLD = 32 << 20  # bytes, as much as glibc takes
@@ -92,9 +92,7 @@ def together(folder: Path) -> Iterator[None]:
     try:
         with suppress(OSError, subprocess.SubprocessError):
             subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
-            until = time.monotonic() + START_SECONDS
-            while not at_once() and time.monotonic() < until:
-                time.sleep(0.02)
+            came_true(at_once, START_SECONDS)
         yield
     finally:
         if at_once():

@@ -31,6 +31,7 @@ from ...util.machine import child_environment
 from ...util.temporary import remove_leftovers, temporary_folder
 from ..mesh import PIPELINE, named_rank, process_of
 from ..reports import RunNumbers
+from ..transport.wires import came_true
 from .host import device_environment, end_with_parent, local_network, together
 from .job import Options, run_on_one_device
 from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, allowed, fit, read_schedule, run_group, run_torchrun, step_of
@@ -183,9 +184,7 @@ def _cause(
 ) -> ZbsolveError:
     """Which rank failed first, and why. A rank that died without a word comes before ranks that said what they saw, and a
     lost connection is only a consequence."""
-    until = time.monotonic() + REPORT_SECONDS
-    while time.monotonic() < until and any(child.poll() is None for child in children):
-        time.sleep(0.01)
+    came_true(lambda: all(child.poll() is not None for child in children), REPORT_SECONDS)
     doing = _doing(folder, len(children))
     failures: list[tuple[bool, float, str, ZbsolveError]] = []
     for rank, child in enumerate(children):

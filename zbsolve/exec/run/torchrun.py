@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
 from ..mesh import PIPELINE, coordinate_of, located, others_of
 from ..reports import RunNumbers
+from ..transport.mailbox import Looker
 from ..transport.peers import Peers, agreed
 from ..transport.wires import Wires, receive_bytes, send_bytes
 from .host import check_host_memory, take_environment
@@ -109,6 +109,7 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
 Announce = Callable[[str], None]
 # What may take as long as starting; all else that a rank announces has the timeout of a pass.
 SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
+WATCH_SECONDS = 0.2
 LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to say what it waited for
 
 
@@ -251,8 +252,8 @@ class Watchdog:
         self.name = ""
         self._rank, self._options, self._announce = rank, options, announce
         self._since = time.monotonic()
-        self._ended = threading.Event()
-        threading.Thread(target=self._look, daemon=True).start()
+        self._busy = Looker(self.look, WATCH_SECONDS).busy
+        self._busy.set()
 
     def announce(self, name: str) -> None:
         """This rank now does `name`: a pass, or one of SLOW_TASKS."""
@@ -261,15 +262,15 @@ class Watchdog:
 
     def stop(self) -> None:
         """The rank is done."""
-        self._ended.set()
+        self._busy.clear()
 
-    def _look(self) -> None:
-        while not self._ended.wait(0.2):
-            name, since = self.name, self._since
-            limit = allowed(name, self._options)
-            if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
-                os.write(2, f"zbsolve run: rank {self._rank}, pass {name}: not done after {limit:g} s\n".encode())
-                os._exit(1)
+    def look(self) -> None:
+        """End the process where it is late."""
+        name, since = self.name, self._since
+        limit = allowed(name, self._options)
+        if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
+            os.write(2, f"zbsolve run: rank {self._rank}, pass {name}: not done after {limit:g} s\n".encode())
+            os._exit(1)
 
 
 def allowed(name: str, options: Options) -> float:

@@ -46,14 +46,12 @@ class Parameter:
     @property
     def sharded(self) -> nn.Parameter:
         """The DTensor that optimizers see."""
-        parameter: nn.Parameter = self.known.sharded_param
-        return parameter
+        return self.known.sharded_param
 
     @property
     def gathered(self) -> nn.Parameter:
         """What the layers use while it is gathered: one object from the first gather on, whose memory comes and goes."""
-        parameter: nn.Parameter = self.known.unsharded_param
-        return parameter
+        return self.known.unsharded_param
 
     @property
     def gradient_type(self) -> torch.dtype:

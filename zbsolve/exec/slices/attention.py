@@ -189,8 +189,7 @@ def attend(
 ) -> Tensor:
     """The attention of slice `number`; like `query`. key, value: the slice's own, whose numbers its chunk has. chunks: of
     this and of the earlier slices. helper: who helps at the time, if one does (see `SliceStore`)."""
-    attended: Tensor = _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
-    return attended
+    return _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
 
 
 class _Call(NamedTuple):

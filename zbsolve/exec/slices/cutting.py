@@ -96,8 +96,7 @@ class SliceLoss:
     def __call__(self, output: Any, targets: Any) -> Tensor:
         """The loss of a slice, or of anything else."""
         if not isinstance(targets, Uncounted):
-            loss: Tensor = without_metrics(self.loss(output, targets))
-            return loss
+            return without_metrics(self.loss(output, targets))
         none = [leaf.flatten()[:0].sum(dtype=exact(leaf.dtype)) for leaf in tensors_of(output) if leaf.is_floating_point()]
         return torch.stack([tensor.to(none[0].dtype) for tensor in none]).sum()
 

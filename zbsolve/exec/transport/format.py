@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...util.errors import BadInput
 from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from ..base.values import PLAIN_TYPES, Layout, is_dtensor, local, tensors_of
-from .wires import CPU, Wires, receive_bytes, receive_tensor, send_bytes, send_tensor
+from .wires import BYTES, CPU, Wires, losing
 
 ALIGNMENT = 16  # bytes: a tensor of any type may begin there
 FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it
@@ -154,8 +155,7 @@ class Format:
     @cached_property
     def spec(self) -> TreeSpec:
         """The structure, as torch's pytrees know it."""
-        structure: TreeSpec = treespec_loads(self.structure or "")
-        return structure
+        return treespec_loads(self.structure or "")
 
     def text(self, mesh: DeviceMesh | None = None) -> bytes:
         """As JSON. mesh: the pipeline's. Raises BadInput for a DTensor that cannot be rebuilt at the other end."""
@@ -183,19 +183,41 @@ class Format:
 def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None) -> None:
     """Send a pytree of tensors and plain values outside of a step, through host memory. mesh: the pipeline's. Raises
     BadInput, LostRank."""
+    for work, _ in begin_value(wires, value, destination, mesh):
+        wires.wait(work, destination)
+
+
+def begin_value(
+    wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None, tag: int = BYTES
+) -> list[tuple[Any, Tensor]]:
+    """Begin to: what is under way, with the memory that must stay until then."""
     form = Format.of(value)
-    send_bytes(wires, form.text(mesh), destination)
-    if form.tensors:
-        send_tensor(wires, form.pack(value, CPU), destination)
+    text = torch.frombuffer(bytearray(form.text(mesh)), dtype=torch.uint8)
+    rows = [torch.tensor([len(text)]), text, *([form.pack(value, CPU).cpu()] if form.tensors else [])]
+    with losing(destination):
+        return [(wires.control.send([row], destination, tag), row) for row in rows]
 
 
-def receive_value(wires: Wires, source: int, device: torch.device = CPU, mesh: DeviceMesh | None = None) -> Any:
+def receive_value(
+    wires: Wires,
+    source: int,
+    device: torch.device = CPU,
+    mesh: DeviceMesh | None = None,
+    tag: int = BYTES,
+    timeout: timedelta | None = None,
+) -> Any:
     """What `send_value` sent, on `device`. Raises LostRank."""
-    form = Format.loads(receive_bytes(wires, source), mesh)
-    row = form.buffer(device)
-    if form.tensors:
-        receive_tensor(wires, row, source)
-    return form.unpack(row)
+
+    def received(row: Tensor) -> Tensor:
+        with losing(source):
+            work = wires.control.recv([row], source, tag)
+        wires.wait(work, source, timeout)
+        return row
+
+    text = received(torch.empty(int(received(torch.zeros(1, dtype=torch.int64))), dtype=torch.uint8))
+    form = Format.loads(text.numpy().tobytes(), mesh)
+    row = form.buffer(CPU)
+    return form.unpack((received(row) if form.tensors else row).to(device))
 
 
 def _shown(value: Any) -> str:

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
 from ...util.temporary import temporary_folder
-from .wires import BROKE, BYTES, Wires, broken, call_beside, digest, receive_bytes, send_bytes
+from .wires import BROKE, BYTES, Wires, broken, call_beside, came_true, digest, receive_bytes, send_bytes
 
 Cells = NDArray[np.int64]
-SHORTEST, LONGEST = 2e-5, 1e-3  # seconds between two looks
 NOTES_SECONDS = 1.0  # for the others' notes to come
 SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
 Note = dict[str, Any]
@@ -288,9 +287,6 @@ class Signals:
 
     def hear(self, name: str, step: int) -> None:
         """Wait until pass `name` of another rank has ended in a step. Raises LostRank."""
-        row, pause, until = self.rows[name], SHORTEST, time.monotonic() + self.timeout
-        while self.cells[row] < step:
-            if time.monotonic() > until:
-                raise LostRank(f"waiting for {name}: not done after {self.timeout:g} s", self.ranks[name])
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
+        row = self.rows[name]
+        if not came_true(lambda: bool(self.cells[row] >= step), self.timeout):
+            raise LostRank(f"waiting for {name}: not done after {self.timeout:g} s", self.ranks[name])

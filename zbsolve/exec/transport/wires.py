@@ -27,7 +27,7 @@ DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
 ABORT_SECONDS = 10.0  # for communicators to end
-POLL_SECONDS = 1e-4
+SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at what is waited for, first and at last
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,9 @@ class Wires:
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
         """Wait for a work object (None: it is done) that concerns `peer` (None: all ranks). Without a timeout this waits as
         long as the process group does. Raises LostRank."""
-        try:
+        with losing(peer):
             if work is not None:
                 _ = work.wait() if timeout is None else work.wait(timeout)
-        except Exception as error:
-            other = "" if peer is None else f"waiting for rank {peer}: "
-            raise LostRank(f"{other}{reason(error)}", peer) from None
 
     def gather(self, row: Tensor) -> tuple[Any, Tensor]:
         """Begin to tell all ranks a row of numbers. The work object, and what all of them tell once that is done, shape
@@ -196,11 +193,20 @@ def digest(content: str) -> int:
 def passed(device: torch.device, timeout: timedelta) -> None:
     """Wait until a GPU is behind all that was launched on its current stream. Raises TimeoutError. (To wait for the device
     itself has no end where another rank is gone.)"""
-    event, until = torch.cuda.current_stream(device).record_event(), time.monotonic() + timeout.total_seconds()
-    while not event.query():
+    event = torch.cuda.current_stream(device).record_event()
+    if not came_true(event.query, timeout.total_seconds()):
+        raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
+
+
+def came_true(done: Callable[[], bool], seconds: float, longest: float = LONGEST) -> bool:
+    """Wait for what nothing wakes a thread for: is it so within this time? longest: seconds between two looks at last."""
+    pause, until = min(SHORTEST, longest), time.monotonic() + seconds
+    while not done():
         if time.monotonic() > until:
-            raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
-        time.sleep(POLL_SECONDS)
+            return False
+        time.sleep(pause)
+        pause = min(1.5 * pause, longest)
+    return True
 
 
 def connect(groups: Iterable[Any], device: torch.device, timeout: timedelta) -> None:
@@ -252,6 +258,15 @@ def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
 
 
 @contextmanager
+def losing(peer: int | None) -> Iterator[None]:
+    """What a backend raises inside is that `peer` (None: any rank) is lost: raises LostRank."""
+    try:
+        yield
+    except Exception as error:
+        raise LostRank(f"{'' if peer is None else f'waiting for rank {peer}: '}{reason(error)}", peer) from None
+
+
+@contextmanager
 def waiting(what: str) -> Iterator[None]:
     """What a backend says of a lost rank, in a line that says of what: raises LostRank."""
     try:
@@ -282,18 +297,6 @@ def reason(error: BaseException) -> str:
 def broken(text: str) -> bool:
     """Does gloo say that a connection ended?"""
     return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
-
-
-def send_tensor(wires: Wires, tensor: Tensor, destination: int) -> None:
-    """Send a tensor outside of a step, through host memory. Raises LostRank."""
-    wires.wait(wires.control.send([tensor.detach().cpu().contiguous()], destination, BYTES), destination)
-
-
-def receive_tensor(wires: Wires, into: Tensor, source: int) -> None:
-    """What `send_tensor` sent. Raises LostRank."""
-    row = torch.empty_like(into, device=CPU, memory_format=torch.contiguous_format)
-    wires.wait(wires.control.recv([row], source, BYTES), source)
-    into.copy_(row)
 
 
 def send_bytes(wires: Wires, body: bytes, destination: int) -> None:

@@ -259,8 +259,7 @@ def without_output(layer: nn.Module, path: str) -> nn.Module:
 
     def run(self: Any, x: Any) -> Tensor:
         forward(self, x)  # what comes behind the output layer is of no use
-        taken: Tensor = self._passing.taken()
-        return taken
+        return self._passing.taken()
 
     return _around(_copied(layer, path, Standing(passing)), run, passing)
 
@@ -291,8 +290,7 @@ def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
 def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
     """The layer with `other` at `path`. All its modules are new, but parameters and buffers are the same."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
-    module: nn.Module = deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
-    return module
+    return deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
 
 
 class WholeVocabulary:
