@@ -31,13 +31,12 @@ def two() -> dict[str, list[Any]]:
         2,
         "tests.support.exec_jobs_optimizer",
         {"as_with_a_barrier": TWO, "norms": None, "several_inside": None},
-        timeout=100,
     )
 
 
 @pytest.fixture(scope="module")
 def three() -> dict[str, list[Any]]:
-    return jobs_on(3, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": THREE, "nobody_waits": None}, timeout=100)
+    return jobs_on(3, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": THREE, "nobody_waits": None})
 
 
 def the_same(ranks: list[list[dict[str, Any]]]) -> None:

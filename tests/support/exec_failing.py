@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .exec_ranks import forking, redirect
+from .exec_ranks import LIMIT, forking, redirect
 
-LIMIT = 45.0  # seconds for a job, whatever happens
 MODEL = """
 import os, signal, time
 import torch
@@ -147,7 +146,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     loss = None if job["what"] == "no loss" else nn.functional.mse_loss
     if job["what"] == "hang late" and here:
         PARTS.append(lambda c: Late())
-    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False)}
+    more: dict[str, Any] = {"timeout": job.get("timeout", 300), "watch": job.get("watch", False)}
     if mesh is not None:
         more["group"] = mesh.get_group("pp")
     runner = Pipeline(layers, schedule, loss=loss, **more)

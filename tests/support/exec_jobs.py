@@ -55,7 +55,7 @@ def twice(rank: int, steps: int) -> list[str]:
     digests = []
     for _ in range(2):
         model = mlp(0)
-        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
+        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
         optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
         for step in range(steps):
             batches = [model.batch(m, step) for m in range(4)]
@@ -70,7 +70,7 @@ def twice(rank: int, steps: int) -> list[str]:
 def leaks(rank: int, steps: int) -> dict[str, Any]:
     """Bytes that live after the first steps and after `steps` more, with parameters and gradients left out."""
     model = mlp(0)
-    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
+    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
     batches = [model.batch(m, 0) for m in range(4)]
     inputs, targets = [x for x, _ in batches], [y for _, y in batches]
     runner.step(inputs, targets)
@@ -88,7 +88,7 @@ def owned(rank: int, _: None) -> dict[str, Any]:
     """A model on the meta device: what this rank holds of it, its state dict, and what it says of a wrong one."""
     with torch.device("meta"):
         whole = nn.Sequential(OrderedDict((f"part{i}", nn.Linear(4, 4)) for i in range(4)))
-    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss)
     state = runner.state_dict()
     runner.load_state_dict({name: torch.ones_like(value) for name, value in state.items()} | {"other": torch.ones(1)})
     refused = refusal(lambda: runner.step(torch.ones(3, 4), torch.ones(3, 4)))
@@ -113,7 +113,7 @@ def tied_on_meta(rank: int, order: list[int]) -> float:
             nn.init.constant_(layer.weight, 7.0 if number == 0 else 0.1)  # type: ignore[arg-type]
 
     schedule = random_schedule(a_problem(tuple(order), 2, layers=4))
-    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20, init=init)
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, init=init)
     return float(runner.layers[0 if rank == order[0] else 3].weight[0, 0])  # type: ignore[index]
 
 
@@ -121,7 +121,7 @@ def unfrozen_front(rank: int, _: None) -> list[str]:
     """A frozen layer before a trained one, on a rank each. What steps say: as it is, with both trained, as before."""
     layers = [nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)]
     problem = pipeline([10, 10], BW=[0, 20], microbatches=2, layers=[1, 1], untrained=1)
-    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss)
     said = []
     for trained in (False, True, False):
         layers[0].requires_grad_(trained)
@@ -139,7 +139,7 @@ def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
     for name, form in (forms | more).items():
         first = nn.Sequential(Float(), nn.Linear(4, 4)) if name == "bfloat16" else nn.Linear(4, 4)
         schedule = random_schedule(a_problem((0, 1), 4, layers=2))
-        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss, timeout=20)
+        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss)
         tell = runner.mailbox.tell
         runner.mailbox.tell = lambda tensor, *to, tell=tell: sizes.append(len(tensor)) or tell(tensor, *to)  # type: ignore
         with warnings.catch_warnings(record=True) as caught:
@@ -168,7 +168,7 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
         counts = split_layers(len(rows), len(spot))
         problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
+        runner = Pipeline(model.build, schedule, loss=model.loss)
         inputs, targets = [x for x, _ in batches], [y for _, y in batches]
         runner.step(inputs, targets)  # afterwards gradients are there
         memory = runner.step(inputs, targets, memory=True).memory

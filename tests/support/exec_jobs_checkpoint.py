@@ -55,7 +55,7 @@ class Loop:
         schedule: Schedule = random_schedule(with_updates(problem, 5, every=2, delay=1) if inside else problem, 3)
         update = (lambda p: [torch.optim.SGD(p[1:], 0.1, momentum=0.9), torch.optim.Adam(p[:1], 0.1)]) if inside else None
         self.runner = Pipeline(
-            partial(layers, model=model), schedule, loss=MODEL.loss, tied=model.tied, seed=seed, timeout=20, update=update
+            partial(layers, model=model), schedule, loss=MODEL.loss, tied=model.tied, seed=seed, update=update
         )
         self.objects: dict[str, Any] = {}
         if inside:
@@ -127,7 +127,6 @@ def refused(rank: int, argument: dict[str, Any]) -> list[str]:
         lambda numbers: [nn.Linear(3, 3) for _ in numbers],
         random_schedule(a_problem((0, 1), 2, layers=2)),
         loss=nn.functional.mse_loss,
-        timeout=20,
     )
     sgd = torch.optim.SGD(loop.runner.parameters(), 0.1, momentum=0.9)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(loop.objects["optimizer"], 9)

@@ -45,7 +45,7 @@ def layers(numbers: list[int] | None = None) -> list[nn.Module]:
 
 
 def runner_of(schedule: Schedule, **more: Any) -> Pipeline:
-    return Pipeline(layers, schedule, loss=MODEL.loss, tied=MODEL.tied, timeout=20, **more)
+    return Pipeline(layers, schedule, loss=MODEL.loss, tied=MODEL.tied, **more)
 
 
 def rows(count: int, step: int = 0) -> tuple[Tensor, Tensor]:
@@ -274,7 +274,7 @@ def between_steps(rank: int, evaluating: bool) -> dict[str, Any]:
         torch.manual_seed(1)
         whole = [Changing() for _ in range(4)]
     schedule = random_schedule(a_problem((0, 1, 1, 0), 4, layers=4), 3)
-    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss)
     optimizer = PostValidated(runner, torch.optim.AdamW(runner.parameters(), 0.05), max_norm=0.05)
     losses, seen = [], []
     for step in range(6):

@@ -276,7 +276,7 @@ def compared(case: Case, group: dict[str, Any], training: bool) -> str:
     """What this rank says where layer 1 mixes tokens: in a step, or in the evaluation behind one."""
     layers, (x, y) = layers_of(case), batch(case)
     layers[1] = Mixed(training)
-    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, timeout=120, **group)
+    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, **group)
     try:
         pipe.step(x, y)
         return f"{training} {pipe.evaluate(x, y)}"
@@ -316,7 +316,7 @@ def memories() -> list[dict[str, int]]:
         how = {"layers": split_layers(len(rows), len(placement)), "fused": fused, "recompute": recompute}
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=120)
+        runner = Pipeline(model.build, schedule, loss=model.loss)
         runner.step(inputs, targets)  # afterwards gradients are there
         memory = runner.step(inputs, targets, memory=True).memory
         assert memory is not None
