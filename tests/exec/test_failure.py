@@ -259,13 +259,14 @@ def test_one_line() -> None:
     ("what", "text"),
     [
         ("die", r"rank 1, pass 1F\d: the process died of SIGKILL"),
-        ("throw", r"rank 1, pass 1F\d: ValueError at .*own.py:17: on purpose"),
+        ("throw", r"rank 1, pass 1F\d: ValueError at .*own.py:20: on purpose"),
         ("hang", r"rank 1, pass 1F\d: hangs, not done after 10 s \(rank 0, pass 0B\d: .*: nothing for 10 s\)"),
     ],
 )
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_all_in_one_line(own: str, what: str, text: str, request: pytest.FixtureRequest) -> None:
     """However long starting takes: time is counted since a rank last went on."""
+    request.getfixturevalue("monkeypatch").setattr("zbsolve.exec.run.launch.LATE_SECONDS", 60.0)
     if what != "hang":  # which is of processes that take their time to start
         request.getfixturevalue("forked")
     planned = random_schedule(a_problem((0, 1), 4, layers=4))

@@ -16,6 +16,9 @@ MODEL = """
 import os, signal, time
 import torch
 from torch import nn
+from zbsolve.exec.run import torchrun
+
+torchrun.LATE_SECONDS = 60.0  # before a rank is ended that may still say what it waits for
 
 class Bad(nn.Module):
     def __init__(self, what):
@@ -87,7 +90,10 @@ def failing(what: str, **job: Any) -> list[Any]:
 
 def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
     from zbsolve.exec.run.host import end_with_parent, local_network
+    from zbsolve.exec.transport import peers
 
+    if job["what"] == "hang":
+        peers.NOTES_SECONDS = 5.0  # on a busy machine others say later what they wait for
     redirect(folder / f"stderr.{rank}")
     end_with_parent()
     local_network()
