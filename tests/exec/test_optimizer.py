@@ -27,11 +27,8 @@ TWO, THREE = ["adam", "several"], ["momentum"]
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    return jobs_on(
-        2,
-        "tests.support.exec_jobs_optimizer",
-        {"as_with_a_barrier": TWO, "norms": None, "several_inside": None},
-    )
+    jobs = {"as_with_a_barrier": TWO, "norms": None, "several_inside": None}
+    return jobs_on(2, "tests.support.exec_jobs_optimizer", jobs)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def test_the_memory_stays_that_of_the_order() -> None:
     """All forwards first holds 4 microbatches on every rank, so any order of ZB-H1's memory may be found: it and its bound
     are 4 · 9 + 3 · 3 ms."""
     given, h1 = orders(4)
-    found = order_again(given, 1.0)
+    found = order_again(given, 100.0)  # its bound ends it long before
     assert verify(given.problem, found) == ()
     assert found.timeline().makespan == h1.timeline().makespan == 45_000 < given.timeline().makespan
 
@@ -27,9 +27,8 @@ def test_the_memory_stays_that_of_the_order() -> None:
 @pytest.mark.slow
 def test_a_search_in_another_process() -> None:
     given, h1 = orders(4)
-    search = Search(given, 1.0)
-    until = time.monotonic() + 60
-    while not search.ended and time.monotonic() < until:
+    search = Search(given, 100.0)
+    while not search.ended:
         time.sleep(0.05)
     found = search.found()
     assert found is not None

@@ -150,19 +150,13 @@ def test_layers_move_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(*given: Any) -> Moved | None:
         *what, _, seed = given
         seen.append((seed, threading.get_ident()))
-        return moved_layers(*what, Clock(1.0, 0.3), seed)  # counted, and so as far on any machine
+        return moved_layers(*what, Clock(1.0, 0.3), seed)  # counted: it comes as far on any machine
 
     monkeypatch.setattr(auto, "moved_layers", noted)
     monkeypatch.setattr(auto, "cores", lambda: 3)
     layers = (replace(equal_layers(1).layers[0], F=1.0, BW=2.0, held_until_B=1, held_until_W=0),) * 128
     profile = replace(equal_layers(1), layers=layers, link=Link(0.0, 1e12))
-
-    def found(name: str, state: Any) -> None:
-        if 0 < state.value < 840 and len(seen) == 3:
-            raise KeyboardInterrupt
-
-    step = Step(4, 8, "loop4", "auto", memory="256B", fused=True)
-    schedule, _ = solve_auto(profile, step, seconds=15.0, progress=found)
+    schedule, _ = solve_auto(profile, Step(4, 8, "loop4", "auto", memory="256B", fused=True), seconds=1.0)
     assert sorted(seed for seed, _ in seen) == [0, 1, 2]
     assert threading.get_ident() not in {thread for _, thread in seen}
     assert schedule.certificate.value < 840

@@ -22,7 +22,7 @@ from zbsolve.models.presets import GptSizes, gpt, mlp
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, random_schedule, refusal, split_layers
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -58,8 +58,7 @@ def twice(rank: int, steps: int) -> list[str]:
         runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
         optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
         for step in range(steps):
-            batches = [model.batch(m, step) for m in range(4)]
-            runner.step([x for x, _ in batches], [y for _, y in batches])
+            runner.step(*batch_of(model, 4, step))
             optimizer.step()
             optimizer.zero_grad()
         state = runner.state_dict()
@@ -71,14 +70,13 @@ def leaks(rank: int, steps: int) -> dict[str, Any]:
     """Bytes that live after the first steps and after `steps` more, with parameters and gradients left out."""
     model = mlp(0)
     runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
-    batches = [model.batch(m, 0) for m in range(4)]
-    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
-    runner.step(inputs, targets)
+    batch = batch_of(model, 4)
+    runner.step(*batch)
     meter, seen = LiveBytes(), []
     meter.ignore([*runner.module.parameters(), *(p.grad for p in runner.parameters() if p.grad is not None)])
     with meter:
         for step in range(steps):
-            runner.step(inputs, targets).seen.wait()
+            runner.step(*batch).seen.wait()
             if step in (4, steps - 1):
                 seen.append(meter.now)
     return {"bytes": seen, "live": sum(len(stage.live) for stage in runner.stages.values())}
@@ -162,16 +160,14 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
     sizes = held(model, stages_of(model, range(len(model.layers))))
     rows = tuple(Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs()) for i, size in enumerate(sizes))
     profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
-    batches = [model.batch(m, 0) for m in range(4)]
     result = []
     for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
         counts = split_layers(len(rows), len(spot))
         problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
         runner = Pipeline(model.build, schedule, loss=model.loss)
-        inputs, targets = [x for x, _ in batches], [y for _, y in batches]
-        runner.step(inputs, targets)  # afterwards gradients are there
-        memory = runner.step(inputs, targets, memory=True).memory
+        runner.step(*batch_of(model, 4))  # afterwards gradients are there
+        memory = runner.step(*batch_of(model, 4), memory=True).memory
         assert memory is not None
         result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return result

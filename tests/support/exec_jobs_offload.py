@@ -28,7 +28,7 @@ from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, worst
+from .exec_tools import a_problem, random_schedule, refusal, worst
 from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
@@ -157,11 +157,7 @@ def limited(rank: int, _: None) -> dict[str, Any]:
 
 def cheats(rank: int, limit: int) -> str:
     """The same stages with slow copies, whose schedule minds no memory. Its process group is of no use afterwards."""
-    try:
-        wide_run(in_parts(400, None), limit, group=dist.new_group())
-    except RunFailed as error:
-        return str(error)
-    return ""
+    return refusal(lambda: wide_run(in_parts(400, None), limit, group=dist.new_group()), RunFailed)
 
 
 def in_parts(copy: int, capacity: int | None) -> Schedule:
@@ -208,19 +204,17 @@ def noted(pause: float) -> Iterator[dict[str, tuple[int, int]]]:
     """When the work of copies began and ended inside, by name, ns: ends before others hear of them. What comes back takes
     `pause` seconds more."""
     found: dict[str, tuple[int, int]] = {}
-    copy_out, copy_back = Offload._copy_out, offload_rank._copy_back
 
-    def out(part: Offload, away: Any, *more: Any) -> None:
-        began = time.monotonic_ns()
-        copy_out(part, away, *more)
-        found[away.name] = began, time.monotonic_ns()
+    def noting(copy: Any, kind: str) -> Any:
+        def run(*given: Any) -> None:
+            began = time.monotonic_ns()
+            copy(*given)
+            time.sleep(pause if kind == "R" else 0)
+            found[given[1].name.replace("O", kind)] = began, time.monotonic_ns()
 
-    def back(targets: Any, away: Any) -> None:
-        began = time.monotonic_ns()
-        copy_back(targets, away)
-        time.sleep(pause)
-        found[away.name.replace("O", "R")] = began, time.monotonic_ns()
+        return run
 
+    out, back = noting(Offload._copy_out, "O"), noting(offload_rank._copy_back, "R")
     with mock.patch.object(Offload, "_copy_out", out), mock.patch.object(offload_rank, "_copy_back", back):
         yield found
 

@@ -22,7 +22,7 @@ from zbsolve.exec.updates import as_one
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, part_of, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, part_of, random_schedule, refusal, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
 
@@ -228,8 +228,7 @@ def norms(rank: int, _: None) -> dict[str, Any]:
     runner = Pipeline(model.build, schedule, loss=model.loss, tied=model.tied)
     optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
     ahead = PostValidated(runner, optimizer, max_norm=1e-3)
-    batches = [model.batch(m, 0) for m in range(2)]
-    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+    inputs, targets = batch_of(model, 2)
     runner.step(inputs, targets)
     ahead.step()
     ahead.finish()
@@ -258,11 +257,7 @@ def misused(rank: int, _: None) -> str:
     runner.step(*batch(schedule, 0))
     ahead.step()
     optimizer.zero_grad()
-    try:
-        runner.step(*batch(schedule, 1))
-    except RunFailed as error:
-        return str(error)
-    return ""
+    return refusal(lambda: runner.step(*batch(schedule, 1)), RunFailed)
 
 
 def several_inside(rank: int, _: None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zbsolve import Noise, Schedule, pipeline
+from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.slack import Slack
@@ -120,32 +120,3 @@ def refused(rank: int, argument: None) -> list[str]:
         refusal(lambda: Pipeline(toy, random_schedule(fused), split="layers:slack", **given)),
         refusal(lambda: Pipeline(toy, three_ranks(), split="auto:slack", **given)),
     ]
-
-
-def under_noise(rank: int, argument: tuple[str, str, int, int]) -> dict[str, list[float]]:
-    """Steps of a schedule's file on emulated devices whose times are drawn anew for each, `steps` of each of `seeds`: µs as
-    given and with slack, and how often a device had to wait for this machine."""
-    path, noise, seeds, steps = argument
-    schedule = Schedule.load(path)
-    names, x = schedule.problem.names, torch.linspace(-1, 1, 8 * schedule.problem.microbatches).reshape(-1, 4)
-    runners = {}
-    for split in ("layers", "layers:slack"):
-        times = Times.of(schedule, "schedule")
-        runners[split] = Pipeline(toy, schedule, loss=nn.functional.mse_loss, split=split, emulate=times)
-        runners[split].step(x, x.flip(0))
-    found: dict[str, list[float]] = {"layers": [], "layers:slack": [], "waited": []}
-    for seed in range(seeds):
-        for took in (row for some in Noise.read(noise).steps(schedule.problem, steps, seed) for row in some.round()):
-            waited = 0
-            for split, runner in runners.items():
-                device = runner.hooks.emulated
-                device.retime(dict(zip(names, took.astype(int).tolist(), strict=True)))
-                dist.barrier()
-                before = int(device.board.waited.sum())
-                found[split].append(float(runner.step(x, x.flip(0)).timeline.makespan))
-                dist.barrier()
-                waited += int(device.board.waited.sum()) - before
-            found["waited"].append(waited)
-    grads = [[p.grad for p in runner.parameters()] for runner in runners.values()]
-    assert all(bool((a == b).all()) for a, b in zip(*grads, strict=True))
-    return found

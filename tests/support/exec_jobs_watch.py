@@ -21,7 +21,8 @@ from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.show.comparison import compare, told_switches
 
 from .exec_jobs import toy
-from .exec_tools import devices_alone, refusal
+from .exec_tools import devices_alone, refusal, worst
+from .trials import Trial
 
 
 def orders(ranks: int, us: int = 3000, microbatches: int = 4) -> tuple[Schedule, Schedule]:
@@ -45,49 +46,44 @@ class Found:
         """Nothing runs."""
 
 
-def gradients_off(runner: Pipeline, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """How far the gradients of this rank are from those of the unsplit model."""
-    whole = nn.Sequential(*toy(list(range(sum(runner.counts)))))
-    nn.functional.mse_loss(whole(inputs), targets).backward()
-    return max(
-        float((p.grad - dict(whole.named_parameters())[name].grad).abs().max()) for name, p in runner.named_parameters()
-    )
-
-
 def watched(rank: int, argument: None) -> dict[str, Any]:
     """Four ranks of which rank 1 takes three times as long; looks after 3 and 6 steps; what was seen, and the gradients."""
     given, _ = orders(4)
     times = Times.of(given, "schedule")
     slow = {name: us * (1 + 2 * (name[0] == "1")) for name, us in times.passes.items()}
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, emulate=times)
-    runner.hooks.emulated.retime(slow)
     x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    trial = Trial(problem=given, layers=toy, batch=lambda place, step: (x.chunk(4), x.flip(0).chunk(4)))
+    runner = trial.pipeline(emulate=times)
+    runner.hooks.emulated.retime(slow)
     said, off, steps = [], [], []
     with mock.patch.object(watching, "Search", Found), devices_alone():
         watch = Watch(runner, every=3, steps=2)
         for _ in range(9):
-            for p in runner.parameters():
-                p.grad = None
+            runner.module.zero_grad()
             result = runner.step(x, x.flip(0))
             steps.append(result.timeline.makespan)
-            off.append(gradients_off(runner, x, x.flip(0)))
+            trial.add_gradients(whole := trial.unsplit(4), 0, runner)
+            off.append(worst(runner, whole))
             said.append(watch(result))
     told = [None if one is None else [[s.what for s in one.slow], one.before, one.after, str(one)] for one in said]
     return {"said": told, "off": max(off), "steps": steps, "order": list(runner.schedule.order["compute:1"])}
 
 
+def one_of_two(rank: int) -> Pipeline:
+    """Pipelines of two ranks, all forwards first."""
+    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
+    group, beside = groups[0][rank // 2], groups[1][rank % 2]
+    return Pipeline(toy, orders(2, 30)[0], loss=nn.functional.mse_loss, group=group, replicas=beside)
+
+
 def replicas(rank: int, argument: None) -> dict[str, Any]:
     """Two pipelines of two ranks switch together; gradients before and after, and the orders."""
-    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
-    given, _ = orders(2, 30)
-    group, beside = groups[0][rank // 2], groups[1][rank % 2]
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside)
+    runner = one_of_two(rank)
     x, found = torch.linspace(-1, 1, 32).reshape(8, 4) + rank // 2, []
     with mock.patch.object(watching, "Search", Found):
         watch = Watch(runner, every=1, steps=1, gain=0.0)
         for _ in range(3):
-            for p in runner.parameters():
-                p.grad = None
+            runner.module.zero_grad()
             watch(runner.step(x, x.flip(0)))
             runner.wait_gradients()
             found.append([p.grad.clone() for p in runner.parameters()])
@@ -147,17 +143,10 @@ def fails(rank: int, argument: None) -> str:
     runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group)
     watch = Watch(runner, every=1, steps=1)
     with mock.patch.object(watching, "slow_parts", side_effect=OSError("no room")):
-        try:
-            watch(runner.step(x, x.flip(0)))
-        except RunFailed as error:
-            return str(error)
-    return ""
+        return refusal(lambda: watch(runner.step(x, x.flip(0))), RunFailed)
 
 
 def one_pipeline(rank: int, argument: None) -> str:
     """One of two pipelines switches to another order than the other."""
-    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
-    given, other = orders(2, 30)
-    group, beside = groups[0][rank // 2], groups[1][rank % 2]
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside)
-    return refusal(lambda: runner.switch(other if rank < 2 else given))
+    runner = one_of_two(rank)
+    return refusal(lambda: runner.switch(orders(2, 30)[int(rank < 2)]))

@@ -52,13 +52,13 @@ def forking() -> ForkServerContext:
     return context
 
 
-def on_ranks(ranks: int, function: str, argument: Any = None) -> list[Any]:
+def on_ranks(ranks: int, function: str, argument: Any = None, timeout: float = LIMIT) -> list[Any]:
     """What `function(rank, argument)` returned on each rank (JSON values); of a module alone, what its functions did that
     `argument` names, [(name, argument), …], one after the other. Fails where one does; no process stays."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = (folder, ranks, function, json.dumps(argument))
-        for rank, code in enumerate(ended(function, [(main, (*given, rank)) for rank in range(ranks)])):
+        given = (folder, ranks, timeout, function, json.dumps(argument))
+        for rank, code in enumerate(ended(function, [(main, (*given, rank)) for rank in range(ranks)], timeout)):
             assert code is None or code == 0, f"{function} on rank {rank}: {said(folder, 'stderr', rank)[-2000:]}"
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -78,20 +78,20 @@ def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         given = (Path(name), ranks, store.port, words)
-        codes = ended("torchrun", [(member, (*given, rank)) for rank in range(ranks)])
+        codes = ended("torchrun", [(member, (*given, rank)) for rank in range(ranks)], LIMIT)
         out, errors = ("".join(said(Path(name), what, rank) for rank in range(ranks)) for what in ("stdout", "stderr"))
     return subprocess.CompletedProcess(words, max(code or 0 for code in codes), out, errors)
 
 
-def ended(what: str, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]]) -> list[int | None]:
+def ended(what: str, calls: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> list[int | None]:
     """The exit codes of forked processes, once all have ended or one has failed; None of those that were ended for it."""
     children = [forking().Process(target=function, args=given) for function, given in calls]
     try:
         for child in children:
             child.start()
-        until = time.monotonic() + LIMIT
+        until = time.monotonic() + seconds
         while any(one.exitcode is None for one in children) and not any(one.exitcode for one in children):
-            assert time.monotonic() < until, f"{what}: not done after {LIMIT} s"
+            assert time.monotonic() < until, f"{what}: not done after {seconds} s"
             wait([one.sentinel for one in children if one.exitcode is None], 0.1)
         return [one.exitcode for one in children]
     finally:
@@ -173,10 +173,10 @@ def redirect(errors: Path, output: Path = Path(os.devnull)) -> None:
             os.dup2(stream.fileno(), number)
 
 
-def main(folder: Path, ranks: int, function: str, argument: str, rank: int) -> None:
+def main(folder: Path, ranks: int, timeout: float, function: str, argument: str, rank: int) -> None:
     """One rank."""
     redirect(folder / f"stderr.{rank}")
-    run(folder, ranks, function, json.loads(argument), rank)
+    run(folder, ranks, timeout, function, json.loads(argument), rank)
     sys.stderr.flush()
     os._exit(0)  # not through torch's and gloo's destructors
 
@@ -198,7 +198,7 @@ def member(folder: Path, ranks: int, port: int, words: Sequence[str], rank: int)
     os._exit(code)
 
 
-def run(folder: Path, ranks: int, function: str, argument: Any, rank: int) -> None:
+def run(folder: Path, ranks: int, timeout: float, function: str, argument: Any, rank: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -207,7 +207,7 @@ def run(folder: Path, ranks: int, function: str, argument: Any, rank: int) -> No
     end_with_parent()
     local_network()
     torch.set_num_threads(1)
-    limit = timedelta(seconds=LIMIT)
+    limit = timedelta(seconds=timeout)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks, timeout=limit)
     module, _, name = function.partition(":")
     jobs = importlib.import_module(module)

@@ -125,11 +125,17 @@ def a_problem(
     return pipeline([10] * stages, **times, **how | {"comm": 3, "layers": counts} | options)
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    """The line of the BadInput that a call raises; "" where it does not."""
+def batch_of(model: Model, microbatches: int, step: int = 0) -> tuple[list[Any], list[Any]]:
+    """Inputs and targets of a step, a microbatch each."""
+    inputs, targets = zip(*(model.batch(m, step) for m in range(microbatches)), strict=True)
+    return list(inputs), list(targets)
+
+
+def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
+    """The line of the error that a call raises; "" where it does not."""
     try:
         call()
-    except BadInput as error:
+    except kind as error:
         return str(error)
     return ""
 

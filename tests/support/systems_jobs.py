@@ -218,13 +218,8 @@ def trains(rank: int, name: str) -> list[float]:
 
     problem = problem_for(name, 4, MICROBATCHES, 2, 2, 2, layers=(2, 1, 1, BLOCKS - 2))
     lr = {"pipedream": 0.002, "pipedream-2bw": 0.004}[name]
-    runner = Pipeline(
-        model(),
-        preset(name, problem),
-        loss=CrossEntropy(),
-        init=init,
-        update=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
-    )
+    update = partial(torch.optim.AdamW, lr=lr)
+    runner = Pipeline(model(), preset(name, problem), loss=CrossEntropy(), init=init, update=update)
     text = corpus()
     return [runner.step(*batch(text, step)).loss for step in range(10)]
 
