@@ -164,8 +164,8 @@ ROWS = (
     Planted(
         "gradient: earlier gradients of a shared parameter are dropped",
         "zbsolve/exec/exchange.py",
-        "parameter.grad = kept.add_(parameter.grad)",
-        "parameter.grad = kept.mul_(0).add_(parameter.grad)",
+        "p.grad = kept if p.grad is None else kept.add_(p.grad)",
+        "p.grad = kept if p.grad is None else kept.mul_(0).add_(p.grad)",
         "tests/exec/test_systems.py",
     ),
     Planted(
@@ -241,8 +241,8 @@ ROWS = (
     Planted(
         "checkpoint: entries that are no tensors are lost",
         "zbsolve/exec/loop/checkpoint.py",
-        'rest["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value',
-        'rest["entries"][key][name, entry] = 0 * local(value) if isinstance(value, Tensor) else value',
+        'facts["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value',
+        'facts["entries"][key][name, entry] = 0 * local(value) if isinstance(value, Tensor) else value',
         "tests/exec/test_checkpoint.py",
     ),
     Planted(
