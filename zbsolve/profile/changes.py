@@ -101,14 +101,12 @@ def _numbered(profile: Profile) -> dict[str, Layer]:
 
 
 def _samples_of_equals(profile: Profile) -> Callable[[Layer, str], list[float]]:
-    """(layer, kind) → samples of the layer, µs: its own and those of its equals, since only some of equal layers are
-    measured."""
+    """(layer, kind) → samples of the layer and of its equals, µs: of equal layers only some are measured."""
     names: dict[Layer, dict[str, None]] = {}
     for layer in profile.layers:
         names.setdefault(replace(layer, name=""), {})[layer.name] = None
-    return lambda layer, kind: [
-        us for name in names[replace(layer, name="")] for us in profile.samples.get(f"{name}/{kind}", ())
-    ]
+    samples = profile.samples
+    return lambda layer, kind: [us for name in names[replace(layer, name="")] for us in samples.get(f"{name}/{kind}", ())]
 
 
 def _link_samples(old: Profile, new: Profile) -> tuple[list[float], list[float]]:
