@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..features.cuts import NotSliced
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
@@ -40,7 +39,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import OPEN, Step
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible
+from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.machine import cores, run_threads
 from .climb import Moved, Way, built, by_number, move, moved_layers, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
@@ -361,7 +360,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         split = cut if isinstance(cut, str) else "given"
         try:
             named.setdefault(replace(step, partition=cut).counts(profile) or (), []).append(split)
-        except (Infeasible, NotSliced) as error:
+        except (Infeasible, Unfit) as error:
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
