@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from profiler import estimate
+from tests.support.exec_jobs import toy
 from tests.support.exec_ranks import on_ranks
 from zbsolve import Layer, Link, Noise, Problem, Profile, Schedule, Step, Trace, pipeline, preset, solve, solve_auto
 from zbsolve.build import Work, with_sharding
@@ -126,14 +127,42 @@ def slack(seeds: int = 3, steps: int = 10, draws: int = 200) -> Results:
                 path = str(Path(folder) / "schedule.json")
                 schedule.save(path)
                 for noise in NOISES:
-                    job = "tests.support.exec_jobs_slack:under_noise"
-                    ran = on_ranks(4, job, (path, noise, seeds, steps), timeout=900)[0]
+                    ran = on_ranks(4, "benchmarks.emulation:under_noise", (path, noise, seeds, steps), timeout=900)[0]
                     given, early, waited = (np.array(ran[key]) for key in ("layers", "layers:slack", "waited"))
                     took = np.concatenate(list(Noise.read(noise).steps(problem, draws, seeds)))
                     drawn = np.array([[longest(schedule, row, slack) for slack in (False, True)] for row in took]).T
                     yield f"{name}, {noise}", {"ran": _beside(given, early, waited), "drawn": _beside(*drawn)}
 
     return {"rows": rows_of(rows()), "load": os.getloadavg()[0]}
+
+
+def under_noise(rank: int, argument: tuple[str, str, int, int]) -> dict[str, list[float]]:
+    """On a rank: steps of a schedule's file on emulated devices whose times are drawn anew for each, `steps` of each of
+    `seeds`: µs as given and with slack, and how often a device had to wait for this machine."""
+    path, noise, seeds, steps = argument
+    schedule = Schedule.load(path)
+    names, x = schedule.problem.names, torch.linspace(-1, 1, 8 * schedule.problem.microbatches).reshape(-1, 4)
+    runners = {}
+    for split in ("layers", "layers:slack"):
+        times = Times.of(schedule, "schedule")
+        runners[split] = Pipeline(toy, schedule, loss=nn.functional.mse_loss, split=split, emulate=times)
+        runners[split].step(x, x.flip(0))
+    found: dict[str, list[float]] = {"layers": [], "layers:slack": [], "waited": []}
+    for seed in range(seeds):
+        for took in (row for some in Noise.read(noise).steps(schedule.problem, steps, seed) for row in some.round()):
+            waited = 0
+            for split, runner in runners.items():
+                device = runner.hooks.emulated
+                device.retime(dict(zip(names, took.astype(int).tolist(), strict=True)))
+                dist.barrier()
+                before = int(device.board.waited.sum())
+                found[split].append(float(runner.step(x, x.flip(0)).timeline.makespan))
+                dist.barrier()
+                waited += int(device.board.waited.sum()) - before
+            found["waited"].append(waited)
+    grads = [[p.grad for p in runner.parameters()] for runner in runners.values()]
+    assert all(bool((a == b).all()) for a, b in zip(*grads, strict=True))
+    return found
 
 
 def slack_table(rows: Results) -> str:

@@ -164,8 +164,8 @@ ROWS = (
     Planted(
         "gradient: earlier gradients of a shared parameter are dropped",
         "zbsolve/exec/exchange.py",
-        "kept.add_(p.grad)",
-        "kept.mul_(0).add_(p.grad)",
+        "p.grad = kept if p.grad is None else kept.add_(p.grad)",
+        "p.grad = kept if p.grad is None else kept.mul_(0).add_(p.grad)",
         "tests/exec/test_systems.py",
     ),
     Planted(

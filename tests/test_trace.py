@@ -240,7 +240,7 @@ def test_show_takes_a_trace_alone(schedule: Schedule, trace: Trace, tmp_path: Pa
 @pytest.mark.usefixtures("forked")
 def test_a_run_measures_host_time_and_bytes() -> None:
     schedule = random_schedule(a_problem((0, 1), 4))
-    trace = run_local(schedule, "mlp-tiny", steps=2, warmup=1, timeout=60)
+    trace = run_local(schedule, "mlp-tiny", steps=2, warmup=1)
     assert len(trace.host) == 2
     assert trace.held is not None
     assert trace.held.max() == max(trace.peaks[0])

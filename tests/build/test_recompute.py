@@ -319,7 +319,7 @@ def test_a_run_whose_memory_is_as_predicted(tmp_path: Path, recompute: str, memo
     assert main([*given, "--recompute", recompute, "--memory", f"{memory:.0f}", "-o", str(tmp_path / "s.json")]) == 0
     schedule = Schedule.load(tmp_path / "s.json")
     assert {name.strip("0123456789") for name in schedule.problem.names} == {"F", "B", "W", "X"}
-    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, check=True, timeout=60)
+    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, check=True)
     assert trace.facts["check"]["passed"], trace.facts["check"]
     assert max(trace.facts["transient_peaks"]) <= memory
     for measured, peak in zip(trace.peaks[0], trace.facts["predicted_peaks"], strict=True):

@@ -71,7 +71,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, *words: str, given: str = "") -> str:
     """What a command says, in the copy. given: its standard input."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}  # many processes read its sources
-    how: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 200}
+    how: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 500}
     done = subprocess.run([sys.executable, *words], input=given, **how)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout

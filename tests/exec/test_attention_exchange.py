@@ -89,6 +89,6 @@ def test_what_the_default_search_finds_runs(
     assert main(["solve", profile, *step, *solved, "-o", path]) == 0
     assert "passes hand attention over" in capsys.readouterr().out
     assert Schedule.load(path).problem.passes.are("FH", "BH").any()
-    how = ["--model", MODEL, "--local", "--steps", "1", "--warmup", "0", "--check", "--timeout", "100", *run]
+    how = ["--model", MODEL, "--local", "--steps", "1", "--warmup", "0", "--check", *run]
     assert main(["run", path, *how, "-o", str(tmp_path / "trace.json")]) == 0
     assert "check: right" in capsys.readouterr().out

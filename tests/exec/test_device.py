@@ -24,6 +24,7 @@ from ..support.exec_ranks import on_ranks
 torch = pytest.importorskip("torch")
 
 from zbsolve.exec.base.part import Data  # noqa: E402
+from zbsolve.exec.device import rank_device  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.rank_device import (  # noqa: E402
     Guard,
@@ -55,7 +56,7 @@ def test_each_message_is_received_once_no_later_than_it_is_taken_and_gone_behind
 def test_communicators_end_all_at_once() -> None:
     """One that ends waits for the device, and so for the kernels of the others: here each waits until all have begun."""
     barrier = threading.Barrier(3)
-    wires.abort(SimpleNamespace(abort=lambda: barrier.wait(5.0)) for _ in range(3))
+    wires.abort(SimpleNamespace(abort=lambda: barrier.wait(9.0)) for _ in range(3))
     assert not barrier.broken
 
 
@@ -118,17 +119,15 @@ def test_nobody_looks_after_a_rank_that_is_closed() -> None:
 
 
 def test_a_thread_that_looks_ends_with_what_it_looks_after() -> None:
-    before, one = threading.active_count(), Looks()
+    before, one = set(threading.enumerate()), Looks()
     looker = Looker(one.look, 1e-3)
+    (thread,) = set(threading.enumerate()) - before
     looker.busy.set()
-    until = time.monotonic() + 10
-    while not one.times and time.monotonic() < until:
+    while not one.times:
         time.sleep(1e-3)
-    assert one.times
     del one
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(1e-3)
-    assert threading.active_count() == before
+    thread.join(300)
+    assert not thread.is_alive()
 
 
 def test_a_rank_hears_of_one_that_stopped_while_it_waits_for_its_device() -> None:
@@ -151,15 +150,20 @@ def test_a_rank_says_which_pass_waits_for_whom_where_nothing_goes_on() -> None:
     assert ended == ["communicators"]
 
 
-def test_a_rank_whose_passes_go_on_is_left_alone() -> None:
+def test_a_rank_whose_passes_go_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at 0, 350, 700 and 1,050 ms, where nothing may go on for 500; and none behind that."""
     one, ended = guard(seconds=0.5)
-    now = time.monotonic()
-    marks = [(now, now + 0.35 * i) for i in range(4)]
-    one.begin(Record(0, arrived=[0] * 4, marks=marks), FakeMarks())  # type: ignore[arg-type]
-    event, until = FakeEvent(), now + 1.3
-    threading.Timer(until - time.monotonic(), lambda: setattr(event, "happened", True)).start()
-    one.wait(event)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(rank_device, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    marks = SimpleNamespace(done=lambda event: event <= clock.now)
+    one.begin(Record(0, arrived=[0] * 4, marks=[(0.0, 0.35 * i) for i in range(4)]), marks)  # type: ignore[arg-type]
+    one.end()  # no thread looks meanwhile
+    for clock.now in (0.0, 0.1, 0.4, 0.8, 1.1, 1.5):
+        one.look()
     assert (one.cause, ended) == (None, [])
+    clock.now = 1.7
+    one.look()
+    assert ended == ["communicators"]
 
 
 def test_a_rank_without_a_store_still_sees_that_nothing_goes_on() -> None:
@@ -191,8 +195,8 @@ def test_why_communicators_were_ended_is_said_and_not_what_came_of_it() -> None:
 
 def test_all_communicators_of_a_device_end_at_once() -> None:
     barrier = threading.Barrier(2)
-    peers = Peers(SimpleNamespace(abort=lambda: barrier.wait(5.0)), 1.0)  # type: ignore[arg-type]
-    peers.beside.append(lambda: barrier.wait(5.0))  # type: ignore[arg-type]
+    peers = Peers(SimpleNamespace(abort=lambda: barrier.wait(9.0)), 1.0)  # type: ignore[arg-type]
+    peers.beside.append(lambda: barrier.wait(9.0))  # type: ignore[arg-type]
     peers.break_devices()
     assert not barrier.broken
 

@@ -27,7 +27,7 @@ from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from ..support.exec_tools import a_problem, in_turns, random_schedule
+from ..support.exec_tools import Wall, a_problem, in_turns, random_schedule
 
 PROFILE = Profile(
     "measured",
@@ -115,18 +115,6 @@ def test_a_profile_that_does_not_fit(tmp_path: Path) -> None:
         Times.of(random_schedule(a_problem((0, 1), 2, layers=4)), path)
     with pytest.raises(BadInput, match="give a file"):
         Times.of(random_schedule(a_problem((0, 1), 2)), "-")
-
-
-class Wall:
-    """A clock that goes on where somebody sleeps, and where a test says so."""
-
-    now = 0
-
-    def monotonic_ns(self) -> int:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += round(seconds * 1e9)
 
 
 @pytest.fixture
@@ -217,7 +205,7 @@ def test_ranks_keep_to_their_devices_times(tmp_path: Path, capsys: pytest.Captur
     )
     schedule, path, out = random_schedule(problem), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
     schedule.save(path)
-    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check", "--timeout", "60"]
+    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check"]
     assert main(["run", path, "--model", "mlp-tiny", *options, "-o", out]) == 0
     said = capsys.readouterr().out
     assert "emulated (the schedule's problem): of 72 passes" in said
@@ -265,7 +253,7 @@ def test_ranks_that_help_each_other_keep_to_their_devices_times(tmp_path: Path, 
     assert problem.passes.are("FH").any()
     assert problem.passes.are("BH").any()
     schedule.save(path)
-    options = ["--local", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check", "--timeout", "60"]
+    options = ["--local", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check"]
     assert main(["run", path, "--model", "gpt-tiny", *options, "-o", out]) == 0
     assert "emulated (the schedule's problem)" in capsys.readouterr().out
     predicted = schedule.timeline()
@@ -284,7 +272,7 @@ def test_what_runs_beside_compute(beside: dict[str, int], tmp_path: Path, capsys
     problem = pipeline(4_000, 5_000, 3_000, placement=mirror(2), microbatches=4, comm=1_500, layers=[4] * 2, **beside)
     schedule, path, out = preset("dualpipe", problem), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
     schedule.save(path)
-    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check", "--timeout", "60"]
+    options = ["--local", "--emulate", "schedule", "--steps", "2", "--warmup", "1", "--check"]
     assert main(["run", path, "--model", "mlp-tiny", *options, "-o", out]) == 0
     assert "check: right" in capsys.readouterr().out
     predicted, edges = schedule.timeline(), problem.edges
@@ -310,7 +298,7 @@ def test_sums_over_replicas_have_their_devices_times(tmp_path: Path, capsys: pyt
     schedule, path, out = solve(problem, method="greedy"), str(tmp_path / "schedule.json"), str(tmp_path / "trace.json")
     schedule.save(path)
     options = ["--local", "--mesh", "dp=2", "--emulate", "schedule", "--steps", "1", "--warmup", "1", "--check"]
-    assert main(["run", path, "--model", "mlp-tiny", *options, "--timeout", "60", "-o", out]) == 0
+    assert main(["run", path, "--model", "mlp-tiny", *options, "-o", out]) == 0
     assert "check: right" in capsys.readouterr().out
     predicted, (measured,) = schedule.timeline(), Trace.load(out).steps
     began = measured.start.min()

@@ -28,7 +28,7 @@ EXACT = 1e-13
 def four() -> dict[str, list[Any]]:
     """What four ranks found in one launch, by the names of trials and jobs."""
     jobs = [*(("steps", name) for name in STEPS), ("refused", None), ("counted_bytes", None)]
-    found = on_ranks(4, JOB, jobs, timeout=100)
+    found = on_ranks(4, JOB, jobs)
     return {name: [rank[i] for rank in found] for i, name in enumerate((*STEPS, "refused", "counted_bytes"))}
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_said_in_a_line(four: dict[str, list[Any]]) -> None
 
 
 def test_three_dimensions() -> None:
-    ranks = on_ranks(8, f"{JOB}:steps", "THREE_DIMENSIONS", timeout=150)
+    ranks = on_ranks(8, f"{JOB}:steps", "THREE_DIMENSIONS")
     assert too_far(ranks, EXACT) == {}
     for rank, found in enumerate(ranks):
         assert found["tensor"]["where"][1:] == [rank // 4, 2]
@@ -138,7 +138,7 @@ def run(forked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     random_schedule(a_problem((0, 1), microbatches=2, layers=4), 1).save(path)
 
     def of(model: str, *options: str) -> tuple[int, dict[str, Any], str]:
-        size = ["--steps", "2", "--warmup", "0", "--timeout", "30", "--local", "--json"]
+        size = ["--steps", "2", "--warmup", "0", "--local", "--json"]
         code = main(["run", str(path), "--model", f"tests.support.{model}", *size, *options])
         said = capsys.readouterr()
         return code, json.loads(said.out) if said.out else {}, said.err

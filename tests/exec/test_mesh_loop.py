@@ -9,7 +9,7 @@ import pytest
 
 from ..support.exec_ranks import on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 JOBS: list[tuple[dict[str, int], str, list[dict[str, int]]]] = [
     ({"pp": 2, "tp": 2}, "sequence", [{"pp": 4, "tp": 1}, {"pp": 2, "dp": 2}, {"pp": 1, "dp": 2, "tp": 2}]),
@@ -22,7 +22,7 @@ JOBS: list[tuple[dict[str, int], str, list[dict[str, int]]]] = [
 def four(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     folder = str(tmp_path_factory.mktemp("checkpoints"))
     jobs = [("loops", [folder, JOBS]), ("scaled", None), ("validated_late", None), ("given_all", None)]
-    return on_ranks(4, "tests.support.exec_jobs_mesh_loop", jobs, timeout=280)
+    return on_ranks(4, "tests.support.exec_jobs_mesh_loop", jobs)
 
 
 def test_losses_norms_and_weights_are_those_of_one_process(four: list[list[Any]]) -> None:

@@ -36,7 +36,7 @@ JOBS = {"gradients": None, "memories": None, "limited": None, "shared": None, "t
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    return jobs_on(2, "tests.support.exec_jobs_offload", JOBS, timeout=120)
+    return jobs_on(2, "tests.support.exec_jobs_offload", JOBS)
 
 
 def test_gradients_are_those_of_the_unsplit_model(two: dict[str, list[Any]]) -> None:

@@ -27,17 +27,13 @@ TWO, THREE = ["adam", "several"], ["momentum"]
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    return jobs_on(
-        2,
-        "tests.support.exec_jobs_optimizer",
-        {"as_with_a_barrier": TWO, "norms": None, "several_inside": None},
-        timeout=100,
-    )
+    jobs = {"as_with_a_barrier": TWO, "norms": None, "several_inside": None}
+    return jobs_on(2, "tests.support.exec_jobs_optimizer", jobs)
 
 
 @pytest.fixture(scope="module")
 def three() -> dict[str, list[Any]]:
-    return jobs_on(3, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": THREE, "nobody_waits": None}, timeout=100)
+    return jobs_on(3, "tests.support.exec_jobs_optimizer", {"as_with_a_barrier": THREE, "nobody_waits": None})
 
 
 def the_same(ranks: list[list[dict[str, Any]]]) -> None:

@@ -134,7 +134,7 @@ DRAWN = {str(seed): drawn(seed) for seed in range(RANDOM)}
 
 
 def test_random_schedules_are_right_and_never_hang() -> None:
-    ranks = on_ranks(4, TRIED, f"{__name__}:DRAWN", timeout=110)
+    ranks = on_ranks(4, TRIED, f"{__name__}:DRAWN")
     assert too_far(ranks, 1e-5) == {}
     assert [len(rows) for rows in ranks] == [RANDOM] * 4
 

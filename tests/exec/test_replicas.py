@@ -23,7 +23,7 @@ JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corn
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    return jobs_on(4, "tests.support.exec_jobs_replicas", dict.fromkeys(JOBS), timeout=100)
+    return jobs_on(4, "tests.support.exec_jobs_replicas", dict.fromkeys(JOBS))
 
 
 def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:
@@ -84,7 +84,7 @@ def test_a_run_of_two_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "s.json"
     random_schedule(with_exchange(a_problem((0, 1), microbatches=2, layers=8), 2, replicas=True), 1).save(path)
-    size = ["--steps", "2", "--warmup", "0", "--timeout", "30"]
+    size = ["--steps", "2", "--warmup", "0"]
     assert main(["run", str(path), "--model", "mlp-tiny", "--local", "--mesh", "dp=2", "--check", "--json", *size]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["check"]["passed"]
@@ -103,7 +103,7 @@ def test_sums_on_their_way_are_no_activations(tmp_path: Path) -> None:
     path, held = tmp_path / "s.json", []
     random_schedule(a_problem((0, 1, 0, 1), microbatches=2, layers=8), 1).save(path)
     for mesh in ([], ["--mesh", "dp=2"]):
-        to = ["--steps", "1", "--warmup", "0", "--timeout", "30", "-o", str(tmp_path / "trace.json")]
+        to = ["--steps", "1", "--warmup", "0", "-o", str(tmp_path / "trace.json")]
         assert main(["run", str(path), "--model", "mlp-tiny", "--local", *mesh, *to]) == 0
         held.append(Trace.load(tmp_path / "trace.json").held.tolist())
     assert max(held[0]) > 0

@@ -127,7 +127,7 @@ def test_gradients_are_the_unsplit_models(placement: str, ranks: int, tmp_path: 
 @pytest.mark.slow
 def test_losses_and_traces_are_those_of_the_schedule_pass_by_pass() -> None:
     long = repeated("vee", 2)
-    options: dict[str, Any] = {"steps": 2, "warmup": 1, "timeout": 60, "emulate": "schedule"}
+    options: dict[str, Any] = {"steps": 2, "warmup": 1, "emulate": "schedule"}
     numbers = run_local(CheckedRounds.of(long), "mlp-4", **options)
     trace = run_local(CheckedRounds.of(long), "mlp-4", **options, whole_trace=True)
     right = run_local(long.unrolled(), "mlp-4", **options)
@@ -194,7 +194,7 @@ def test_torchrun_and_files_that_differ(tmp_path: Path) -> None:
     long = repeated("single", 2)
     files.save(long, tmp_path / "0.json")
     files.save(long, tmp_path / "1.json")
-    run = "run", str(tmp_path / "RANK.json"), "--model", "mlp-2", "--steps", "1", "--timeout", "60"
+    run = "run", str(tmp_path / "RANK.json"), "--model", "mlp-2", "--steps", "1"
     same = torchrun(2, *run, "--check")
     assert same.returncode == 0, same.stderr
     assert "check: right" in same.stdout

@@ -80,7 +80,7 @@ def test_dropout_is_the_same_on_every_rank() -> None:
 def test_a_run_on_two_ranks() -> None:
     problem = a_problem((0, 1, 1, 0), microbatches=4)
     schedule = random_schedule(problem, 1)
-    trace = run_local(schedule, "mlp-tiny", steps=3, check=True, timeout=60, optimizer="adamw")
+    trace = run_local(schedule, "mlp-tiny", steps=3, check=True, optimizer="adamw")
     assert trace.facts["check"]["passed"]
     assert trace.facts["check"]["tensors"] == 32
     assert len(trace.steps) == len(trace.losses) == len(trace.ready) == 3
@@ -99,7 +99,7 @@ def test_a_run_on_two_ranks() -> None:
 @pytest.mark.slow
 def test_tied_across_ranks_is_summed() -> None:
     schedule = random_schedule(a_problem((0, 1), microbatches=2, layers=10))
-    trace = run_local(schedule, "gpt-tiny-tied", steps=2, warmup=0, check=True, timeout=60)
+    trace = run_local(schedule, "gpt-tiny-tied", steps=2, warmup=0, check=True)
     assert trace.facts["check"]["passed"], trace.facts["check"]
 
 
@@ -135,7 +135,7 @@ def command(*arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
     return subprocess.run(
-        [*start, "zbsolve.cli", *arguments], capture_output=True, text=True, timeout=90, env=environment, check=False
+        [*start, "zbsolve.cli", *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False
     )
 
 
@@ -144,9 +144,7 @@ def test_torchrun(own: str, tmp_path: Path) -> None:
     problem = a_problem((0, 1), 3, layers=4)
     schedule, out = tmp_path / "s.json", tmp_path / "t.json"
     random_schedule(problem).save(schedule)
-    done = command(
-        "run", str(schedule), "--model", f"{own}:good", "--check", "--steps", "2", "--timeout", "60", "-o", str(out), ranks=2
-    )
+    done = command("run", str(schedule), "--model", f"{own}:good", "--check", "--steps", "2", "-o", str(out), ranks=2)
     assert done.returncode == 0, done.stderr
     assert "check: right" in done.stdout
     assert Trace.load(out).problem == problem

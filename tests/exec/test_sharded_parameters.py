@@ -19,7 +19,7 @@ OWN_MESH = "stages of the same pipeline: give fully_shard a mesh of the ranks wi
 
 @pytest.fixture(scope="module")
 def four() -> dict[str, list[Any]]:
-    return jobs_on(4, "tests.support.exec_jobs_sharded", dict.fromkeys(JOBS), timeout=120)
+    return jobs_on(4, "tests.support.exec_jobs_sharded", dict.fromkeys(JOBS))
 
 
 def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:

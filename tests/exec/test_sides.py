@@ -165,7 +165,7 @@ def test_gradients_and_bytes_on_the_wire() -> None:
     cases = [{**case, "seed": n, "builder": n % 2 == 0} for n, (case, _) in enumerate(CASES.values())]
     for case in cases[1::3]:
         case["split"] = "graph"
-    ranks = on_ranks(3, f"{JOB}ran", cases, timeout=150)
+    ranks = on_ranks(3, f"{JOB}ran", cases)
     for number, (name, (_, right)) in enumerate(CASES.items()):
         sent: dict[str, list[int]] = {}
         for rank in ranks:
@@ -179,7 +179,7 @@ def test_gradients_and_bytes_on_the_wire() -> None:
 @pytest.mark.slow
 def test_gradients_beside_other_pipelines() -> None:
     """Replicas, FSDP2 and tensor ranks, with passes that sum, gather and reduce and without."""
-    ranks = on_ranks(4, f"{JOB}beside", None, timeout=150)
+    ranks = on_ranks(4, f"{JOB}beside", None)
     assert [len(rows) for rows in ranks] == [10] * 4
     assert too_far(ranks, 1e-12) == {}
 
@@ -227,7 +227,7 @@ def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.
     spec, paths = "tests.support.side_models:encoder_decoder", [str(tmp_path / name) for name in ("p", "s", "t")]
     assert main(["profile", spec, "--estimate", "h100", "-o", paths[0]]) == 0
     assert main(["solve", paths[0], *words, "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
-    how = ["--steps", "2", "--warmup", "0", "--check", "--timeout", "60", "-o", paths[2]]
+    how = ["--steps", "2", "--warmup", "0", "--check", "-o", paths[2]]
     for split in ("graph", "layers"):
         assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
         assert "check: right" in capsys.readouterr().out

@@ -48,9 +48,8 @@ def test_a_rank_that_waits() -> None:
         assert one["fixed"]["gradients"] == one["slack"]["gradients"]
         for name, w, end in (("fixed", 10, 12), ("slack", 4, 11), ("graph", 4, 11), ("both", 10, 12)):
             starts, ends = one[name]["start"], one[name]["ends"]
-            assert starts["2W0"] / 20_000 == pytest.approx(w, abs=2)
-            assert (ends[2] - starts["2F1"]) / 20_000 == pytest.approx(end - 8, abs=0.45)
-            assert max(map(abs, one[name]["host"])) < 10_000  # µs: what ran early is no time of the host
+            assert (starts["2W0"], ends[2]) == (20_000 * w, 20_000 * end)
+            assert one[name]["host"] == [0, 0]  # what ran early is no time of the host
     assert all(one["same"] for one in found["alike"])
     assert sum(one["early"] for one in found["alike"]) > 0
     assert {line for one in found["refused"] for line in one} == {

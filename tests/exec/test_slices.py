@@ -35,7 +35,7 @@ SMALL = GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """What four ranks tried in one launch."""
-    return on_ranks(4, "tests.support.exec_jobs_slices:all_of", timeout=240.0)
+    return on_ranks(4, "tests.support.exec_jobs_slices:all_of")
 
 
 def test_loss_and_gradients_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:

@@ -66,7 +66,7 @@ def ran() -> dict[str, list[dict[str, Any]]]:
     jobs = [*(("run_system", {**size, **case}) for case in CASES.values()), *((name, None) for name in OTHER)]
     jobs += [("trains", name) for name in ASYNCHRONOUS]
     jobs += [("run_updates", {**size, **case}) for case in UPDATES.values()]
-    found = on_ranks(RANKS, "tests.support.systems_jobs", jobs, timeout=150)
+    found = on_ranks(RANKS, "tests.support.systems_jobs", jobs)
     return {
         name: [one[i] for one in found]
         for i, name in enumerate([*CASES, *OTHER, *(f"train {name}" for name in ASYNCHRONOUS), *UPDATES])

@@ -8,7 +8,7 @@ import pytest
 
 from ..support.exec_ranks import on_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PLANS = ("tensor", "sequence", "distributed")
 # The graph of the sequence's plan: in a pipeline, below, and what it is like.
@@ -24,7 +24,7 @@ JOBS = [
 def two() -> list[list[Any]]:
     """What each job gave on each of two ranks."""
     jobs = [("without_pipeline", JOBS), ("graphs", None), ("handed_on", "layers"), ("handed_on", "graph")]
-    return on_ranks(2, "tests.support.exec_jobs_tensor", jobs, timeout=250)
+    return on_ranks(2, "tests.support.exec_jobs_tensor", jobs)
 
 
 def test_gradients_are_those_of_eager_mode_and_of_one_process(two: list[list[Any]]) -> None:
@@ -63,7 +63,7 @@ def test_distributed_tensors_are_handed_on_with_others(two: list[list[Any]]) -> 
 
 def test_a_pipeline_of_tensor_parallel_stages_is_right() -> None:
     jobs = [("tensor", "layers"), ("sequence", "graph")]
-    for found in on_ranks(4, "tests.support.exec_jobs_tensor:with_pipeline", jobs, timeout=250):
+    for found in on_ranks(4, "tests.support.exec_jobs_tensor:with_pipeline", jobs):
         for job, one in zip(jobs, found, strict=True):
             assert one["loss"][0] == pytest.approx(one["loss"][1], rel=1e-12), job
             assert max(one["eager"], one["plain"]) < 1e-12, job

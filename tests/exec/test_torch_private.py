@@ -21,7 +21,7 @@ import profiler
 import zbsolve.exec
 from zbsolve.exec.base import torch_private as private
 
-from ..support.exec_ranks import on_ranks
+from ..support.exec_ranks import LIMIT, on_ranks
 
 
 def profiler_enabled() -> None:
@@ -462,8 +462,8 @@ def _runtime() -> list[list[str]]:
 
 
 def test_what_needs_a_process_group() -> None:
-    (found,) = on_ranks(1, "tests.exec.test_torch_private:groups", timeout=50)
-    assert (found["group"], found["store"], found["backend"], found["timeout"]) == ([0], "value", "gloo", 50)
+    (found,) = on_ranks(1, "tests.exec.test_torch_private:groups")
+    assert (found["group"], found["store"], found["backend"], found["timeout"]) == ([0], "value", "gloo", LIMIT)
     assert found["own"] == "gloo"
     assert found["runtime"] == [["0F0", "0F1", "0B0", "0B1"], ["2"]]
     assert found["distributed"] == {

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_losses_are_those_of_one_process_also_after_a_change_of_mesh(tmp_path: Path) -> None:
     meshes = ["--steps 5 --mesh pp=2,dp=2,tp=2", "--steps 8 --mesh pp=4,dp=2"]
     given = [f"--checkpoint {tmp_path}/llama --json {tmp_path}/{i}.json {mesh}" for i, mesh in enumerate(meshes)]
-    (found, *_) = on_ranks(8, "tests.support.exec_jobs_mesh_loop:llama", given, timeout=200)
+    (found, *_) = on_ranks(8, "tests.support.exec_jobs_mesh_loop:llama", given)
     right = single(8)
     assert [row["step"] for row in found] == [row["step"] for row in right] == list(range(1, 9))
     for row, other in zip(found, right, strict=True):

@@ -27,7 +27,7 @@ def ran(problem: Problem, model: str, folder: Path, *more: str) -> int:
     """The exit status of two checked steps on local ranks."""
     path = folder / "s.json"
     solve(problem, effort=0.1).save(path)
-    trace = ["--steps", "2", "--warmup", "0", "--check", "--timeout", "60", "-o", str(folder / "trace.json")]
+    trace = ["--steps", "2", "--warmup", "0", "--check", "-o", str(folder / "trace.json")]
     return main(["run", str(path), "--model", model, "--local", *trace, *more])
 
 

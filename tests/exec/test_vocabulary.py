@@ -31,7 +31,7 @@ LIMITS = {"float32": 1e-6, "autocast": 5e-2}
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What three ranks tried in one launch."""
     names, folder = [one.name for one in CASES if one.split == "layers"], str(tmp_path_factory.mktemp("checkpoints"))
-    return on_ranks(3, "tests.support.exec_jobs_vocabulary:all_of", {"names": names, "folder": folder}, timeout=240.0)
+    return on_ranks(3, "tests.support.exec_jobs_vocabulary:all_of", {"names": names, "folder": folder})
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -117,7 +117,7 @@ def test_evaluations_give_the_loss_of_the_unsplit_model(found: list[dict[str, An
 
 def test_graphs_split_what_is_left_of_the_ends() -> None:
     names = [one.name for one in CASES if one.split != "layers"]
-    ranks = on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names, timeout=240.0)
+    ranks = on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names)
     assert [set(rank) for rank in ranks] == [set(names)] * 3
     assert too_far(ranks, 1e-12) == {}
 

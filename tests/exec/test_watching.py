@@ -8,10 +8,11 @@ import pytest
 
 from zbsolve import verify
 from zbsolve.cli import main
+from zbsolve.exec.loop import watching
 from zbsolve.exec.loop.watching import Search
 from zbsolve.search.today import order_again
 
-from ..support.exec_jobs_watch import WHOLE_JOB, orders
+from ..support.exec_jobs_watch import orders
 from ..support.exec_ranks import jobs_on
 
 
@@ -19,17 +20,18 @@ def test_the_memory_stays_that_of_the_order() -> None:
     """All forwards first holds 4 microbatches on every rank, so any order of ZB-H1's memory may be found: it and its bound
     are 4 · 9 + 3 · 3 ms."""
     given, h1 = orders(4)
-    found = order_again(given, 1.0)
+    found = order_again(given, 100.0)  # its bound ends it long before
     assert verify(given.problem, found) == ()
     assert found.timeline().makespan == h1.timeline().makespan == 45_000 < given.timeline().makespan
 
 
 @pytest.mark.slow
-def test_a_search_in_another_process() -> None:
+def test_a_search_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives way to all others, so here, where the machine may be busy, it is told not to."""
+    monkeypatch.setattr(watching, "AGAIN", f"import os; os.nice = id; {watching.AGAIN}")
     given, h1 = orders(4)
-    search = Search(given, 1.0)
-    until = time.monotonic() + 60
-    while not search.ended and time.monotonic() < until:
+    search = Search(given, 300.0)
+    while not search.ended:
         time.sleep(0.05)
     found = search.found()
     assert found is not None
@@ -47,7 +49,8 @@ def test_ranks_switch_together() -> None:
     assert "rank 1" in what
     assert after < before
     assert "rank 1" in first["said"][8][0]  # beside what was planned first, not what it now takes
-    assert min(first["steps"][6:]) < min(first["steps"][:6])
+    assert len({*first["steps"][:6]}) == len({*first["steps"][6:]}) == 1
+    assert first["steps"][6] < first["steps"][0]
     for one in found["watched"]:
         assert one["off"] < 1e-6
         assert one["order"][:5] != ["1F0", "1F1", "1F2", "1F3", "1B0"]
@@ -69,9 +72,9 @@ def test_the_command_watches() -> None:
     assert others == [None] * 3
     assert [(one["steps"], one["after"] is None) for one in first["looks"]] == [(3, True), (6, False)]
     assert first["told"] == list(first["said"])
-    assert first["told"][0].startswith("after 6 steps another order ran: 2 steps, median 1")
-    given, h1 = (one.timeline().makespan for one in orders(4, WHOLE_JOB))
-    assert h1 == 15 * WHOLE_JOB <= min(first["later"]) < given <= min(first["before"])
+    assert first["told"][0] == "after 6 steps another order ran: 2 steps, median 45.00 ms in place of 54.00 ms (-16.7%)"
+    given, h1 = (one.timeline().makespan for one in orders(4))
+    assert (first["before"], first["later"]) == ([given] * 6, [h1] * 2)
     assert first["file"]
 
 

@@ -32,7 +32,7 @@ def spec(tmp_path: Path) -> str:
 
 @pytest.mark.usefixtures("forked")
 def test_ranks_do_it_and_train_as_the_whole_model(spec: str, tmp_path: Path) -> None:
-    trace = run_local(scheduled(), spec, steps=2, warmup=0, timeout=90, check=True)
+    trace = run_local(scheduled(), spec, steps=2, warmup=0, check=True)
     assert {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)} == {
         0: [[0, 3], [1, 3]] * 3,  # two steps, and the one that is checked
         1: [[2, 3]] * 3,
@@ -62,7 +62,7 @@ def test_pieces_take_what_others_made(tmp_path: Path) -> None:
     layers = tuple(replace(one, attention_F=2.0, attention_B=4.0, kv_bytes=8) for one in profile.layers)
     for slices in (1, 2):
         problem = with_work(replace(profile, layers=layers).problem(2, 3, slices=slices), *works)
-        trace = run_local(solve(problem, effort=0.05), f"{tmp_path / 'handing.py'}:pipeline", steps=1, warmup=0, timeout=90)
+        trace = run_local(solve(problem, effort=0.05), f"{tmp_path / 'handing.py'}:pipeline", steps=1, warmup=0)
         step, said = trace.steps[0], (tmp_path / "0.txt").read_text().split()
         assert set(said) == {"2:2x3:0", "3:3x3:1", "4:2x3:2", "5:3x3:3", "6", "7", "8"}
         assert all(step[f"0J{piece}"][1] <= step[f"0F{number}"][0] for piece, number in ((6, 2), (7, 0), (8, 1)))

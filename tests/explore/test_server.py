@@ -162,7 +162,7 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         status, _, text = Site(int(found[1]), found[2]).get(f"?{found[3]}")
         assert (status, 'name="ranks" id="ranks" value="3"' in text) == (200, True)
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=300)
     assert (running.returncode, said) == (0, "")
 
 

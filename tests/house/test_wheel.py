@@ -41,7 +41,7 @@ assert zbsolve.verify(schedule.problem, schedule) == ()
 def built(folder: Path, what: str, source: Path) -> Path:
     """A wheel, without kernels, or sdist of the project in `source`."""
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, what, str(folder)], cwd=source, capture_output=True, text=True, timeout=110, check=True
+        [sys.executable, "-c", BUILD, what, str(folder)], cwd=source, capture_output=True, text=True, timeout=300, check=True
     )
     return folder / done.stdout.split()[-1]
 
@@ -113,7 +113,7 @@ def test_a_clean_environment_solves(wheel: Path, tmp_path: Path) -> None:
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
-            [str(python), *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=True
+            [str(python), *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
         )
         return done.stdout
 
@@ -133,7 +133,7 @@ def test_a_wheel_holds_compiled_kernels(unpacked: Path, tmp_path: Path) -> None:
         cwd=unpacked,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=True,
     )
     path = tmp_path / done.stdout.split()[-1]
@@ -145,6 +145,6 @@ def test_a_wheel_holds_compiled_kernels(unpacked: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "PYTHONPATH")}
     code = f"{KERNEL}\n{SEEN}"
     seen = subprocess.run(
-        [sys.executable, "-c", code], cwd=site, env=environment, capture_output=True, timeout=110, check=True
+        [sys.executable, "-c", code], cwd=site, env=environment, capture_output=True, timeout=300, check=True
     )
     assert json.loads(seen.stdout) == [1, 0]  # it was loaded, not compiled

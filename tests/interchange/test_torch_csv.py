@@ -195,7 +195,7 @@ def in_torch(folder: Path, cases: dict[str, tuple[Schedule, str, bool]], ranks: 
     for i, (name, (schedule, model, defer)) in enumerate(cases.items()):
         schedule.save(folder / f"{i}.json")
         body[name] = {"schedule": str(folder / f"{i}.json"), "model": model, "defer": defer}
-    found = on_ranks(ranks, "tests.support.exec_jobs_export:results", body, timeout=110)
+    found = on_ranks(ranks, "tests.support.exec_jobs_export:results", body)
     return {name: [one[name] for one in found] for name in cases}
 
 
@@ -291,6 +291,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_export_loads_no_torch() -> None:
     code = "import sys, zbsolve.interchange.torch_csv; print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ)
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True, env=dict(os.environ)
     )
     assert done.stdout.strip() == "False"

@@ -602,5 +602,5 @@ def test_a_mixture_of_experts_runs_with_its_balance(split: str) -> None:
     if split == "layers":  # the other on ranks, each of which imports the library
         trace = run_on_one_device(schedule, spec, Options(steps=1, warmup=0, check=True, split=split))
     else:
-        trace = run_local(schedule, spec, steps=1, warmup=0, timeout=90, check=True, split=split)
+        trace = run_local(schedule, spec, steps=1, warmup=0, check=True, split=split)
     assert trace.facts["check"]["passed"]

@@ -96,7 +96,7 @@ def test_layers_are_measured_one_by_one_where_memory_does_not_suffice(monkeypatc
 def test_a_run_is_checked_against_the_unsplit_model(name: str, split: str, placement: str, ranks: int) -> None:
     profile = estimate(f"{HERE}{name}", "h100")
     schedule = solve(profile.problem(ranks, 4, placement), effort=0.02)
-    trace = run_local(schedule, profile.model, steps=1, warmup=0, timeout=90, check=True, split=split)
+    trace = run_local(schedule, profile.model, steps=1, warmup=0, check=True, split=split)
     assert trace.facts["check"]["passed"]
     assert trace.facts["check"]["tensors"] > 5
     assert torch_order(schedule).csv
@@ -115,7 +115,7 @@ def test_one_device_runs_such_models() -> None:
 def test_the_executor_holds_what_was_predicted(name: str, fused: bool) -> None:
     profile: Profile = estimate(f"{HERE}{name}", "h100")
     schedule = solve(profile.problem(1, 4, fused=fused), effort=0.02)
-    trace = run_local(schedule, profile.model, steps=1, warmup=0, timeout=90)
+    trace = run_local(schedule, profile.model, steps=1, warmup=0)
     predicted = max(trace.facts["predicted_held"].values())
     assert trace.peaks[0][0] == pytest.approx(predicted, rel=0.03)
 
@@ -126,7 +126,7 @@ def message_bytes(rank: int, names: list[str]) -> list[list[int]]:
     for name in names:
         model = load(f"{HERE}{name}")
         schedule = random_schedule(a_problem((0, 1), 2, layers=len(model.layers)))
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=60)
+        runner = Pipeline(model.build, schedule, loss=model.loss)
         runner.step(*map(list, zip(*(model.batch(m, 0) for m in range(2)), strict=True)))
         came = [message for messages in runner.program.incoming.values() for message in messages]
         assert len(came) == 2

@@ -125,7 +125,7 @@ def test_the_executor_holds_what_was_predicted(spec: str, tmp_path: Path, monkey
     (tmp_path / "small_models.py").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
     schedule = solve(profile_of(spec).problem(1, 4), effort=0.02)
-    trace = run_local(schedule, spec, steps=1, warmup=0, timeout=90)
+    trace = run_local(schedule, spec, steps=1, warmup=0)
     predicted = trace.facts["predicted_held"]
     largest = max(predicted.values())
     assert trace.peaks[0][0] == pytest.approx(largest, rel=0.03)
@@ -150,7 +150,7 @@ def test_a_rank_takes_what_was_planned_inside_passes_too(ranks: int, placement: 
     """The most bytes at any moment, messages and the insides of passes among them, against plan and reserve."""
     profile = replace(profile_of("gpt-tiny"), capacity=10**9)
     schedule = solve(profile.problem(ranks, 8, placement), effort=0.05)
-    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0, timeout=90)
+    trace = run_local(schedule, "gpt-tiny", steps=1, warmup=0)
     assert schedule.problem.capacity is not None
     for rank, most in enumerate(trace.facts["transient_peaks"]):
         planned = schedule.timeline().peak_bytes[rank] + 10**9 - schedule.problem.capacity[rank]
@@ -168,7 +168,7 @@ def test_the_memory_given_is_what_a_rank_takes() -> None:
     tight = profile.problem(2, 4, memory=limit)
     assert tight.capacity is not None
     assert min(room - peak for room, peak in zip(tight.capacity, loose.timeline().peak_bytes, strict=True)) == 0
-    trace = run_local(preset("1f1b", tight), "gpt-tiny", steps=1, warmup=0, timeout=90)
+    trace = run_local(preset("1f1b", tight), "gpt-tiny", steps=1, warmup=0)
     assert 0.95 * limit < max(trace.facts["transient_peaks"]) <= limit
 
 
@@ -184,7 +184,7 @@ def test_messages_that_wait_take_what_was_predicted_and_have_room() -> None:
     blind = replace(solve(replace(problem, messages=None), effort=0.1, prefer=None), problem=problem)
     assert 20 * problem.messages.sizes[0] >= most_waiting(blind)[1] > 2 * problem.messages.reserved[1]
     assert lacking(blind)[1] > 0
-    trace = run_local(blind, "gpt-tiny", steps=1, warmup=1, timeout=90)  # the warm-up is counted: it knows all formats
+    trace = run_local(blind, "gpt-tiny", steps=1, warmup=1)  # the warm-up is counted: it knows all formats
     assert trace.peaks[0] == pytest.approx(trace.facts["predicted_peaks"], rel=0.03)
     for name, row in problem.index.items():  # after every pass, to a message: none is there that was sent or not posted
         assert abs(trace.held[row] - trace.facts["predicted_held"][name]) < problem.messages.sizes[0] / 2, name
@@ -193,7 +193,7 @@ def test_messages_that_wait_take_what_was_predicted_and_have_room() -> None:
         assert most == pytest.approx(memory - fixed[rank] + lacking(blind)[rank], rel=0.1)
     found = solve(problem, effort=0.02, prefer=None)
     limit = int(memory - min(fixed))
-    trace = run_local(found, "gpt-tiny", steps=1, warmup=0, timeout=90, memory_limit=limit, check=True)
+    trace = run_local(found, "gpt-tiny", steps=1, warmup=0, memory_limit=limit, check=True)
     assert trace.facts["check"]["passed"] is True
     assert all(most <= memory - own for most, own in zip(trace.facts["transient_peaks"], fixed, strict=True))
 

@@ -21,6 +21,7 @@ from zbsolve.search.auto import solve_auto
 from zbsolve.search.climb import Moved, moved_layers
 from zbsolve.step import Step
 from zbsolve.systems import preset
+from zbsolve.util.clock import Clock
 
 from ..support.profiles import equal_layers
 
@@ -147,14 +148,15 @@ def test_layers_move_on_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
     def noted(*given: Any) -> Moved | None:
-        seen.append((given[-1], threading.get_ident()))
-        return moved_layers(*given)
+        *what, _, seed = given
+        seen.append((seed, threading.get_ident()))
+        return moved_layers(*what, Clock(1.0, 0.3), seed)  # counted: it comes as far on any machine
 
     monkeypatch.setattr(auto, "moved_layers", noted)
     monkeypatch.setattr(auto, "cores", lambda: 3)
     layers = (replace(equal_layers(1).layers[0], F=1.0, BW=2.0, held_until_B=1, held_until_W=0),) * 128
     profile = replace(equal_layers(1), layers=layers, link=Link(0.0, 1e12))
-    schedule, _ = solve_auto(profile, Step(4, 8, "loop4", "auto", memory="256B", fused=True), seconds=3.0)
+    schedule, _ = solve_auto(profile, Step(4, 8, "loop4", "auto", memory="256B", fused=True), seconds=1.0)
     assert sorted(seed for seed, _ in seen) == [0, 1, 2]
     assert threading.get_ident() not in {thread for _, thread in seen}
     assert schedule.certificate.value < 840

@@ -26,7 +26,7 @@ from zbsolve.search.state import State
 from zbsolve.util import clock
 from zbsolve.util.clock import LEAST_TIME, Clock, limit_of
 
-SECONDS = 2.0  # that each search is told
+SECONDS = 0.5  # that each search is told
 HOST = HostLink(0, 0.5, 0.5, 0.5, 0.5, 10**6, 2)
 LAYERS = tuple(Layer(f"layer{i}", 1000, 1000, 1000, 2000, 200, 800, 0, 200 if i < 7 else 0) for i in range(8))
 PROFILE = Profile("given", "toy", LAYERS, Link(1, 1000), 4.0, None, {}, {}, host=HOST)

@@ -62,8 +62,8 @@ def test_seconds_are_kept_and_an_optimum_returns_early():
     solve(uniform("vee", 4, 4), seconds=5)  # compile first
     began = time.monotonic()
     schedule = solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2)
-    assert time.monotonic() - began < 10  # a guard; benchmarks hold it to 1.5 times
-    assert schedule.certificate.seconds < 10
+    assert time.monotonic() - began < 20  # a guard; benchmarks hold it to 1.5 times
+    assert schedule.certificate.seconds < 20
     began = time.monotonic()
     assert solve(uniform("single", 4, 8), seconds=60).certificate.status == "optimal"
     assert time.monotonic() - began < 30
@@ -156,10 +156,10 @@ def test_what_one_worker_raises_ends_all():
 def test_workers_that_do_not_end_are_waited_for_together():
     ended = threading.Event()
     began = time.monotonic()
-    run_threads([lambda: ended.wait(20) or None] * 6, lambda: True, lambda: None)
+    run_threads([lambda: ended.wait(90) or None] * 40, lambda: True, lambda: None)
     took = time.monotonic() - began
     ended.set()
-    assert took < 4 * GRACE  # one after the other they would take six times as long as one
+    assert took < 20 * GRACE  # one after the other they would take forty times as long as one
 
 
 def test_a_search_that_is_told_to_end_keeps_its_first_schedule():

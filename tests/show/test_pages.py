@@ -46,5 +46,5 @@ def test_pages_load_nothing() -> None:
 def test_the_template_library_is_loaded_with_the_first_page() -> None:
     code = "import sys, zbsolve.show.pictures.files, zbsolve.show.profile_report as _; names = sys.modules"
     code += "; print('jinja2' in names, 'matplotlib' in names)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "False False\n"

@@ -10,13 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .exec_ranks import forking, redirect
+from .exec_ranks import LIMIT, forking, redirect
 
-LIMIT = 45.0  # seconds for a job, whatever happens
 MODEL = """
 import os, signal, time
 import torch
 from torch import nn
+from zbsolve.exec.run import torchrun
+
+torchrun.LATE_SECONDS = 60.0  # before a rank is ended that may still say what it waits for
 
 class Bad(nn.Module):
     def __init__(self, what):
@@ -88,7 +90,10 @@ def failing(what: str, **job: Any) -> list[Any]:
 
 def _rank(folder: Path, rank: int, job: dict[str, Any]) -> None:
     from zbsolve.exec.run.host import end_with_parent, local_network
+    from zbsolve.exec.transport import peers
 
+    if job["what"] == "hang":
+        peers.NOTES_SECONDS = 5.0  # on a busy machine others say later what they wait for
     redirect(folder / f"stderr.{rank}")
     end_with_parent()
     local_network()
@@ -147,7 +152,7 @@ def _train(folder: Path, rank: int, job: dict[str, Any]) -> Any:
     loss = None if job["what"] == "no loss" else nn.functional.mse_loss
     if job["what"] == "hang late" and here:
         PARTS.append(lambda c: Late())
-    more: dict[str, Any] = {"timeout": job.get("timeout", 20), "watch": job.get("watch", False)}
+    more: dict[str, Any] = {"timeout": job.get("timeout", 300), "watch": job.get("watch", False)}
     if mesh is not None:
         more["group"] = mesh.get_group("pp")
     runner = Pipeline(layers, schedule, loss=loss, **more)

@@ -22,7 +22,7 @@ from zbsolve.models.presets import GptSizes, gpt, mlp
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, random_schedule, refusal, split_layers
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -55,11 +55,10 @@ def twice(rank: int, steps: int) -> list[str]:
     digests = []
     for _ in range(2):
         model = mlp(0)
-        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
+        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
         optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
         for step in range(steps):
-            batches = [model.batch(m, step) for m in range(4)]
-            runner.step([x for x, _ in batches], [y for _, y in batches])
+            runner.step(*batch_of(model, 4, step))
             optimizer.step()
             optimizer.zero_grad()
         state = runner.state_dict()
@@ -70,15 +69,14 @@ def twice(rank: int, steps: int) -> list[str]:
 def leaks(rank: int, steps: int) -> dict[str, Any]:
     """Bytes that live after the first steps and after `steps` more, with parameters and gradients left out."""
     model = mlp(0)
-    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss, timeout=20)
-    batches = [model.batch(m, 0) for m in range(4)]
-    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
-    runner.step(inputs, targets)
+    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
+    batch = batch_of(model, 4)
+    runner.step(*batch)
     meter, seen = LiveBytes(), []
     meter.ignore([*runner.module.parameters(), *(p.grad for p in runner.parameters() if p.grad is not None)])
     with meter:
         for step in range(steps):
-            runner.step(inputs, targets).seen.wait()
+            runner.step(*batch).seen.wait()
             if step in (4, steps - 1):
                 seen.append(meter.now)
     return {"bytes": seen, "live": sum(len(stage.live) for stage in runner.stages.values())}
@@ -88,7 +86,7 @@ def owned(rank: int, _: None) -> dict[str, Any]:
     """A model on the meta device: what this rank holds of it, its state dict, and what it says of a wrong one."""
     with torch.device("meta"):
         whole = nn.Sequential(OrderedDict((f"part{i}", nn.Linear(4, 4)) for i in range(4)))
-    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss)
     state = runner.state_dict()
     runner.load_state_dict({name: torch.ones_like(value) for name, value in state.items()} | {"other": torch.ones(1)})
     refused = refusal(lambda: runner.step(torch.ones(3, 4), torch.ones(3, 4)))
@@ -113,7 +111,7 @@ def tied_on_meta(rank: int, order: list[int]) -> float:
             nn.init.constant_(layer.weight, 7.0 if number == 0 else 0.1)  # type: ignore[arg-type]
 
     schedule = random_schedule(a_problem(tuple(order), 2, layers=4))
-    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20, init=init)
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, init=init)
     return float(runner.layers[0 if rank == order[0] else 3].weight[0, 0])  # type: ignore[index]
 
 
@@ -121,7 +119,7 @@ def unfrozen_front(rank: int, _: None) -> list[str]:
     """A frozen layer before a trained one, on a rank each. What steps say: as it is, with both trained, as before."""
     layers = [nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)]
     problem = pipeline([10, 10], BW=[0, 20], microbatches=2, layers=[1, 1], untrained=1)
-    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss)
     said = []
     for trained in (False, True, False):
         layers[0].requires_grad_(trained)
@@ -139,7 +137,7 @@ def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
     for name, form in (forms | more).items():
         first = nn.Sequential(Float(), nn.Linear(4, 4)) if name == "bfloat16" else nn.Linear(4, 4)
         schedule = random_schedule(a_problem((0, 1), 4, layers=2))
-        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss, timeout=20)
+        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss)
         tell = runner.mailbox.tell
         runner.mailbox.tell = lambda tensor, *to, tell=tell: sizes.append(len(tensor)) or tell(tensor, *to)  # type: ignore
         with warnings.catch_warnings(record=True) as caught:
@@ -162,16 +160,14 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
     sizes = held(model, stages_of(model, range(len(model.layers))))
     rows = tuple(Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs()) for i, size in enumerate(sizes))
     profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
-    batches = [model.batch(m, 0) for m in range(4)]
     result = []
     for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
         counts = split_layers(len(rows), len(spot))
         problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=30)
-        inputs, targets = [x for x, _ in batches], [y for _, y in batches]
-        runner.step(inputs, targets)  # afterwards gradients are there
-        memory = runner.step(inputs, targets, memory=True).memory
+        runner = Pipeline(model.build, schedule, loss=model.loss)
+        runner.step(*batch_of(model, 4))  # afterwards gradients are there
+        memory = runner.step(*batch_of(model, 4), memory=True).memory
         assert memory is not None
         result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return result

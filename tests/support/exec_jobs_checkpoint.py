@@ -18,7 +18,7 @@ from zbsolve.exec import Pipeline, PostValidated, auxiliary_loss
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, random_schedule, refusal
+from .exec_tools import a_problem, batch_of, random_schedule, refusal
 
 SIZES = GptSizes(width=16, blocks=2, heads=2, batch=1, length=8)
 MODEL, UNTIED = gpt("small", 0, SIZES, tied=True), gpt("small", 0, SIZES)
@@ -54,9 +54,8 @@ class Loop:
         model = UNTIED if inside else MODEL
         schedule: Schedule = random_schedule(with_updates(problem, 5, every=2, delay=1) if inside else problem, 3)
         update = (lambda p: [torch.optim.SGD(p[1:], 0.1, momentum=0.9), torch.optim.Adam(p[:1], 0.1)]) if inside else None
-        self.runner = Pipeline(
-            partial(layers, model=model), schedule, loss=MODEL.loss, tied=model.tied, seed=seed, timeout=20, update=update
-        )
+        build, how = partial(layers, model=model), {"loss": MODEL.loss, "seed": seed}
+        self.runner = Pipeline(build, schedule, tied=model.tied, update=update, **how)
         self.objects: dict[str, Any] = {}
         if inside:
             return
@@ -76,8 +75,7 @@ class Loop:
         results = []
         while self.runner.steps < until:
             picked = int(torch.randint(1000, ())) + random.randrange(1000) + int(np.random.randint(1000))
-            pairs = [MODEL.batch(m, picked) for m in range(4)]
-            results.append(self.runner.step([x for x, _ in pairs], [y for _, y in pairs]))
+            results.append(self.runner.step(*batch_of(MODEL, 4, picked)))
             if self.objects:
                 self.objects["optimizer"].step()
                 self.objects["optimizer"].zero_grad()
@@ -123,12 +121,8 @@ def resumed(rank: int, argument: dict[str, Any]) -> dict[str, list[float]]:
 def refused(rank: int, argument: dict[str, Any]) -> list[str]:
     """What ranks hear of checkpoints that do not fit, and of what cannot be saved."""
     folder, loop = Path(argument["folder"]), Loop(2, "plain")
-    other = Pipeline(
-        lambda numbers: [nn.Linear(3, 3) for _ in numbers],
-        random_schedule(a_problem((0, 1), 2, layers=2)),
-        loss=nn.functional.mse_loss,
-        timeout=20,
-    )
+    order = random_schedule(a_problem((0, 1), 2, layers=2))
+    other = Pipeline(lambda numbers: [nn.Linear(3, 3) for _ in numbers], order, loss=nn.functional.mse_loss)
     sgd = torch.optim.SGD(loop.runner.parameters(), 0.1, momentum=0.9)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(loop.objects["optimizer"], 9)
     tries: list[Any] = [

@@ -58,7 +58,7 @@ def optimizers(parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimize
 
 def two_optimizers(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     """Losses behind a checkpoint: of the training that saved it, or of one that goes on from it."""
-    runner = Pipeline(model(0), random_schedule(problem(argument["ranks"]), 3), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(model(0), random_schedule(problem(argument["ranks"]), 3), loss=nn.functional.mse_loss)
     mine, folder, losses = optimizers(list(runner.parameters())), Path(argument["folder"]) / "two", []
     said: list[str] = []
     if argument["resume"]:
@@ -79,7 +79,7 @@ def nothing_trained(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     """Losses with clipping, and those of one process. how: of the rank that trains nothing, "frozen": its optimizer has its
     frozen parameters, "none": it has none."""
     how, validated = argument["how"], argument["validated"]
-    runner = Pipeline(model(2), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(model(2), random_schedule(problem(2), 3), loss=nn.functional.mse_loss)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mine = [p for p in runner.parameters() if how == "frozen" or p.requires_grad]
@@ -112,7 +112,7 @@ def nothing_trained(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
 
 def no_optimizer(rank: int, _: None) -> str:
     """What a rank hears that trains, and gives no optimizer."""
-    runner = Pipeline(model(0), random_schedule(problem(2), 3), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(model(0), random_schedule(problem(2), 3), loss=nn.functional.mse_loss)
     return refusal(lambda: PostValidated(runner, None, max_norm=1.0))
 
 
@@ -138,7 +138,7 @@ def tied_gradients(rank: int, _: None) -> dict[str, float | None]:
     layers, whole = ([layer.double() for layer in (Holds(), Holds("large"))] for _ in range(2))
     tied = [[(0, name), (1, name)] for name in ("small", "large", "bits")]
     schedule = random_schedule(a_problem((0, 1), 4, layers=2), 3)
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied, timeout=20)
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied)
     for name in ("small", "large"):
         setattr(whole[1], name, getattr(whole[0], name))
     for step in range(2):
@@ -164,7 +164,7 @@ def tied_beyond_sums(rank: int, order: dict[str, list[str]]) -> float:
     exchanged = with_exchange(pipeline(times, B=times, W=times, microbatches=2, placement=routes, layers=(1,) * 3), 1)
     schedule = Schedule(exchanged, {stream: tuple(names) for stream, names in order.items()})
     tied = [[(0, "weight"), (2, "weight")]]
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied, timeout=20)
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied)
     x, y = torch.randn(2, 4, 8, dtype=torch.float64)
     runner.step(x, y)
     nn.functional.mse_loss(nn.Sequential(*whole)(x), y).backward()  # type: ignore[no-untyped-call]

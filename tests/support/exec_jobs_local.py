@@ -76,7 +76,7 @@ def messages(rank: int, paired: bool) -> dict[str, Any]:
 def _trained(steps: int) -> tuple[Pipeline, str]:
     """Some steps with two stages a rank; a digest of the gradients."""
     schedule = random_schedule(a_problem((0, 1, 1, 0), 3, layers=4), 1)
-    runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss)
     for step in range(steps):
         x = torch.linspace(-1, 1, 24).reshape(6, 4) + step
         runner.step(x, x.flip(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def layers(numbers: list[int] | None = None) -> list[nn.Module]:
 
 
 def runner_of(schedule: Schedule, **more: Any) -> Pipeline:
-    return Pipeline(layers, schedule, loss=MODEL.loss, tied=MODEL.tied, timeout=20, **more)
+    return Pipeline(layers, schedule, loss=MODEL.loss, tied=MODEL.tied, **more)
 
 
 def rows(count: int, step: int = 0) -> tuple[Tensor, Tensor]:
@@ -60,6 +61,14 @@ def whole_after(inputs: Tensor, targets: Tensor) -> tuple[nn.ModuleList, float]:
     return whole, reference(list(whole), Data({0: inputs}, {0: targets}), MODEL.loss)
 
 
+def compared(runner: Pipeline, given: Any, inputs: Tensor, targets: Tensor, **how: Any) -> dict[str, float]:
+    """A step of a batch as it is given, beside one process's of its rows."""
+    runner.module.zero_grad()
+    loss = runner.step(*given, **how).loss
+    whole, right = whole_after(inputs, targets)
+    return {"loss": loss, "right": right, "worst": worst(runner, whole)}
+
+
 def clipped(rank: int, _: None) -> list[dict[str, Any]]:
     """Norms and gradients after clipping, and those of one process."""
     result = []
@@ -67,8 +76,7 @@ def clipped(rank: int, _: None) -> list[dict[str, Any]]:
         runner = runner_of(schedule)
         for max_norm, kind in ((0.01, 2.0), (1e9, 2.0), (0.01, math.inf), (0.5, 1.0)):
             batch = rows(4)
-            for parameter in runner.parameters():
-                parameter.grad = None
+            runner.module.zero_grad()
             runner.step(*batch)
             norm = runner.clip_grad_norm_(max_norm, kind)
             whole, _ = whole_after(*batch)
@@ -84,12 +92,8 @@ def nonfinite(rank: int, _: None) -> dict[str, Any]:
     if rank == 1:
         next(p for p in runner.parameters() if p.grad is not None).grad.view(-1)[0] = math.nan  # type: ignore[union-attr]
     norms = [float(runner.clip_grad_norm_(1.0, kind)) for kind in (2.0, math.inf)]
-    said = []
-    for how in ({"error_if_nonfinite": True}, {"norm_type": -1.0}):
-        try:
-            runner.clip_grad_norm_(1.0, **how)
-        except Exception as error:
-            said.append(str(error))
+    ways: list[dict[str, Any]] = [{"error_if_nonfinite": True}, {"norm_type": -1.0}]
+    said = [refusal(partial(runner.clip_grad_norm_, 1.0, **how), Exception) for how in ways]
     return {"nan": [math.isnan(norm) for norm in norms], "said": said}
 
 
@@ -133,12 +137,7 @@ def uneven(rank: int, _: None) -> list[dict[str, Any]]:
             given: list[Any] = [(inputs, targets)]
             if count == 7:
                 given.append([one.split([4, 2, 1]) for one in (inputs, targets)])
-            for one in given:
-                for parameter in runner.parameters():
-                    parameter.grad = None
-                loss = runner.step(*one, uneven=True).loss
-                whole, right = whole_after(inputs, targets)
-                result.append({"loss": loss, "right": right, "worst": worst(runner, whole)})
+            result += [compared(runner, one, inputs, targets, uneven=True) for one in given]
     return result
 
 
@@ -149,12 +148,8 @@ def sized(rank: int, _: None) -> dict[str, Any]:
     for count in (6, 12):
         inputs, targets = rows(count)
         split = [count // 6, count // 2, count // 3]
-        for one in ((inputs, targets), [list(one.split(split)) for one in (inputs, targets)]):
-            for parameter in runner.parameters():
-                parameter.grad = None
-            loss = runner.step(*one).loss
-            whole, right = whole_after(inputs, targets)
-            found.append({"loss": loss, "right": right, "worst": worst(runner, whole)})
+        parts = [list(one.split(split)) for one in (inputs, targets)]
+        found += [compared(runner, one, inputs, targets) for one in ((inputs, targets), parts)]
     even = [one.chunk(3) for one in rows(6)]
     tries = [lambda: runner.step(*rows(7)), lambda: runner.step(*even), lambda: runner.step(*rows(6), uneven=True)]
     return {"found": found, "refused": [refusal(one) for one in tries]}
@@ -274,7 +269,7 @@ def between_steps(rank: int, evaluating: bool) -> dict[str, Any]:
         torch.manual_seed(1)
         whole = [Changing() for _ in range(4)]
     schedule = random_schedule(a_problem((0, 1, 1, 0), 4, layers=4), 3)
-    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss)
     optimizer = PostValidated(runner, torch.optim.AdamW(runner.parameters(), 0.05), max_norm=0.05)
     losses, seen = [], []
     for step in range(6):

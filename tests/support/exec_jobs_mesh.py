@@ -203,7 +203,7 @@ def refused(rank: int, _: None) -> list[str]:
         {"mesh": mesh, "parallelize": lambda stage, mesh: 3},
         {"mesh": mesh, "device": "meta"},
     ]
-    return [refusal(partial(Pipeline, layers, schedule, loss=loss, timeout=20, **one)) for one in tries]
+    return [refusal(partial(Pipeline, layers, schedule, loss=loss, **one)) for one in tries]
 
 
 def counted_bytes(rank: int, _: None) -> list[int]:

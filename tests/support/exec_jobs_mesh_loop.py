@@ -68,7 +68,7 @@ def runner_on(sizes: Sizes, how: str) -> Pipeline:
                 fully_shard(layer, mesh=whole["dp_shard"])
 
     layers = nn.ModuleList(model(BLOCKS))
-    return Pipeline(layers, order(sizes["pp"]), loss=loss, mesh=mesh, parallelize=parallelize, timeout=120)
+    return Pipeline(layers, order(sizes["pp"]), loss=loss, mesh=mesh, parallelize=parallelize)
 
 
 class Loop:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,16 +28,14 @@ from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, worst
+from .exec_tools import a_problem, random_schedule, refusal, worst
 from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
 from .trials import Batches, Trial, tried
 
-copy_back = offload_rank._copy_back
 LAYERS, MICROBATCHES, SEED, ROWS, WIDTH, HIDDEN = 4, 4, 3, 6, 4, 96
 SMALL, LARGE = ROWS * WIDTH * 8, ROWS * HIDDEN * 8  # bytes of what a layer takes, and of what is inside
-JITTER = 2_000  # µs by which a busy machine may note an end late; the slow copies take 10,000
 
 
 class Layer(nn.Module):
@@ -70,7 +68,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def pipeline_of(schedule: Schedule, **more: Any) -> Pipeline:
-    return Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, seed=SEED, **more)
+    return Pipeline(layers, schedule, loss=nn.functional.mse_loss, seed=SEED, **more)
 
 
 def offloaded(fraction: Any = 1.0, which: Any = None, placement: tuple[int, ...] = (0, 1), **more: Any) -> Problem:
@@ -127,7 +125,7 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
     result = []
     for number, (placement, fraction) in enumerate([((0, 1), 1.0), ((0, 1), 0.5), ((0, 1, 1, 0), [1.0, 0.25, 0.0, 0.6])]):
         schedule = random_schedule(sized(placement, fraction), number)
-        runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, timeout=20, seed=SEED)
+        runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, seed=SEED)
         inputs, targets = wide_batch(8)
         runner.step(inputs, targets)
         memory = runner.step(inputs, targets, memory=True).memory
@@ -159,11 +157,7 @@ def limited(rank: int, _: None) -> dict[str, Any]:
 
 def cheats(rank: int, limit: int) -> str:
     """The same stages with slow copies, whose schedule minds no memory. Its process group is of no use afterwards."""
-    try:
-        wide_run(in_parts(400, None), limit, group=dist.new_group())
-    except RunFailed as error:
-        return str(error)
-    return ""
+    return refusal(lambda: wide_run(in_parts(400, None), limit, group=dist.new_group()), RunFailed)
 
 
 def in_parts(copy: int, capacity: int | None) -> Schedule:
@@ -175,7 +169,7 @@ def in_parts(copy: int, capacity: int | None) -> Schedule:
 
 def wide_run(schedule: Schedule, limit: int | None, **more: Any) -> tuple[Pipeline, Memory]:
     """Two steps, and what the second one held."""
-    how = {"loss": nn.functional.mse_loss, "timeout": 20, "hooks": Hooks(limit=limit)}
+    how = {"loss": nn.functional.mse_loss, "hooks": Hooks(limit=limit)}
     runner = Pipeline(wide_layers, schedule, **how, **more)
     memory = [runner.step(*wide_batch(8), memory=True).memory for _ in range(2)][-1]
     assert memory is not None
@@ -183,27 +177,46 @@ def wide_run(schedule: Schedule, limit: int | None, **more: Any) -> tuple[Pipeli
 
 
 def shared(rank: int, _: None) -> list[dict[str, Any]]:
-    """Two ranks on one bus, and two with little host memory; the second one's copies are slow. How often a copy ended before
-    one of the other rank that it had to wait for, really and on emulated devices."""
+    """Two ranks on one bus, and two with little host memory; the second one's copies are slow. How often a copy began before
+    one of the other rank had ended that it had to wait for, really and on emulated devices."""
     result, right = [], wide_layers([0, 1])
     reference(right, Data(*(dict(enumerate(part)) for part in wide_batch(8))), nn.functional.mse_loss)
     for host in (Host(shared_bus=2), Host(2 * (INNER + MESSAGE))):
         problem = a_problem((0, 1), 8, layers=2, fused=True, held_until_B=INNER + MESSAGE)
         made = replace(with_offload(problem, 20, 20, host=host), capacity=(2 * (INNER + MESSAGE),) * 2)
         schedule = with_syncs(list_schedule(made, deepest_first(made)))
-        before, after = np.array(crossings(schedule)).T
+        names = schedule.problem.names
+        pairs = [(names[a], names[b]) for a, b in crossings(schedule)]
         for times in (None, Times.of(schedule, "schedule")):
-            runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, timeout=20, emulate=times)
-            with mock.patch.object(offload_rank, "_copy_back", slowed) if rank else nullcontext():
-                end = runner.step(*wide_batch(8)).seen.columns[1]
-            early = int((end[after] < end[before] - JITTER).sum())
-            result.append({"worst": worst(runner, right), "early": early, "crossings": len(before)})
+            runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, emulate=times)
+            with noted(0.01 * rank) as here:
+                timeline = runner.step(*wide_batch(8)).timeline
+            everywhere: list[Any] = [None, None]
+            dist.all_gather_object(everywhere, here)
+            times_of = everywhere[0] | everywhere[1] if times is None else timeline
+            early = sum(times_of[after][0] < times_of[before][1] for before, after in pairs)
+            result.append({"worst": worst(runner, right), "early": early, "crossings": len(pairs)})
     return result
 
 
-def slowed(targets: Any, away: Any) -> None:
-    time.sleep(0.01)
-    copy_back(targets, away)
+@contextmanager
+def noted(pause: float) -> Iterator[dict[str, tuple[int, int]]]:
+    """When the work of copies began and ended inside, by name, ns: ends before others hear of them. What comes back takes
+    `pause` seconds more."""
+    found: dict[str, tuple[int, int]] = {}
+
+    def noting(copy: Any, kind: str) -> Any:
+        def run(*given: Any) -> None:
+            began = time.monotonic_ns()
+            copy(*given)
+            time.sleep(pause if kind == "R" else 0)
+            found[given[1].name.replace("O", kind)] = began, time.monotonic_ns()
+
+        return run
+
+    out, back = noting(Offload._copy_out, "O"), noting(offload_rank._copy_back, "R")
+    with mock.patch.object(Offload, "_copy_out", out), mock.patch.object(offload_rank, "_copy_back", back):
+        yield found
 
 
 def trained(rank: int, _: None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
 from zbsolve.util.errors import RunFailed
 
-from .exec_tools import a_problem, part_of, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, part_of, random_schedule, refusal, split_layers
 
 STEPS, MAX_NORM = 24, 3.0
 
@@ -121,7 +121,7 @@ def clip_and_step(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: 
 
 def trained(schedule: Schedule, name: str, max_norm: float, validated: bool, none: bool) -> dict[str, Any]:
     """Parameters, buffers and state after each of STEPS steps, what became of each step, and the losses."""
-    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss)
     optimizer = OPTIMIZERS[name](runner.parameters())
     ahead = PostValidated(runner, optimizer, max_norm=max_norm) if validated else None
     falling = RATES.get(name, EXPONENTIAL)(ahead or optimizer)
@@ -188,7 +188,7 @@ def nobody_waits(rank: int, _: None) -> list[int]:
     where one waited for another, this would end in a timeout. How many passes rank 0 had begun there."""
     ranks, signs = dist.get_world_size(), dist.new_group()
     schedule = schedules(ranks)[0]
-    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss)
     ahead = PostValidated(runner, torch.optim.AdamW(runner.parameters()), max_norm=1e9)
     begun: list[str] = []
     told: list[int] = []
@@ -225,11 +225,10 @@ def norms(rank: int, _: None) -> dict[str, Any]:
     """A parameter on two ranks counts once; bytes of the copies."""
     model = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
     schedule = random_schedule(a_problem((0, 1), 2, layers=4), 1)
-    runner = Pipeline(model.build, schedule, loss=model.loss, tied=model.tied, timeout=20)
+    runner = Pipeline(model.build, schedule, loss=model.loss, tied=model.tied)
     optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
     ahead = PostValidated(runner, optimizer, max_norm=1e-3)
-    batches = [model.batch(m, 0) for m in range(2)]
-    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
+    inputs, targets = batch_of(model, 2)
     runner.step(inputs, targets)
     ahead.step()
     ahead.finish()
@@ -252,17 +251,13 @@ def norms(rank: int, _: None) -> dict[str, Any]:
 def misused(rank: int, _: None) -> str:
     """Gradients that are cleared behind its back."""
     schedule = random_schedule(a_problem((0, 0), 2, layers=2))
-    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(build, schedule, loss=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(runner.parameters(), lr=0.01)
     ahead = PostValidated(runner, optimizer)
     runner.step(*batch(schedule, 0))
     ahead.step()
     optimizer.zero_grad()
-    try:
-        runner.step(*batch(schedule, 1))
-    except RunFailed as error:
-        return str(error)
-    return ""
+    return refusal(lambda: runner.step(*batch(schedule, 1)), RunFailed)
 
 
 def several_inside(rank: int, _: None) -> dict[str, Any]:
@@ -278,7 +273,7 @@ def several_inside(rank: int, _: None) -> dict[str, Any]:
         given.extend(parameters.names)
         return _several(zip(parameters.names, parameters, strict=True))
 
-    runner = Pipeline(build_double, random_schedule(problem, 2), loss=nn.functional.mse_loss, timeout=20, update=update)
+    runner = Pipeline(build_double, random_schedule(problem, 2), loss=nn.functional.mse_loss, update=update)
     alone = build_double(list(range(layers)))
     optimizers = _several(nn.ModuleList(alone).named_parameters())
     for step in range(3):
@@ -290,7 +285,7 @@ def several_inside(rank: int, _: None) -> dict[str, Any]:
             one.step()
             one.zero_grad()
     right, mine = dict(nn.ModuleList(alone).named_parameters()), dict(runner.named_parameters())
-    wrong = Pipeline(build, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss, timeout=20)
+    wrong = Pipeline(build, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss)
     sgd = torch.optim.SGD(wrong.parameters(), 0.1)
     return {
         "named": sorted(given) == sorted(mine),
@@ -304,7 +299,7 @@ def several_inside(rank: int, _: None) -> dict[str, Any]:
 
 def an_optimizer(rank: int, _: None) -> dict[str, Any]:
     """What torch's tools ask of an optimizer."""
-    runner = Pipeline(build, random_schedule(a_problem((0,), 2, layers=2)), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(build, random_schedule(a_problem((0,), 2, layers=2)), loss=nn.functional.mse_loss)
     first, *others = runner.parameters()
     inner = torch.optim.AdamW([first], lr=0.1)
     ahead = PostValidated(runner, inner)

@@ -64,7 +64,7 @@ def begun(rank: int, _: None) -> list[float]:
 def options() -> dict[str, Any]:
     mesh = mesh_of(replica=2, pipeline=2)
     tied = tuple(tuple((i, f"inner.{name}" if i in (1, 2) else name) for i, name in group) for group in MODEL.tied)
-    return {"group": mesh.get_group("pipeline"), "replicas": mesh.get_group("replica"), "tied": tied, "timeout": 20}
+    return {"group": mesh.get_group("pipeline"), "replicas": mesh.get_group("replica"), "tied": tied}
 
 
 def batches(count: int, place: int, step: int) -> Batches:
@@ -275,7 +275,7 @@ def corners(rank: int, _: None) -> dict[str, Any]:
         made = build(numbers)
         return [nn.Sequential(layer, nn.Linear(400, 3)) if i == 0 else layer for i, layer in zip(numbers, made, strict=True)]
 
-    runner = Pipeline(first, schedule, loss=loss, timeout=20, **groups)
+    runner = Pipeline(first, schedule, loss=loss, **groups)
     alike = bits_alike(runner, list(runner.parameters()))
     for module in runner.module.modules():
         if isinstance(module, Sometimes):
@@ -288,5 +288,5 @@ def corners(rank: int, _: None) -> dict[str, Any]:
     still = [name for name, p in runner.named_parameters() if p.grad is None]
     same = bits_alike(runner, [p.grad for p in runner.parameters() if p.grad is not None])
     other = random_schedule(a_problem((0, 1), 2, layers=2), 7 + rank // 2)
-    refused = refusal(lambda: Pipeline(first, other, loss=loss, timeout=20, **groups))
+    refused = refusal(lambda: Pipeline(first, other, loss=loss, **groups))
     return {"alike": alike, "missing": missing, "still": still, "same": same, "refused": refused}

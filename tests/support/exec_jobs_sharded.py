@@ -22,11 +22,11 @@ from zbsolve.exec.emulate import Times
 from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
+from .exec_tools import a_problem, devices_alone, part_of, random_schedule, refusal, worst
 from .trials import Batches, Trial, mesh_of, tried
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
-LIMIT = {"loss": nn.functional.mse_loss, "timeout": 20, "seed": SEED}
+LIMIT = {"loss": nn.functional.mse_loss, "seed": SEED}
 
 
 class Block(nn.Module):
@@ -242,7 +242,7 @@ def mixed(rank: int, _: None) -> list[float]:
     found = []
     for split, gathers in (("layers", 0), ("layers", 2), ("graph", 1)):
         schedule = random_schedule(problem_of(gathers), 3)
-        how: dict[str, Any] = {"loss": lambda y, t: nn.functional.mse_loss(y.float(), t), "timeout": 20}
+        how: dict[str, Any] = {"loss": lambda y, t: nn.functional.mse_loss(y.float(), t)}
         runner = Pipeline(build, schedule, group=mesh.get_group("pp"), split=split, **how)
         x = batches[runner.place]
         parts = x.chunk(MICROBATCHES)
@@ -337,10 +337,11 @@ def memories(rank: int, _: None) -> list[dict[str, int]]:
         times = Times.of(schedule, "schedule")
         # Work beside passes is done in its device's time, also on a busy machine.
         times = replace(times, passes={name: 1200 * us for name, us in times.passes.items()})
-        runner = Pipeline(build, schedule, group=mesh.get_group("pp"), emulate=times, **LIMIT)
         x = torch.randn(2 * MICROBATCHES, width)
-        runner.step(x, x)
-        memory = runner.step(x, x, memory=True).memory
+        with devices_alone():
+            runner = Pipeline(build, schedule, group=mesh.get_group("pp"), emulate=times, **LIMIT)
+            runner.step(x, x)
+            memory = runner.step(x, x, memory=True).memory
         assert memory is not None
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "weight": weight})
     return found
@@ -354,7 +355,8 @@ def emulated(rank: int, _: None) -> list[list[float]]:
     times = Times.of(schedule, "schedule")
     times = replace(times, passes={name: 1000 * us for name, us in times.passes.items()})
     runner = trial(schedule).pipeline(emulate=times)
-    timeline = runner.step(*batch(runner.place, 0)).timeline
+    with devices_alone():
+        timeline = runner.step(*batch(runner.place, 0)).timeline
     found, edges = [], problem.edges
     for i in problem.rows("AG", "AGB", "RS").tolist():
         name = problem.names[i]

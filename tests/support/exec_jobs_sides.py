@@ -27,7 +27,8 @@ from zbsolve.models.model import Model
 from zbsolve.models.sides import names_of
 from zbsolve.partition.stage_memory import side_inputs
 
-from .trials import Batches, Trial
+from .exec_tools import batch_of
+from .trials import Trial
 
 MICROBATCHES = 4
 
@@ -54,12 +55,8 @@ def step_of(model: Model, placement: Sequence[int], counts: Sequence[int], fused
 
 def trial_of(model: Model, problem: Problem, **how: Any) -> Trial:
     """Steps of a model by name, whose pipelines beside each other have batches of their own."""
-
-    def batch(place: int, step: int) -> Batches:
-        inputs, targets = zip(*(model.batch(m, place) for m in range(MICROBATCHES)), strict=True)
-        return inputs, targets
-
-    return Trial(problem=problem, layers=model.build, batch=batch, loss=model.loss, **how)
+    how |= {"layers": model.build, "loss": model.loss}
+    return Trial(problem=problem, batch=lambda place, step: batch_of(model, MICROBATCHES, place), **how)
 
 
 def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:

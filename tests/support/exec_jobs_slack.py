@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from zbsolve import Noise, Schedule, pipeline
+from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline
 from zbsolve.exec.emulate import Times
+from zbsolve.exec.slack import Slack
 
 from .exec_jobs import toy
-from .exec_tools import random_schedule, refusal
-
-LONG = 120_000  # µs of a pass that stalls
+from .exec_tools import devices_alone, random_schedule, refusal
 
 
-def three_ranks(a_pass: int = 20_000) -> Schedule:
-    """Two microbatches on three ranks; every pass takes as long. The last rank's W's come behind its last B."""
-    problem = pipeline([a_pass] * 3, B=[a_pass] * 3, W=[a_pass] * 3, microbatches=2, layers=[1] * 3)
+def three_ranks() -> Schedule:
+    """Two microbatches on three ranks; every pass takes 20 ms. The last rank's W's come behind its last B."""
+    times = [20_000] * 3
+    problem = pipeline(times, B=times, W=times, microbatches=2, layers=[1] * 3)
     orders = ["F0 F1 B0 B1 W0 W1", "F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"]
     return Schedule(problem, {f"compute:{r}": tuple(f"{r}{one}" for one in o.split()) for r, o in enumerate(orders)})
 
@@ -45,9 +46,9 @@ def both(numbers: list[int]) -> list[nn.Module]:
 
 
 def stalled(rank: int, argument: None) -> dict[str, Any]:
-    """The second step of `three_ranks` in which 0F1 stalls, fixed and with slack: starts, ends and gradients; and with
-    weights whose gradients B and W both add to."""
-    schedule, x = three_ranks(), torch.linspace(-1, 1, 16).reshape(4, 4)
+    """The second step of `three_ranks` in which 0F1 stalls for six passes, fixed and with slack: starts, ends and gradients;
+    and with weights whose gradients B and W both add to. Where rank 2 is to run a W early, 0F1 really waits for that."""
+    schedule, x, sign = three_ranks(), torch.linspace(-1, 1, 16).reshape(4, 4), torch.zeros(1)
     found: dict[str, Any] = {}
     for name, layers, split in (
         ("fixed", toy, "layers"),
@@ -55,11 +56,24 @@ def stalled(rank: int, argument: None) -> dict[str, Any]:
         ("graph", toy, "graph:slack"),
         ("both", both, "layers:slack"),
     ):
-        times = Times.of(schedule, "schedule")
-        runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, split=split, emulate=times, timeout=20)
-        for _ in range(2):
+        times, pull, pulled = Times.of(schedule, "schedule"), Slack.pull, list[str]()
+        runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, split=split, emulate=times)
+
+        def told(slack: Slack, missing: Any, pull: Any = pull, pulled: Any = pulled) -> Any:
+            if (action := pull(slack, missing)) is not None and rank == 2 and not pulled:
+                pulled.append(action.name)
+                dist.send(sign, 0)
+            return action
+
+        def heard(begun: str) -> None:
+            if begun == "0F1":
+                dist.recv(sign, 2)
+
+        with devices_alone(), mock.patch.object(Slack, "pull", told):
+            runner.step(x, x.flip(0))
+            runner.hooks.emulated.retime({**times.passes, "0F1": 120_000})
+            runner.hooks.announce = heard if name in ("slack", "graph") else None
             result = runner.step(x, x.flip(0))
-            runner.hooks.emulated.retime({**times.passes, "0F1": LONG})
         columns = result.seen.columns
         found[name] = {
             "start": dict(zip(schedule.problem.names, columns[0].tolist(), strict=True)),
@@ -84,7 +98,7 @@ def alike(rank: int, count: int) -> dict[str, Any]:
         schedule, x = random_schedule(problem, seed), torch.linspace(-1, 1, 8 * m).reshape(2 * m, 4)
         grads = []
         for split in ("layers", "layers:slack"):
-            runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, split=split, timeout=20)
+            runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, split=split)
             for _ in range(3):
                 start = runner.step(x, x.flip(0)).seen.columns[0]
             grads.append([p.grad for p in runner.parameters()])
@@ -101,37 +115,8 @@ def alike(rank: int, count: int) -> dict[str, Any]:
 def refused(rank: int, argument: None) -> list[str]:
     """What slack does not go with."""
     fused = pipeline([10] * 3, BW=[20] * 3, microbatches=2, layers=[1] * 3)
-    given: dict[str, Any] = {"loss": nn.functional.mse_loss, "timeout": 20}
+    given: dict[str, Any] = {"loss": nn.functional.mse_loss}
     return [
         refusal(lambda: Pipeline(toy, random_schedule(fused), split="layers:slack", **given)),
         refusal(lambda: Pipeline(toy, three_ranks(), split="auto:slack", **given)),
     ]
-
-
-def under_noise(rank: int, argument: tuple[str, str, int, int]) -> dict[str, list[float]]:
-    """Steps of a schedule's file on emulated devices whose times are drawn anew for each, `steps` of each of `seeds`: µs as
-    given and with slack, and how often a device had to wait for this machine."""
-    path, noise, seeds, steps = argument
-    schedule = Schedule.load(path)
-    names, x = schedule.problem.names, torch.linspace(-1, 1, 8 * schedule.problem.microbatches).reshape(-1, 4)
-    runners = {}
-    for split in ("layers", "layers:slack"):
-        times = Times.of(schedule, "schedule")
-        runners[split] = Pipeline(toy, schedule, loss=nn.functional.mse_loss, split=split, emulate=times, timeout=100)
-        runners[split].step(x, x.flip(0))
-    found: dict[str, list[float]] = {"layers": [], "layers:slack": [], "waited": []}
-    for seed in range(seeds):
-        for took in (row for some in Noise.read(noise).steps(schedule.problem, steps, seed) for row in some.round()):
-            waited = 0
-            for split, runner in runners.items():
-                device = runner.hooks.emulated
-                device.retime(dict(zip(names, took.astype(int).tolist(), strict=True)))
-                dist.barrier()
-                before = int(device.board.waited.sum())
-                found[split].append(float(runner.step(x, x.flip(0)).timeline.makespan))
-                dist.barrier()
-                waited += int(device.board.waited.sum()) - before
-            found["waited"].append(waited)
-    grads = [[p.grad for p in runner.parameters()] for runner in runners.values()]
-    assert all(bool((a == b).all()) for a, b in zip(*grads, strict=True))
-    return found

@@ -37,7 +37,7 @@ from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 from zbsolve.util.errors import RunFailed
 
-from .exec_tools import a_problem, bytes_in, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, bytes_in, random_schedule, refusal, split_layers
 from .trials import Trial
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
@@ -243,11 +243,7 @@ def broken_helper(case: Case, group: dict[str, Any]) -> str:
         serve(*at)
 
     attention.serve = raising  # type: ignore[method-assign]
-    try:
-        pipe.step(x, y)
-    except RunFailed as error:
-        return str(error)
-    return ""
+    return refusal(lambda: pipe.step(x, y), RunFailed)
 
 
 def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
@@ -276,7 +272,7 @@ def compared(case: Case, group: dict[str, Any], training: bool) -> str:
     """What this rank says where layer 1 mixes tokens: in a step, or in the evaluation behind one."""
     layers, (x, y) = layers_of(case), batch(case)
     layers[1] = Mixed(training)
-    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, timeout=120, **group)
+    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, **group)
     try:
         pipe.step(x, y)
         return f"{training} {pipe.evaluate(x, y)}"
@@ -308,17 +304,15 @@ def memories() -> list[dict[str, int]]:
             for i, size in enumerate(held(model, stages_of(model, range(len(model.layers)))))
         )
         models[kind] = model, rows, Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
-    batches = [model.batch(m, 0) for m in range(2)]
-    inputs, targets = [x for x, _ in batches], [y for _, y in batches]
     found = []
     for placement, name, fused, slices, recompute, kind in MEMORIES:
         model, rows, profile = models[kind]
         how = {"layers": split_layers(len(rows), len(placement)), "fused": fused, "recompute": recompute}
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
-        runner = Pipeline(model.build, schedule, loss=model.loss, timeout=120)
-        runner.step(inputs, targets)  # afterwards gradients are there
-        memory = runner.step(inputs, targets, memory=True).memory
+        runner = Pipeline(model.build, schedule, loss=model.loss)
+        runner.step(*batch_of(model, 2))  # afterwards gradients are there
+        memory = runner.step(*batch_of(model, 2), memory=True).memory
         assert memory is not None
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return found

@@ -176,7 +176,7 @@ def with_pipeline(rank: int, jobs: list[tuple[str, str]]) -> list[dict[str, Any]
     mesh, found = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp")), []
     for how, split in jobs:
         layers = parallel(model(BLOCKS), mesh["tp"], how)
-        runner = Pipeline(layers, order(len(layers)), loss=loss, group=mesh.get_group("pp"), split=split, timeout=120)
+        runner = Pipeline(layers, order(len(layers)), loss=loss, group=mesh.get_group("pp"), split=split)
         inputs, targets = ([batch(m)[i] for m in range(MICROBATCHES)] for i in (0, 1))
         value = runner.step(inputs, targets).loss
         plain = trained(model(BLOCKS))

@@ -21,7 +21,8 @@ from zbsolve.show.comparison import compare, told_switches
 from zbsolve.util.errors import RunFailed
 
 from .exec_jobs import toy
-from .exec_tools import refusal
+from .exec_tools import devices_alone, refusal, worst
+from .trials import Trial
 
 
 def orders(ranks: int, us: int = 3000, microbatches: int = 4) -> tuple[Schedule, Schedule]:
@@ -45,49 +46,44 @@ class Found:
         """Nothing runs."""
 
 
-def gradients_off(runner: Pipeline, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """How far the gradients of this rank are from those of the unsplit model."""
-    whole = nn.Sequential(*toy(list(range(sum(runner.counts)))))
-    nn.functional.mse_loss(whole(inputs), targets).backward()
-    return max(
-        float((p.grad - dict(whole.named_parameters())[name].grad).abs().max()) for name, p in runner.named_parameters()
-    )
-
-
 def watched(rank: int, argument: None) -> dict[str, Any]:
     """Four ranks of which rank 1 takes three times as long; looks after 3 and 6 steps; what was seen, and the gradients."""
-    given, _ = orders(4, 8000)
+    given, _ = orders(4)
     times = Times.of(given, "schedule")
     slow = {name: us * (1 + 2 * (name[0] == "1")) for name, us in times.passes.items()}
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, emulate=times, timeout=20)
-    runner.hooks.emulated.retime(slow)
     x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    trial = Trial(problem=given, layers=toy, batch=lambda place, step: (x.chunk(4), x.flip(0).chunk(4)))
+    runner = trial.pipeline(emulate=times)
+    runner.hooks.emulated.retime(slow)
     said, off, steps = [], [], []
-    with mock.patch.object(watching, "Search", Found):
+    with mock.patch.object(watching, "Search", Found), devices_alone():
         watch = Watch(runner, every=3, steps=2)
         for _ in range(9):
-            for p in runner.parameters():
-                p.grad = None
+            runner.module.zero_grad()
             result = runner.step(x, x.flip(0))
             steps.append(result.timeline.makespan)
-            off.append(gradients_off(runner, x, x.flip(0)))
+            trial.add_gradients(whole := trial.unsplit(4), 0, runner)
+            off.append(worst(runner, whole))
             said.append(watch(result))
     told = [None if one is None else [[s.what for s in one.slow], one.before, one.after, str(one)] for one in said]
     return {"said": told, "off": max(off), "steps": steps, "order": list(runner.schedule.order["compute:1"])}
 
 
+def one_of_two(rank: int) -> Pipeline:
+    """Pipelines of two ranks, all forwards first."""
+    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
+    group, beside = groups[0][rank // 2], groups[1][rank % 2]
+    return Pipeline(toy, orders(2, 30)[0], loss=nn.functional.mse_loss, group=group, replicas=beside)
+
+
 def replicas(rank: int, argument: None) -> dict[str, Any]:
     """Two pipelines of two ranks switch together; gradients before and after, and the orders."""
-    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
-    given, _ = orders(2, 30)
-    group, beside = groups[0][rank // 2], groups[1][rank % 2]
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside, timeout=20)
+    runner = one_of_two(rank)
     x, found = torch.linspace(-1, 1, 32).reshape(8, 4) + rank // 2, []
     with mock.patch.object(watching, "Search", Found):
         watch = Watch(runner, every=1, steps=1, gain=0.0)
         for _ in range(3):
-            for p in runner.parameters():
-                p.grad = None
+            runner.module.zero_grad()
             watch(runner.step(x, x.flip(0)))
             runner.wait_gradients()
             found.append([p.grad.clone() for p in runner.parameters()])
@@ -98,7 +94,7 @@ def replicas(rank: int, argument: None) -> dict[str, Any]:
 def refused(rank: int, argument: None) -> list[str]:
     """Other passes, another order on one rank, numbers that make no sense."""
     given, other = orders(4, 30)
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss)
     more = preset("zb-h1", pipeline([30] * 4, B=[30] * 4, W=[30] * 4, microbatches=5, layers=[1] * 4))
     lines = [
         refusal(lambda: runner.switch(more)),
@@ -115,13 +111,10 @@ def refused(rank: int, argument: None) -> list[str]:
     return [*lines, str(kept and [one.step for one in getattr(trace, "switches", ())])]
 
 
-WHOLE_JOB = 12_000  # µs a pass: a busy machine may hold a rank up for a part of that
-
-
 def whole_job(rank: int, argument: None) -> dict[str, Any] | None:
     """`run --watch 3` of four ranks: what rank 0's trace says."""
-    given, _ = orders(4, WHOLE_JOB)
-    with mock.patch.object(watching, "Search", Found):
+    given, _ = orders(4)
+    with mock.patch.object(watching, "Search", Found), devices_alone():
         trace = run_rank(given, "mlp-4", Options(steps=8, warmup=1, emulate="schedule", look=3), lambda name: None)
     if not isinstance(trace, Trace):
         return None
@@ -137,7 +130,7 @@ def some_ranks(rank: int, argument: None) -> str:
     problem = with_work(given.problem, Work(1, 10, after=1))
     alone = {"compute:1": (*given.order["compute:1"], "1J0")}
     schedule = Schedule(problem, {**given.order, **alone})
-    runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, timeout=5, work=lambda *piece: None)
+    runner = Pipeline(toy, schedule, loss=nn.functional.mse_loss, work=lambda *piece: None)
     watch, x = Watch(runner, every=1, steps=1), torch.linspace(-1, 1, 32).reshape(8, 4)
     said = [watch(runner.step(x, x.flip(0))) for _ in range(2)]
     return "" if rank else said[-1].why
@@ -147,20 +140,13 @@ def fails(rank: int, argument: None) -> str:
     """Rank 0 cannot say what is slow: what all ranks say."""
     given, _ = orders(2, 30)
     group, x = dist.new_group([0, 1]), torch.linspace(-1, 1, 32).reshape(8, 4)
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, timeout=5)
+    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group)
     watch = Watch(runner, every=1, steps=1)
     with mock.patch.object(watching, "slow_parts", side_effect=OSError("no room")):
-        try:
-            watch(runner.step(x, x.flip(0)))
-        except RunFailed as error:
-            return str(error)
-    return ""
+        return refusal(lambda: watch(runner.step(x, x.flip(0))), RunFailed)
 
 
 def one_pipeline(rank: int, argument: None) -> str:
     """One of two pipelines switches to another order than the other."""
-    groups = [[dist.new_group([2 * i, 2 * i + 1]) for i in range(2)], [dist.new_group([i, 2 + i]) for i in range(2)]]
-    given, other = orders(2, 30)
-    group, beside = groups[0][rank // 2], groups[1][rank % 2]
-    runner = Pipeline(toy, given, loss=nn.functional.mse_loss, group=group, replicas=beside, timeout=20)
-    return refusal(lambda: runner.switch(other if rank < 2 else given))
+    runner = one_of_two(rank)
+    return refusal(lambda: runner.switch(orders(2, 30)[int(rank < 2)]))

@@ -23,6 +23,7 @@ from unittest import mock
 from zbsolve.exec.run.launch import path_of
 from zbsolve.util.machine import child_environment
 
+LIMIT = 400.0  # seconds for all that ranks do: only who hangs takes so long
 JOBS = [f"tests.support.{path.stem}" for path in Path(__file__).parent.glob("*_jobs*.py")]
 # What ranks need, imported once for all: torch takes seconds, its optimizers and FSDP import torch._dynamo when they are
 # first used, and AOTAutograd networkx with its first graph.
@@ -51,7 +52,7 @@ def forking() -> ForkServerContext:
     return context
 
 
-def on_ranks(ranks: int, function: str, argument: Any = None, timeout: float = 60.0) -> list[Any]:
+def on_ranks(ranks: int, function: str, argument: Any = None, timeout: float = LIMIT) -> list[Any]:
     """What `function(rank, argument)` returned on each rank (JSON values); of a module alone, what its functions did that
     `argument` names, [(name, argument), …], one after the other. Fails where one does; no process stays."""
     with tempfile.TemporaryDirectory() as name:
@@ -62,10 +63,10 @@ def on_ranks(ranks: int, function: str, argument: Any = None, timeout: float = 6
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def jobs_on(ranks: int, module: str, jobs: Mapping[str, Any], timeout: float = 60.0) -> dict[str, list[Any]]:
+def jobs_on(ranks: int, module: str, jobs: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Function of `module` → what it did on each rank; one process group for all, since starting it takes longer than most.
     jobs: function → its argument."""
-    found = on_ranks(ranks, module, list(jobs.items()), timeout)
+    found = on_ranks(ranks, module, list(jobs.items()))
     return {name: [one[i] for one in found] for i, name in enumerate(jobs)}
 
 
@@ -77,7 +78,7 @@ def torchrun(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as name:
         given = (Path(name), ranks, store.port, words)
-        codes = ended("torchrun", [(member, (*given, rank)) for rank in range(ranks)], 100.0)
+        codes = ended("torchrun", [(member, (*given, rank)) for rank in range(ranks)], LIMIT)
         out, errors = ("".join(said(Path(name), what, rank) for rank in range(ranks)) for what in ("stdout", "stderr"))
     return subprocess.CompletedProcess(words, max(code or 0 for code in codes), out, errors)
 

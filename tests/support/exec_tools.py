@@ -4,25 +4,59 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 
 from zbsolve import BadInput, Problem, Schedule, pipeline
-from zbsolve.exec import Pipeline
+from zbsolve.exec import Pipeline, emulate, interpreter
 from zbsolve.exec.base.part import P
 from zbsolve.exec.check import Value, difference, named, reference, values
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.slices.store import SliceStore
+from zbsolve.exec.transport import mailbox
 from zbsolve.models.model import Model, Place
 from zbsolve.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
+
+
+class Wall:
+    """A clock that goes on where somebody sleeps, and where a test says so."""
+
+    now = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(seconds * 1e9)
+
+
+@contextmanager
+def devices_alone() -> Iterator[None]:
+    """Emulated devices' times alone count on this rank, whatever its machine takes: as on one that is infinitely quick.
+    Each step begins at a time that all ranks know, far behind any real one."""
+    wall, begin = Wall(), emulate.EmulatedDevice.begin
+
+    def begun(device: emulate.EmulatedDevice) -> None:
+        wall.now = (device._step + 1) * 10**15
+        begin(device)
+
+    with (
+        patch.object(emulate, "time", wall),
+        patch.object(interpreter, "time", wall),
+        patch.object(mailbox, "time", wall),
+        patch.object(emulate.EmulatedDevice, "begin", begun),
+    ):
+        yield
 
 
 def part_of(runner: Pipeline, kind: type[P]) -> P:
@@ -91,11 +125,17 @@ def a_problem(
     return pipeline([10] * stages, **times, **how | {"comm": 3, "layers": counts} | options)
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    """The line of the BadInput that a call raises; "" where it does not."""
+def batch_of(model: Model, microbatches: int, step: int = 0) -> tuple[list[Any], list[Any]]:
+    """Inputs and targets of a step, a microbatch each."""
+    inputs, targets = zip(*(model.batch(m, step) for m in range(microbatches)), strict=True)
+    return list(inputs), list(targets)
+
+
+def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
+    """The line of the error that a call raises; "" where it does not."""
     try:
         call()
-    except BadInput as error:
+    except kind as error:
         return str(error)
     return ""
 

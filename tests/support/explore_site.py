@@ -33,7 +33,7 @@ class Site:
 
     def get(self, path: str, token: str = "", host: str = "", method: str = "GET") -> tuple[int, dict[str, str], str]:
         """Status, headers, text."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
         link.request(method, f"/{token or self.token}/{path}", headers={"Host": host} if host else {})
         reply = link.getresponse()
         text = reply.read().decode()

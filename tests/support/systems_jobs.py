@@ -76,7 +76,7 @@ def run_system(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     units = Schedule(ones, schedule.order, schedule.syncs)  # the automatic schedules' orders depend on memory
     live = [0]
     hooks = Hooks(announce=lambda _: live.append(sum(len(stage.live) for stage in runner.stages.values())))
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, hooks=hooks)
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, hooks=hooks)
     inputs, targets = batch(argument["microbatches"])
     mine = {m: inputs[m] for m in runner.inputs}, {m: targets[m] for m in runner.targets}
     seen = runner.step(*mine)
@@ -132,7 +132,7 @@ def unlike(rank: int, _: None) -> list[float]:
         return made
 
     problem = pipeline(2, BW=4, placement=((0, 1, 2, 3), (3, 2, 1, 0)), microbatches=2, layers=(1,) * 4)
-    runner = Pipeline(builder, random_schedule(problem), loss=nn.functional.mse_loss, timeout=20)
+    runner = Pipeline(builder, random_schedule(problem), loss=nn.functional.mse_loss)
     return [float(runner.layers[i].up.weight.detach().sum()) if i in runner.layers else 0.0 for i in range(4)]
 
 
@@ -190,7 +190,7 @@ def run_updates(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     schedule = random_schedule(problem, argument["random"]) if "random" in argument else preset(name, problem)
     most = [0]
     hooks = Hooks(announce=lambda _: most.append(max(len(one.kept) for one in part_of(runner, Updates).stages.values())))
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, timeout=20, hooks=hooks, update=update)
+    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, hooks=hooks, update=update)
     inputs, targets = batch(microbatches)
     losses = [runner.step(inputs, targets).loss for _ in range(2)]
     memory = runner.step(inputs, targets, memory=True).memory
@@ -218,14 +218,8 @@ def trains(rank: int, name: str) -> list[float]:
 
     problem = problem_for(name, 4, MICROBATCHES, 2, 2, 2, layers=(2, 1, 1, BLOCKS - 2))
     lr = {"pipedream": 0.002, "pipedream-2bw": 0.004}[name]
-    runner = Pipeline(
-        model(),
-        preset(name, problem),
-        loss=CrossEntropy(),
-        init=init,
-        timeout=20,
-        update=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
-    )
+    update = partial(torch.optim.AdamW, lr=lr)
+    runner = Pipeline(model(), preset(name, problem), loss=CrossEntropy(), init=init, update=update)
     text = corpus()
     return [runner.step(*batch(text, step)).loss for step in range(10)]
 
@@ -244,4 +238,4 @@ def refused(rank: int, _: None) -> list[str]:
         (with_updates, {"update": sgd, "tied": [((0, "up.weight"), (3, "up.weight"))]}),
     ]
     loss = nn.functional.mse_loss
-    return [refusal(partial(Pipeline, layers, schedule, loss=loss, timeout=20, **more)) for schedule, more in tries]
+    return [refusal(partial(Pipeline, layers, schedule, loss=loss, **more)) for schedule, more in tries]

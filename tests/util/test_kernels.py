@@ -19,7 +19,7 @@ from zbsolve.util.kernels import inner_kernel
 def printed(folder: Path, *words: str) -> str:
     """What Python prints; without its own cache, to which files of one second and one length are one file."""
     command = [sys.executable, "-B", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=True).stdout.strip()
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
 
 
 SOURCE = """

@@ -190,9 +190,9 @@ def test_with_effort_a_plan_is_the_same_whoever_computes(
 
 def raced(workers: Workers | None) -> list[Any]:
     """What `solve_auto`, `frontier` and `run_suite` find, but for times."""
-    schedule, tried = zbsolve.solve_auto(equal_layers(), Step(2, 4, AUTO, memory=2000), effort=0.15, workers=workers)
-    curve = zbsolve.frontier(equal_layers(), Step(2, 4, "single"), points=3, effort=0.15, workers=workers)
-    report = run_suite("two", Settings(effort=0.1, repeats=2), problems=PROBLEMS, workers=workers)
+    schedule, tried = zbsolve.solve_auto(equal_layers(), Step(2, 4, AUTO, memory=2000), effort=0.06, workers=workers)
+    curve = zbsolve.frontier(equal_layers(), Step(2, 4, "single"), points=3, effort=0.06, workers=workers)
+    report = run_suite("two", Settings(effort=0.05, repeats=2), problems=PROBLEMS, workers=workers)
     solved = [(one.name, one.digest, one.proof, one.solver, one.values, one.bounds) for one in report.results]
     assert all(min(*one.seconds, *one.yardstick) > 0 for one in report.results)
     assert report.machine == machine_facts()

@@ -46,7 +46,7 @@ def test_torchs_own_runtime_is_read_back(tmp_path: Path) -> None:
 
     names = ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "Schedule1F1B"]
     argument = {"folder": str(tmp_path), "schedules": names, "microbatches": 4, "steps": 2}
-    planned = on_ranks(2, "tests.support.torch_trace_jobs:record", argument, timeout=100)
+    planned = on_ranks(2, "tests.support.torch_trace_jobs:record", argument)
     for name in names[:2]:
         found = read_trace(tmp_path / name)
         assert found.problem.placement == PLACEMENTS[name]
