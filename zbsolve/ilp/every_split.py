@@ -222,7 +222,7 @@ class SplitSearch:
             high = self.below if closed else int(np.ceil(max(0.0, solver.best_objective_bound - 1e-6)))
             if not self._raise(high, clock, closed) or status not in FOUND:
                 return
-            model.model.add(model.time >= high)
+            model.model.add(model.time >= high)  # proven of all that is left, so no answer looks for it again
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)

@@ -8,8 +8,8 @@ from the best, single layers moved, single stages changed, for as long as the sc
 Where the partition is open, people's own split is searched first, as if alone, for a tenth of the time. So no race ends
 with a longer schedule than that search has. Where the step is plain too, a bound over every split (`ilp.every_split`) is
 looked for next and last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and so are
-some that let ranks begin soon. Then layers move together with the order, from the best split and from people's own, and
-again from the best, for half of the time, on as many cores as there are. The race is over when nothing can be shorter.
+some that let ranks begin soon. Then layers move together with the order, from the best split and from people's own, for half
+of the time, on as many cores as there are. The race is over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
 three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
@@ -62,7 +62,6 @@ RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are sho
 USUAL = "equal"  # the name of people's own split
 ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
 ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # the share for these; and of that, for searches from their orders
-SEEDS = 100  # of random numbers, between those of one turn and of the next
 POLISHED = 2  # of which so many are searched from
 USUAL_SHARE = 0.1  # the share for people's own split, before anything else
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
@@ -184,21 +183,13 @@ class _Bounds:
             race.runs += self.runs(race)
 
     def move_layers(self, race: Race, amount: float) -> None:
-        """Layers moved together with the order, from the best split of each placement and from people's own; then as long
-        again from the best alone: a search that begins anew, hot, leaves where the first one cooled down."""
+        """Layers moved together with the order, from the best split of each placement and from people's own: at once, one a
+        core, where time is the limit. Idle cores begin with other random numbers."""
         race.settle()
-        until = race.left - amount
-        for turn in range(2):
-            ranked = race.ranked() if not race.order else []
-            of_each = (_first_and_usual([run for run in ranked if run.name == name]) for name in self.searches)
-            starts = [run for best in of_each for run in (best[:1] if turn else best)]
-            self._move_in_rounds(race, starts, (race.left - until) / (2 - turn), SEEDS * turn)
-            race.settle()
-
-    def _move_in_rounds(self, race: Race, starts: list[Run], amount: float, seed: int) -> None:
-        """From each of these: at once, one a core, where time is the limit. Idle cores begin with other random numbers."""
-        at_once, until = 1 if race.runner.counted else cores(), race.left - amount
-        chosen = [*enumerate(starts * -(-at_once // max(1, len(starts))), seed)]
+        ranked, until = race.ranked() if not race.order else [], race.left - amount
+        starts = [run for name in self.searches for run in _first_and_usual([run for run in ranked if run.name == name])]
+        at_once = 1 if race.runner.counted else cores()
+        chosen = [*enumerate(starts * -(-at_once // max(1, len(starts))))]
         rounds = [chosen[i : i + at_once] for i in range(0, len(starts), at_once)]
         for i, together in enumerate(rounds):
             race.settle()
