@@ -21,6 +21,7 @@ from zbsolve.systems import System, preset
 from zbsolve.systems.problems import problem_for
 from zbsolve.systems.table import SYSTEMS
 from zbsolve.util.errors import BadInput
+from zbsolve.util.text import aligned
 
 from . import profiles
 from .harness import RESULTS, Results, kept, listed, rows_of, solved, table
@@ -260,6 +261,74 @@ def _on_device(profile: Profile, schedule: Schedule, more: int) -> Results:
         "stages": problem.stages,
         "layers": list(problem.layers),
     }
+
+
+# --- Models of unlike layers ---
+
+MIXED = {"Nemotron-H 8B": (f"{GIVEN}nemotron_h", 8), "DeepSeek-V3, two tokens": (f"{GIVEN}deepseek_v3", 16)}  # and ranks
+# torch's runtime schedules, and what the zero-bubble fork has besides.
+RUNTIME = ("1f1b", "interleaved", "interleaved-zb", "zb-v", "dualpipe-v", "zb-h1", "zb-2p", "v-half", "v-min")
+
+
+@table()
+def mixed(device: str = "h200", seconds: float = 40.0, models: tuple[str, ...] = ()) -> Results:
+    """Public models of unlike layers, by estimates; 4 microbatches a rank. torch's schedules and the zero-bubble fork's, on
+    layers in equal stages and on those that `balance` makes; `solve` over placements and splits in the activations that 1F1B
+    takes in equal stages, and in twice as much. Weights do not count: experts lie on other ranks, too."""
+    compiled()
+    found = {}
+    for model, (spec, ranks) in MIXED.items():
+        if not models or model in models:
+            profile = _activations_alone(_estimated(spec, device))
+            found[model] = rows_of(_orders(profile, ranks, seconds))
+    return {"seconds": seconds, "rows": found}
+
+
+def _activations_alone(profile: Profile) -> Profile:
+    nothing = dict.fromkeys(("parameter_bytes", "frozen_bytes", "buffer_bytes"), 0)
+    return replace(profile, layers=tuple(replace(one, **nothing) for one in profile.layers), tied=(), capacity=ROOM)
+
+
+def _orders(profile: Profile, ranks: int, seconds: float) -> Iterator[tuple[str, Results]]:
+    """The name of a way, and its numbers by split."""
+    placements, peak = {system.name: system.placement for system in SYSTEMS}, 0
+    for name in RUNTIME:
+        step = Step(ranks, 4 * ranks, placements[name], fused=name in ("1f1b", "interleaved"))
+        equal, other = (preset(name, one.problem(profile)) for one in (replace(step, partition="equal"), step))
+        peak = peak or max(map(int, equal.timeline().peak_bytes))
+        yield name, {"equal": _of_step(equal), "balanced": _of_step(other)}
+    step = Step(ranks, 4 * ranks, "auto", partition="auto")
+    for what, room in (("in 1F1B's memory", peak), ("in twice as much", 2 * peak)):
+        found = solve_auto(replace(profile, capacity=room), step, seconds=seconds)[0]
+        yield f"solved {what}", {"solved": _of_step(found)}
+
+
+def _of_step(schedule: Schedule) -> Results:
+    """µs, the bound of a search, bytes of activations of the fullest rank, layers of each stage."""
+    timeline, certificate = schedule.timeline(), schedule.certificate
+    return {
+        "us": int(timeline.makespan),
+        "bound_us": None if certificate is None else certificate.bound,
+        "bytes": max(map(int, timeline.peak_bytes)),
+        "layers": list(schedule.problem.layers),
+    }
+
+
+def mixed_table(rows: Results) -> str:
+    """A line each way: the step in equal stages and in a balanced or searched split, the bound of a search, and the memory,
+    in times 1F1B's."""
+
+    def shown(us: float | None) -> str:
+        return "" if us is None else f"{us / 1e3:,.0f} ms"
+
+    lines = [("", "equal stages", "balanced", "proven", "memory")]
+    for model, ways in rows.items():
+        lines.append((model, "", "", "", ""))
+        for way, of in ways.items():
+            *equal, last = of.values()
+            cells = shown(equal[0]["us"] if equal else None), shown(last["us"]), shown(last["bound_us"])
+            lines.append((f"  {way}", *cells, f"{last['bytes'] / ways['1f1b']['equal']['bytes']:.2f}"))
+    return "\n".join(line.rstrip() for line in aligned(lines)) + "\n"
 
 
 # --- Less memory ---

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.exec.run.host import end_with_parent, keep_freed_memory, local_network
-from zbsolve.exec.transport.failure import is_out_of_memory, one_line
 from zbsolve.models.by_name import load
+from zbsolve.util.errors import is_out_of_memory, one_line
 
 from .dataflow import place
 from .stage_rounds import TURNS, PassTimer, Sample, batches, rounds, stages_of

@@ -26,7 +26,6 @@ from zbsolve.exec.base.torch_private import (
 )
 from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, detached, local, tensors_of, trained
 from zbsolve.exec.graphs.sharing import Keys, tensor_key
-from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.features.lengths import MICROBATCH, SEQUENCES
 from zbsolve.layer import INPUTS, TARGETS, Given, Layer, Tied, side_values
@@ -35,7 +34,7 @@ from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called, names_of, row_of
 from zbsolve.planner.profiled_model import TENSOR_RANKS, TOKENS
-from zbsolve.util.errors import BadInput, prefixed
+from zbsolve.util.errors import BadInput, one_line, prefixed
 
 # Hugging Face numbers its layers, and training computes nothing from that; and a forward that was put in a layer's place.
 NOT_SETTINGS = ("layer_idx", "layer_id", "forward")

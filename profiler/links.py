@@ -31,11 +31,11 @@ from zbsolve.exec.base.program import Message
 from zbsolve.exec.choices import BACKENDS, device_of
 from zbsolve.exec.device.rank_device import DeviceRows, Marks
 from zbsolve.exec.run.host import device_environment, end_with_parent, local_network, together
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.peers import clock_lead
 from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_bytes
 from zbsolve.layer import Link
+from zbsolve.util.errors import RunFailed
 from zbsolve.util.files import write_text
 from zbsolve.util.machine import child_environment
 from zbsolve.util.temporary import temporary_folder

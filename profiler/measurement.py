@@ -25,14 +25,13 @@ from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.job import OPTIMIZERS
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.slices.cutting import Cutting
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.features.cuts import Slices
 from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, RunFailed
 from zbsolve.util.machine import child_environment, cores, free_memory, processor
 from zbsolve.util.temporary import temporary_folder
 

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensorMode
-from zbsolve.exec.transport.failure import one_line
 from zbsolve.features.cuts import SEQUENCE
 from zbsolve.features.slices import SIZES
 from zbsolve.features.vocabulary import VocabularyCosts
@@ -25,7 +24,7 @@ from zbsolve.models.by_name import sized
 from zbsolve.models.model import Model
 from zbsolve.planner.profiled_model import SEQUENCE_PARALLEL, TENSOR_RANKS
 from zbsolve.profile.profile import Profile
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, one_line
 
 from .dataflow import Flow, batch_of, chosen, fake_mode, flow, load_fake, microbatch_facts, naming, place, quiet
 from .devices import (

@@ -21,13 +21,12 @@ from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import gradient_bytes
-from zbsolve.exec.transport.failure import is_out_of_memory
 from zbsolve.features.cuts import SEQUENCE, Slices, said_of
 from zbsolve.features.slices import OF_ATTENTION, slice_times
 from zbsolve.layer import Layer, Line, SliceExtra
 from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, is_out_of_memory
 
 from .dataflow import Flow, naming, place
 from .stage_rounds import PassTimer, alone, built, rotated

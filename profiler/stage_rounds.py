@@ -25,13 +25,12 @@ from zbsolve.exec.layers import tie
 from zbsolve.exec.mesh import PIPELINE, PipelineMesh, group_along, made_mesh, named_sizes, parallelized
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.sides import SideValues
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.wires import reason
 from zbsolve.layer import INPUTS, TARGETS, Tied
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, RunFailed
 
 from .dataflow import Flow
 

@@ -17,9 +17,8 @@ from torch import nn
 from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.graphs.auto import Parts
-from zbsolve.exec.transport.failure import RunFailed, is_out_of_memory, one_line
 from zbsolve.models.model import Model
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
 from zbsolve.util.statistics import median_error
 
 from .dataflow import Flow, batch_of, fake_mode, place, quiet

@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbsolve.exec.memory import LiveBytes
-from zbsolve.exec.transport.failure import one_line
 from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
 from zbsolve.models.model import Model
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, one_line
 
 from .dataflow import Flow, batch_of, fake_mode, quiet
 from .memory import costs_of, held_by

@@ -453,3 +453,14 @@ def test_routes_have_their_own_links_and_memory():
         pipeline(1, 1, placement=((0, 1), (1, 0)), microbatches=2, held_until_B=[3, 1], capacity=[3, 2])
     with pytest.raises(BadInput, match="all routes must have as many stages"):
         pipeline(1, 1, placement=((0, 1), (1, 0, 1)), microbatches=2)
+
+
+def test_settings_are_in_the_file_and_in_the_digest() -> None:
+    """Those of features; a problem without them has the digest that it had before there were any."""
+    problem = pipeline([1, 1], [1, 1], [1, 1], microbatches=2)
+    said = replace(problem, settings={"largest_norm": 0.5, "bits": 8})
+    assert Problem.from_json(said.to_json()).settings == said.settings
+    assert said.digest != problem.digest == replace(said, settings={}).digest
+    assert "settings" not in problem.to_json()
+    with pytest.raises(BadInput, match="settings"):
+        Problem.from_json(problem.to_json() | {"settings": {"a": [1]}})

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from .build.joined import with_fused_backward
-from .build.vocabulary import model_stages
 from .kinds import SHARDING, TABLE, WORK
 from .partition.file import SPREAD
 from .problem import Problem
@@ -69,7 +68,7 @@ def _words(problem: Problem) -> dict[str, Any]:
 
 def _backwards(problem: Problem) -> tuple[Bools, Bools]:
     """Which microbatches of which stages have a BW, and which a B or W; shape (stages, microbatches) each."""
-    stages = model_stages(problem)
+    stages = problem.model_stages
     return problem.grid("BW")[:stages] >= 0, problem.grid("B", "W")[:stages] >= 0
 
 

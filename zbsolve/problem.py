@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any, NamedTuple
@@ -68,6 +68,7 @@ class Problem:
         message.
     slice_lengths: how long each slice of a sequence is, in proportion; () for even ones.
     sizes: how many sequences each microbatch has; () for as many as the profile's.
+    settings: what else a feature's part goes by while a rank runs, such as the largest norm of gradients; by name.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank.
@@ -85,6 +86,7 @@ class Problem:
     recomputed: tuple[int, ...] = ()
     slowdowns: tuple[Slowdown, ...] = ()
     sizes: tuple[int, ...] = ()
+    settings: Mapping[str, problem_form.Setting] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -187,6 +189,16 @@ class Problem:
         ranks = [tuple(row) for row in table.tolist()]
         period = next(n for n in range(1, len(ranks) + 1) if all(row == ranks[i % n] for i, row in enumerate(ranks)))
         return tuple(ranks[:period])
+
+    @cached_property
+    def model_stages(self) -> int:
+        """The number of stages that run forwards: those of layers, which come first. All where nothing runs forwards."""
+        return int(self.passes.stage[self.rows("F")].max(initial=-1)) + 1 or self.stages
+
+    @property
+    def model_routes(self) -> tuple[tuple[int, ...], ...]:
+        """`routes` through the stages that run forwards. Raises BadInput as that does."""
+        return tuple(route[: self.model_stages] for route in self.routes)
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -418,12 +430,9 @@ class Problem:
             head.append([[pool.name, pool.capacity] for pool in self.pools])
         if self.slice_lengths:
             head.append(self.slice_lengths)
-        if self.recomputed:
-            head.append({"recomputed": self.recomputed})
-        if self.slowdowns:
-            head.append({"slowdowns": sorted((pair.kind, pair.beside, pair.factor) for pair in self.slowdowns)})
-        if self.sizes:
-            head.append({"sizes": self.sizes})
+        slower, settings = sorted(astuple(pair) for pair in self.slowdowns), sorted(self.settings.items())
+        notes = {"recomputed": self.recomputed, "slowdowns": slower, "sizes": self.sizes, "settings": settings}
+        head += [{name: note} for name, note in notes.items() if note]
         sha = hashlib.sha256(json.dumps(head).encode())
         for column in (kind, p.stage, p.microbatch, p.slice, p.rank, p.duration, p.streams):
             sha.update(column.astype("<i8").tobytes())
@@ -446,10 +455,9 @@ class Problem:
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
-            **({"slice_lengths": list(self.slice_lengths)} if self.slice_lengths else {}),
-            **({"recomputed": list(self.recomputed)} if self.recomputed else {}),
+            **{name: list(note) for name in ("slice_lengths", "recomputed", "sizes") if (note := getattr(self, name))},
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
-            **({"sizes": list(self.sizes)} if self.sizes else {}),
+            **({"settings": dict(self.settings)} if self.settings else {}),
             "passes": problem_form.passes_as_json(self.passes),
             "edges": problem_form.edges_as_json(self.edges),
         }
@@ -477,9 +485,9 @@ class Problem:
         capacity = None if form.capacity is None else tuple(form.capacity)
         pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
         notes = tuple(form.layers), form.source, pools
-        cuts, slower = (tuple(form.slice_lengths), tuple(form.recomputed)), tuple(form.slowdowns)
+        cuts, more = (tuple(form.slice_lengths), tuple(form.recomputed)), (tuple(form.slowdowns), tuple(form.sizes))
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, slower, tuple(form.sizes))
+            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, *more, form.settings)
         return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
 
 

@@ -17,6 +17,7 @@ from .util.columns import coded, packed, packed_words, unpacked, unpacked_words,
 from .util.errors import BadInput, prefixed
 
 Column = list[int] | str
+Setting = bool | int | float | str
 
 
 class PassesForm(msgspec.Struct):
@@ -77,6 +78,7 @@ class ProblemForm(msgspec.Struct):
     recomputed: list[int] = []
     slowdowns: list[Slowdown] = []
     sizes: list[int] = []
+    settings: dict[str, Setting] = {}
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from .build.offload import NothingKept
 from .build.recompute import recomputed_layers
-from .build.vocabulary import model_routes
 from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
 from .features.offload import FULL, check_host, copying_work, is_none
@@ -29,10 +27,11 @@ from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .schedule import Schedule
-from .util.errors import BadInput, Infeasible
+from .util.errors import BadInput, Infeasible, Unfit
 from .util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
+PLACEMENTS = f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"
 PARTITIONS = (
     "equal, balanced, F+B, alpa, memory, layers a stage such as 5,5,6,4 or 5 4×6 5, Megatron's layout such as "
     "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
@@ -67,7 +66,7 @@ def _of_fields() -> str:
 PLAIN_FIELDS = (
     Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
-    Field("placement", "single", f"{NAMED}, or ranks such as 0,2,1,3 (default: single)", closed="single", told=model_routes),
+    Field("placement", "single", PLACEMENTS, closed="single", told=lambda problem: problem.model_routes),
     Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
     Field("memory", None, MEMORY, fixed="ranks have for activations"),
     Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),
@@ -174,7 +173,7 @@ class PlainStep:
         try:
             host = replace(profile.host, memory=None)
             problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
-        except NothingKept:
+        except Unfit:
             return None
         return copying_work(problem) / problem.work
 

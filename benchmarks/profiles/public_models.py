@@ -1,19 +1,21 @@
-"""Public models of several parts, as `benchmarks.profiles.public_models:NAME`: a vision tower before a language model,
-cross-attention to images, adapters. Sizes are those of the pages and config files named; each is one sample of a batch."""
+"""Public models of several parts and of unlike layers, as `benchmarks.profiles.public_models:NAME`: a vision tower before a
+language model, cross-attention to images, adapters; Mamba-2 among attention, dense layers before experts, a second token
+predicted. Sizes are those of the pages and config files named; each is one sample of a batch, or as it says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu, softplus
 
 from zbsolve.exec import CrossEntropy
-from zbsolve.models.blocks import BlockSizes, Decoder, Gated, Scores, Tokens, linear
-from zbsolve.models.published_models import typed
+from zbsolve.models.blocks import Attention, BlockSizes, Decoder, Gated, Scores, Tokens, linear
+from zbsolve.models.published_models import PUBLISHED, typed
 
 LENGTH, IMAGE = 4096, 1024  # tokens of a sequence, and those of them that images give
 # 1910.10683, section 3.7: 11B.
@@ -21,6 +23,8 @@ T5_11B = 'hf:T5Config{"num_layers":24,"d_model":1024,"d_kv":128,"num_heads":128,
 LLAMA_3_8B = BlockSizes(4096, 32, 8, 128, 14_336)  # 2407.21783, Table 3
 CROSSED = (3, 8, 13, 18, 23, 28, 33, 38)  # Llama 3.2 11B Vision, config.json: cross_attention_layers of 40
 KEPT = (3, 7, 15, 23, 30)  # and intermediate_layers_indices of its tower
+NEMOTRON_H_8B = "M-M-M-M*-" + 3 * "M-M-M-M-M*-" + "M-M-M-M-M-"  # config.json: hybrid_override_pattern
+CHUNK, STATE, GROUPS, HEAD = 128, 128, 8, 64  # of Mamba-2 there
 
 
 class Patches(nn.Module):
@@ -132,6 +136,101 @@ class Adapted(nn.Module):
         return result
 
 
+class Mamba(nn.Module):
+    """A Mamba-2 mixer (2405.21060, sections 6 and 7.1) in products of chunks. `heads` heads, whose groups share B and C."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, inner, beside = heads, heads * HEAD, 2 * GROUPS * STATE
+        self.split = [inner, inner + beside, heads]
+        self.first, self.last = linear(width, sum(self.split)), linear(inner, width)
+        self.near = nn.Conv1d(inner + beside, inner + beside, 4, padding=3, groups=inner + beside)
+        self.rate, self.bias, self.skip = (nn.Parameter(torch.zeros(heads)) for _ in range(3))
+        self.norm = nn.RMSNorm(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same shape; the length is a multiple of CHUNK."""
+        batch, length, _ = x.shape
+        gate, mixed, step = self.first(x).split(self.split, -1)
+        mixed = silu(self.near(mixed.transpose(1, 2))[..., :length].transpose(1, 2))
+        values, B, C = mixed.split([self.split[0], GROUPS * STATE, GROUPS * STATE], -1)
+        step = softplus(step + self.bias).view(batch, -1, CHUNK, self.heads).transpose(2, 3)
+        values = values.view(batch, -1, CHUNK, self.heads, HEAD).transpose(2, 3)  # (batch, chunks, heads, CHUNK, HEAD)
+        B, C = (y.view(batch, -1, CHUNK, GROUPS, STATE).transpose(2, 3) for y in (B, C))
+        y = (
+            self._scanned(values * step[..., None], B, C, -step * self.rate.exp()[:, None])
+            + self.skip[:, None, None] * values
+        )
+        result: Tensor = self.last(self.norm(y.transpose(2, 3).reshape(batch, length, -1) * silu(gate)))
+        return result
+
+    def _scanned(self, x: Tensor, B: Tensor, C: Tensor, log_decay: Tensor) -> Tensor:
+        """What each token takes of those before: of its chunk by a product, of earlier chunks by their states."""
+        past, each = log_decay.cumsum(-1), self.heads // GROUPS  # (batch, chunks, heads, CHUNK)
+        B, C = (y.repeat_interleave(each, 2) for y in (B, C))
+        near = (past[..., :, None] - past[..., None, :]).tril().exp().tril()
+        inside = (C @ B.transpose(-1, -2) * near) @ x
+        states = (B * (past[..., -1:] - past).exp()[..., None]).transpose(-1, -2) @ x  # (batch, chunks, heads, STATE, HEAD)
+        whole = past[..., -1].cumsum(1).transpose(1, 2)  # (batch, heads, chunks)
+        shift = (whole[..., :, None] - past[..., -1].transpose(1, 2)[..., :, None] - whole[..., None, :]).tril(-1).exp()
+        before = torch.einsum("bhij,bjhsp->bihsp", shift.tril(-1), states)
+        return inside + (C * past.exp()[..., None]) @ before
+
+
+class Squared(nn.Module):
+    """An MLP of squared ReLUs (2109.08668)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up, self.down = linear(width, inner), linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, width) → the same shape."""
+        result: Tensor = self.down(relu(self.up(x)).square())
+        return result
+
+
+class Mixed(nn.Module):
+    """A layer of one mixer behind its norm, beside a residual path."""
+
+    def __init__(self, width: int, mixer: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.mixer = nn.RMSNorm(width), mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same shape."""
+        result: Tensor = x + self.mixer(self.norm(x))
+        return result
+
+
+class Named(Tokens):
+    """The words go to where a further token is predicted, too."""
+
+    gives = "words"
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(batch, length) → (batch, length, width), and the words."""
+        return super().forward(ids), ids
+
+
+class Further(nn.Module):
+    """The token behind the next one (2412.19437, section 2.2): a block on the last layer's output and that token's vector;
+    the output layer then scores both."""
+
+    takes = "words"
+
+    def __init__(self, vocabulary: int, sizes: BlockSizes) -> None:
+        super().__init__()
+        self.words, self.norms = Tokens(vocabulary, sizes.width), nn.ModuleList(nn.RMSNorm(sizes.width) for _ in range(2))
+        self.join, self.block = linear(2 * sizes.width, sizes.width), Decoder(sizes, LENGTH)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """(batch, length, width) and (batch, length) → (2 · batch, length, width)."""
+        next_ones = self.words(words.roll(-1, 1))
+        y = self.block(self.join(torch.cat([self.norms[0](x), self.norms[1](next_ones)], -1)))
+        return torch.cat([x, y])
+
+
 def _given(build: Callable[[], list[nn.Module]], pixels: tuple[int, ...], words: int, vocabulary: int) -> Any:
     tokens, target = (torch.zeros(1, n, dtype=torch.long) for n in (words, LENGTH))
     sample: Any = (torch.zeros(pixels, dtype=torch.bfloat16), tokens) if pixels else tokens
@@ -206,3 +305,32 @@ def llama3_lora() -> Any:
         return layers
 
     return _given(build, (), LENGTH, 128_256)
+
+
+def nemotron_h() -> Any:
+    """Nemotron-H 8B (2504.03624, Table 1, and config.json): 24 Mamba-2 mixers, 24 MLPs and 4 of attention."""
+
+    def build() -> list[nn.Module]:
+        sizes = BlockSizes(4096, 32, 8, 128, 21_504)
+        make: dict[str, Callable[[], nn.Module]] = {
+            "M": partial(Mamba, 4096, 128),
+            "-": partial(Squared, 4096, sizes.ffn),
+            "*": partial(Attention, sizes, LENGTH, 1e4),
+        }
+        return [Tokens(131_072, 4096), *(Mixed(4096, make[letter]()) for letter in NEMOTRON_H_8B), Scores(131_072, 4096)]
+
+    return _given(build, (), LENGTH, 131_072)
+
+
+def deepseek_v3() -> Any:
+    """DeepSeek-V3 (2412.19437, section 4.2) with its second token: 3 dense blocks, 58 of experts, and one more behind them.
+    A microbatch is four sequences (see docs/profiles.md)."""
+    block, vocabulary, (dense, ffn) = (getattr(PUBLISHED["deepseek-v3"], name) for name in ("block", "vocabulary", "dense"))
+
+    def build() -> list[nn.Module]:
+        sizes = [replace(block, ffn=ffn, experts=1) if i < dense else block for i in range(61)]
+        ends = Further(vocabulary, block), Scores(vocabulary, block.width)
+        return [Named(vocabulary, block.width), *(Decoder(size, LENGTH) for size in sizes), *ends]
+
+    layers, (sample, target), loss = _given(build, (), LENGTH, vocabulary)
+    return layers, (sample.repeat(4, 1), target.repeat(8, 1)), loss

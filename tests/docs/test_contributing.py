@@ -56,6 +56,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "loading.py",
         "test_loading.py",
         "loaded.py",
+        "clipping.py",
+        "clipped.py",
         "zbsolve/build/loading.py",
         "zbsolve/features/loading.py",
         "zbsolve/features/table.py",
@@ -97,11 +99,13 @@ def test_the_schedule_is_known_solved_and_holds(said: dict[str, list[str]]) -> N
 
 
 def test_the_kind_is_solved_drawn_and_run(said: dict[str, list[str]]) -> None:
-    tested, _, checked, shown, ran = said["Add a kind of pass"]
+    tested, _, checked, shown, ran, _, crossing, clipped = said["Add a kind of pass"]
     assert "1 passed" in tested
     assert re.search(r"loading.json: holds .*\n.*\nproven again: ", checked)
     assert "loading of the batch" in shown
+    assert re.search(r"clipping.json: holds .*\n.*\nproven again: ", crossing)
     assert "check: right" in ran
+    assert "check: right" in clipped
 
 
 def test_the_feature_is_an_option_and_runs(copy: Path, said: dict[str, list[str]]) -> None:

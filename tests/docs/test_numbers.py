@@ -14,6 +14,7 @@ from benchmarks.offload import LAYERS, memory_table
 from benchmarks.search import BESIDE, partitions_table
 from benchmarks.sharded import MODELS, vocabulary_table
 from benchmarks.slices import contexts_table, slices_table
+from benchmarks.systems import mixed_table
 from benchmarks.traces import (
     HALF,
     MESSAGES,
@@ -76,6 +77,20 @@ def test_models_of_several_parts() -> None:
             assert (row["us"] >= solved) == ("bubbles" not in way)
             assert bound is None or bound <= row["us"]
     assert not lines
+
+
+def test_models_of_unlike_layers() -> None:
+    """The table; and that nothing in the same memory is shorter than what is solved, nor anything at all than its bound with
+    twice as much."""
+    rows = kept("mixed")["rows"]
+    assert shown("docs/benchmarks.md", "mixed") == [line.split() for line in mixed_table(rows).splitlines()]
+    for ways in rows.values():
+        tight, roomy = (ways[f"solved in {room}"]["solved"] for room in ("1F1B's memory", "twice as much"))
+        room = ways["1f1b"]["equal"]["bytes"]
+        others = [row for way, of in ways.items() if not way.startswith("solved") for row in of.values()]
+        assert tight["us"] <= min(row["us"] for row in others if row["bytes"] <= room)
+        assert roomy["us"] <= min(row["us"] for row in others if row["bytes"] <= 2 * room)
+        assert all(row["bound_us"] <= row["us"] for row in (tight, roomy))
 
 
 def test_a_ranks_part_of_a_very_long_step() -> None:

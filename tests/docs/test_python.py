@@ -14,6 +14,7 @@ import pytest
 import zbsolve
 import zbsolve.build
 import zbsolve.systems
+from zbsolve.features.table import FIELDS
 
 from ..support.docs import text_of
 from ..support.house import ROOT
@@ -22,6 +23,7 @@ pytest.importorskip("torch")
 
 PAGE, MARKS = "docs/python.md", re.compile(r"(<!-- names -->\n).*(<!-- /names -->)", re.S)
 LISTED = (zbsolve, zbsolve.build)
+OF_FEATURES = {field.name for field in FIELDS}  # docs/features.md lists them
 MADE_BY_HAND = ("Pipeline", "PostValidated", "CrossEntropy", "Cluster", "Layout", "Shape")
 
 
@@ -52,7 +54,8 @@ def row(name: str, thing: Any) -> str:
     """A line of the page's tables: parameters, and the first sentence of the docstring."""
     plain = isinstance(thing, ModuleType) or is_error(thing)
     purpose = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
-    given = "" if plain else f"({', '.join(parameters(thing))})"
+    names = [] if plain else [name for name in parameters(thing) if thing is not zbsolve.Step or name not in OF_FEATURES]
+    given = "" if plain else f"({', '.join([*names, *['…'] * (thing is zbsolve.Step)])})"
     return f"| `{name}{given}` | {purpose} |"
 
 

@@ -19,8 +19,8 @@ from zbsolve.exec import Pipeline, auxiliary_loss, auxiliary_losses
 from zbsolve.exec.check import reference
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.by_name import load
+from zbsolve.util.errors import RunFailed
 
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule

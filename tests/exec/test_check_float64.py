@@ -37,6 +37,14 @@ def verdict(
     return found
 
 
+def test_a_feature_says_what_gradients_lose_by_it() -> None:
+    mine, whole = values(dict(enumerate(held(0.03)))), held(0.0)
+    for rounding, passed in ((0.0, False), (0.02, False), (0.04, True)):
+        found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), others=Others(rounding=rounding))
+        assert found is not None
+        assert found["passed"] == passed
+
+
 @pytest.mark.parametrize(
     ("run", "unsplit", "passed"),
     [

@@ -17,7 +17,7 @@ from zbsolve.cli import main
 from zbsolve.exec.base.part import Record
 from zbsolve.exec.base.program import Message
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.transport.failure import LostRank
+from zbsolve.util.errors import LostRank
 
 from ..support.exec_ranks import on_ranks
 

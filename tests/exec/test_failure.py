@@ -19,8 +19,8 @@ import pytest
 from zbsolve.cli import main
 from zbsolve.exec import RunFailed
 from zbsolve.exec.run.launch import run_local
-from zbsolve.exec.transport.failure import LostRank, one_line
 from zbsolve.exec.transport.peers import explained
+from zbsolve.util.errors import LostRank, one_line
 from zbsolve.util.machine import child_environment
 
 from ..support.exec_failing import MODEL, failing

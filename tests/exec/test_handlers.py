@@ -16,10 +16,10 @@ from zbsolve import BadInput
 from zbsolve.exec.ahead import lengths
 from zbsolve.exec.handlers import HANDLERS, Handler
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.kinds import KINDS, kinds_that
 from zbsolve.models.presets import mlp
 from zbsolve.tables import CARGO
+from zbsolve.util.errors import RunFailed
 
 from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
 from ..support.exec_ranks import on_ranks

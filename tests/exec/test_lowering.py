@@ -1,5 +1,7 @@
 """Programs: both ends of a pair see one order, every input arrives once, and what cannot run is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from zbsolve import BadInput, Edge, Pass, Problem, Schedule, pipeline, updates
@@ -8,6 +10,7 @@ from zbsolve.exec.layers import layer_counts
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import predicted
 from zbsolve.placement import mirror
+from zbsolve.tables import Edges
 
 from ..support.exec_tools import a_problem, random_schedule
 
@@ -38,10 +41,24 @@ def test_both_ends_have_one_order(placement: tuple[int, ...], seed: int, fused: 
 def test_a_rank_hands_over_to_itself() -> None:
     programs = lower(random_schedule(a_problem((0, 0, 1), 1), 0))
     by_name = {a.name: a for a in programs[0].actions}
-    assert by_name["0F0"].hands is not None
-    assert by_name["0F0"].hands.after == "1F0"
+    assert [message.after for message in by_name["0F0"].hands] == ["1F0"]
     assert by_name["1F0"].takes == "0F0"
     assert by_name["0F0"].sends == ()
+
+
+def test_one_edge_brings_what_a_pass_takes_and_many_take_what_it_makes() -> None:
+    problem = a_problem((0, 1, 0), 1)
+    brought = Edges.of([problem.index["0F0"]], [problem.index["2F0"]], carries="activation")
+    with pytest.raises(BadInput, match=r"pass 2F0: 2 edges carry something to it, and run hands it one thing"):
+        lower(random_schedule(replace(problem, edges=problem.edges + brought), 0))
+    ends = [problem.index[name] for name in ("0W0", "2W0")]
+    handed = Edges.of([problem.index["0F0"]] * 2, ends, carries="activation")
+    (action,) = (
+        action
+        for action in lower(random_schedule(replace(problem, edges=problem.edges + handed), 0))[0].actions
+        if action.name == "0F0"
+    )
+    assert [message.after for message in action.hands] == ["0W0", "2W0"]
 
 
 def test_messages_that_wait_are_predicted() -> None:

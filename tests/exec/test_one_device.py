@@ -14,8 +14,8 @@ from zbsolve import Trace, verify
 from zbsolve.cli import main
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.one_device import OneDevice
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.presets import GptSizes, gpt, mlp
+from zbsolve.util.errors import RunFailed
 
 from ..support.exec_tools import a_problem, random_schedule, worst_difference
 

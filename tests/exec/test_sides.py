@@ -21,12 +21,12 @@ from zbsolve.cli import main
 from zbsolve.exec.handlers import Part
 from zbsolve.exec.one_device import DeviceCopies, OneDevice
 from zbsolve.exec.sides import SideInputs
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.interchange.exports import export
 from zbsolve.layer import Given
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called
+from zbsolve.util.errors import RunFailed
 
 from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of
 from ..support.exec_ranks import on_ranks

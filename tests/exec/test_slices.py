@@ -17,9 +17,9 @@ from zbsolve import BadInput, Problem
 from zbsolve.build import with_sharding, with_slices
 from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.model import Model
 from zbsolve.models.presets import GptSizes, gpt
+from zbsolve.util.errors import RunFailed
 
 from ..support.exec_jobs_slices import CASES, EVALUATED, MEMORIES, VALIDATED
 from ..support.exec_ranks import on_ranks

@@ -22,13 +22,12 @@ from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.slices.comparing import Sequences, compare
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.exec.slices.stage import Slices, StageSlices
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.blocks import BlockSizes, Decoder, Experts, Tokens
 from zbsolve.models.blocks import Scores as Head
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, GptSizes, gpt
 from zbsolve.models.slicing import slice_offset, sliced_attention
-from zbsolve.util.errors import BadInput
+from zbsolve.util.errors import BadInput, RunFailed
 
 from ..support.exec_tools import a_problem, random_schedule, run_here
 

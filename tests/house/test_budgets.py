@@ -1,4 +1,5 @@
-"""The house does not grow: each number here may only fall. Who lowers one writes the new number here."""
+"""The house does not grow: each number here may only fall. Who lowers one writes the new number here. A further feature may
+bring a builder, its value and a part, with an option: what that takes comes on top."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import argparse
 import pytest
 
 from zbsolve.cli.app import parser
+from zbsolve.features.table import FEATURES
 
 from ..support.house import ROOT
 
@@ -20,6 +22,8 @@ MOST = {
     "options": 149,
     "benchmarks": 20,
 }
+FEATURES_THERE = 15  # by which these numbers are
+OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 100, "exec files": 1, "options": 1}
 
 
 def counted() -> dict[str, int]:
@@ -44,5 +48,6 @@ NOW = counted()
 
 @pytest.mark.parametrize("what", MOST)
 def test_the_house_does_not_grow(what: str) -> None:
-    assert NOW[what] <= MOST[what], f"{what}: {NOW[what]}; take something out"
+    most = MOST[what] + (len(FEATURES) - FEATURES_THERE) * OF_A_FEATURE.get(what, 0)
+    assert NOW[what] <= most, f"{what}: {NOW[what]}, {most} at most; take something out"
     assert NOW[what] > 0.97 * MOST[what], f"{what}: {NOW[what]} now: write that as the most"

@@ -282,8 +282,7 @@ def test_each_split_is_looked_at_once_and_real_time_plays_no_part() -> None:
 def test_splits_of_several_hundred_passes_are_looked_at_alone() -> None:
     """Eight ranks, two stages each, eight microbatches: 256 passes a split. Cuts say 510 of a few splits, and no more of any
     of them. Alone each takes longer, so 511 is proven, also from what a file keeps."""
-    profile = Profile("given", "equal", (Layer("l", 1.0, 0.0, 0.0, 2.0, 1, 0, 0, 0),) * 128, Link(0.0, 1e12), 0.0, None, {}, {})
-    splits = Splits.of(Step(8, 8, "loop", "equal", fused=True).costs(profile))
+    splits = Splits.of(Step(8, 8, "loop", "equal", fused=True).costs(equal_layers(128, 1.0, 2.0)))
     assert splits is not None
     search = SplitSearch(splits, 511)
     search.go_on(Clock(1.0, 6.0), 511)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, Batch, HostLink, Infeasible, Problem, Profile, solve, solve_auto, verify
-from zbsolve.build.vocabulary import model_stages
 from zbsolve.features.feature import AUTO
 from zbsolve.layer import Layer, Link
 from zbsolve.partition.file import Partition
@@ -69,7 +68,7 @@ def test_passes_come_from_the_profile_and_run_as_slowly_as_their_rank() -> None:
     assert [times[name] for name in ("2S0", "3S0", "3T0", "2S1", "2VB1", "2VR1", "2VE1")] == [40, 80, 40, 120, 3, 3, 9]
     two = slow.problem(2, 2, layers=(4, 4), vocabulary="two-barriers")
     assert [int(two.passes.duration[two.index[name]]) for name in ("2S0", "2T0")] == [20, 40]
-    assert model_stages(two) == 2
+    assert two.model_stages == 2
     assert two.stages == 4
     replicated = slow.problem(2, 2, layers=(4, 4), vocabulary="sharded", replicas=2)  # 1 byte of 8 a µs: stages 300 and
     assert replicated.passes.duration[replicated.rows("C")].tolist() == [38, 38, 50, 50]  # 304 bytes, shards 400

@@ -16,9 +16,9 @@ from profiler.timing import Bench, host_times, time_layers, wanted
 from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.transport.failure import is_out_of_memory
 from zbsolve.models.by_name import load
 from zbsolve.profile.profile import Layer
+from zbsolve.util.errors import is_out_of_memory
 from zbsolve.util.statistics import median_error
 
 pytestmark = pytest.mark.slow

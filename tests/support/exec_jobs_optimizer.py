@@ -17,10 +17,10 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.check import reference
 from zbsolve.exec.exchange import Shared
 from zbsolve.exec.handlers import Data
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.exec.updates import as_one
 from zbsolve.models.presets import GptSizes, gpt
 from zbsolve.systems import preset
+from zbsolve.util.errors import RunFailed
 
 from .exec_tools import a_problem, part_of, random_schedule, refusal, split_layers
 

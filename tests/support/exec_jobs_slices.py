@@ -31,11 +31,11 @@ from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
 from zbsolve.exec.check import difference, reference, values, weight
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.slices.stage import Slices
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.presets import Block, Embed, GptSizes, Head, gpt
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
+from zbsolve.util.errors import RunFailed
 
 from .exec_tools import a_problem, bytes_in, random_schedule, refusal, split_layers
 from .trials import Trial

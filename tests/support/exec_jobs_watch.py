@@ -17,8 +17,8 @@ from zbsolve.exec import Pipeline, Watch
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.loop import watching
 from zbsolve.exec.run.job import Options, run_rank
-from zbsolve.exec.transport.failure import RunFailed
 from zbsolve.show.comparison import compare, told_switches
+from zbsolve.util.errors import RunFailed
 
 from .exec_jobs import toy
 from .exec_tools import refusal

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, pipeline, solve, verify
+from zbsolve import BadInput, Schedule, pipeline, solve, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.placement import vee
-from zbsolve.systems import PRESETS, preset, system
+from zbsolve.systems import PRESETS, preset, system, table
+from zbsolve.systems.problems import problem_for
 from zbsolve.util.errors import NotFound
 
 from ..support.problems import uniform
@@ -89,17 +90,28 @@ LOOPED = ("breadth-first", "interleaved", "interleaved-zb", "gis", "gis-h")
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 def test_presets_hold_for_any_number_of_microbatches(name, m):
-    if name in ("zb-1p", "zb-2p", "1f1b-v", "pipedream", "pipedream-2bw", "gems", "chimera", "dualpipe", "dualpipe-v"):
-        pytest.skip("not for every number of microbatches, or not for a plain step: see tests/exec/test_systems.py")
-    if name in ("po-f", "po-h"):
-        pytest.skip("not for a step without offload: see test_pipeoffload.py")
-    if system(name).slices:
-        pytest.skip("not for a step without slices: see test_slices.py")
-    if name.endswith("-vocab"):
-        pytest.skip("not for a step whose vocabulary is not sharded: see test_vocabulary.py")
-    placement = "loop" if name in LOOPED else "vee" if name in (*V_SHAPED, "zb-v-times") else "single"
-    problem = uniform(placement, 4, m, (3, 4, 2), comm=1)
-    assert verify(problem, preset(name, problem)) == ()
+    """But for those whose row says what a problem must fulfil."""
+    try:
+        problem = problem_for(name, 4, m, 3, 4, 2, comm=1, held_until_W=1)
+        schedule = preset(name, problem)
+    except BadInput:
+        assert system(name).needs
+        pytest.skip("its row says that it is not for every number of microbatches")
+    assert verify(problem, schedule) == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "why"), [("0BW0", "schedule: pass 0BW0 is not in the problem"), ("0B0 0F0 0W0", "deadlock: 0B0 → 0F0 → 0B0")]
+)
+def test_a_wrong_order_is_named(row, why, monkeypatch):
+    """Whoever writes an order reads whose it is; a search goes on without it."""
+    orders = {"compute:0": tuple(row.split()), "compute:1": ("1F0", "1B0", "1W0")}
+    wrong = replace(system("gpipe"), name="mine", order=lambda problem: Schedule(problem, orders))
+    monkeypatch.setattr(table, "SYSTEMS", (*table.SYSTEMS, wrong))
+    problem = uniform("single", 2, 1)
+    with pytest.raises(BadInput, match=f"^mine: {why}"):
+        preset("mine", problem)
+    assert solve(problem, effort=0.1).certificate.gap == 0
 
 
 def most(name: str, p: int) -> int:

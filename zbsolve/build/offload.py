@@ -13,18 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..kinds import OFFLOAD, SHARDING, UPDATES
+from ..kinds import OFFLOAD
 from ..problem import Pool, Problem
 from ..schedule import Schedule
 from ..tables import Bools, Edges, Ints, Passes
 from ..timeline import Floats
-from ..util.errors import BadInput
+from ..util.errors import BadInput, Unfit
 from ..util.text import exact_bytes
 from .numbers import Numbers, check_before, whole_numbers
-
-
-class NothingKept(BadInput):
-    """A stage that is to offload, or every stage, keeps nothing from its F that a later pass frees."""
 
 
 class Host(NamedTuple):
@@ -66,7 +62,7 @@ def with_offload(
     Put it in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a step
     that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
     """
-    check_before(problem, OFFLOAD, UPDATES, SHARDING)
+    check_before(problem, OFFLOAD)
     shares = checked_fractions(fraction, problem.stages)
     chosen = _chosen(problem, which, shares)
     if host.ranks is not None and not host.ranks >= 1:
@@ -164,15 +160,15 @@ def checked_fractions(fraction: Numbers, stages: int) -> Any:
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:
-    """Raise NothingKept for a stage that is to offload and keeps nothing, or where its share of each of the edges `kept` is
+    """Raise Unfit for a stage that is to offload and keeps nothing, or where its share of each of the edges `kept` is
     less than a byte."""
     passes, edges = problem.passes, problem.edges
     for stage in np.setdiff1d(passes.stage[wanted], passes.stage[moving])[:1].tolist():
         most = int(edges.bytes[kept[passes.stage[edges.before[kept]] == stage]].max(initial=0))
         if most:
             share = f"the fraction {shares[stage]:g} of the {exact_bytes(most)} that its F keeps for a later pass"
-            raise NothingKept(f"offload: stage {stage}: {share} is less than one byte")
-        raise NothingKept(f"offload: stage {stage} keeps nothing from its F that a later pass frees")
+            raise Unfit(f"offload: stage {stage}: {share} is less than one byte")
+        raise Unfit(f"offload: stage {stage} keeps nothing from its F that a later pass frees")
 
 
 def time_away(schedule: Schedule) -> Floats:

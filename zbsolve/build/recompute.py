@@ -12,7 +12,7 @@ from math import inf, nan
 
 import numpy as np
 
-from ..kinds import ATTENTION, RECOMPUTE, SHARDING, UPDATES
+from ..kinds import ATTENTION, RECOMPUTE
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -93,7 +93,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
-    check_before(problem, RECOMPUTE, UPDATES, SHARDING)
+    check_before(problem, RECOMPUTE)
     counts = recomputed_stages(stages, problem.stages)
     again = recomputed_layers(counts, problem.layers) if problem.layers else ()
     part = [stage for stage, count in counts.items() if count < (problem.layers[stage] if problem.layers else inf)]

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, SHARDING, UPDATES, VOCABULARY
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -64,7 +63,7 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
 
     Put them in before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
     """
-    check_apart(problem, "side inputs", OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES)
+    check_apart(problem, "side inputs")
     if problem.slices > 1:
         raise BadInput("side inputs: sequences are cut into slices, and run knows no side inputs of slices")
     messages = _Found(_without_rows(problem, begins), begins)

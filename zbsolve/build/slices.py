@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..kinds import SHARDING, UPDATES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -105,6 +104,6 @@ def _check(problem: Problem, slices: Any, lengths: Sequence[float]) -> None:
         raise BadInput(f"slices: {len(lengths)} lengths for {slices} slices")
     if problem.passes.slice.any():
         raise BadInput("slices: the problem has slices already")
-    check_before(problem, "slices", UPDATES, SHARDING)
+    check_before(problem, "slices")
     if problem.microbatches % slices:
         raise BadInput(f"slices: {problem.microbatches} microbatches are no multiple of {slices} slices")

@@ -81,8 +81,6 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
         raise BadInput(f"updates: {m} microbatches do not make groups of {every}")
     if any(len(ranks) > 1 for ranks in problem.stage_ranks):
         raise BadInput("updates: a stage lives on several ranks")
-    if problem.slices > 1:
-        raise BadInput("updates: the problem has slices already: put updates in before")
     if "C" in problem.passes.kinds:
         raise BadInput("updates: the problem has passes C, which sum gradients over replicas when the step ends")
     times = whole_numbers(time, "updates: time", stages)

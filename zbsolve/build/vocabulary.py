@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..kinds import OFFLOAD, SHARDING, UPDATES, VOCABULARY
+from ..kinds import VOCABULARY
 from ..problem import Problem
 from ..tables import Edges, Ints, Passes
 from ..util.errors import BadInput
@@ -77,7 +77,7 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     """
     if not isinstance(costs, Vocabulary):
         raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")
-    check_before(problem, VOCABULARY, UPDATES, SHARDING, OFFLOAD)
+    check_before(problem, VOCABULARY)
     costs = costs.checked(problem.ranks)
     own = {kinds: problem.grid(*kinds) for kinds in (("F",), ("B", "BW"))}
     for stage in (problem.stages - 1, 0):
@@ -90,18 +90,6 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     if costs.lookup is not None:
         edges += _embedding(passes.rank, rows, forward[0], backward[0], costs)
     return replace(problem, passes=passes, edges=edges)
-
-
-def model_stages(problem: Problem) -> int:
-    """The number of stages that run forwards: all but the shards of a vocabulary, which come behind them. All where nothing
-    runs forwards."""
-    return int(problem.passes.stage[problem.rows("F")].max(initial=-1)) + 1 or problem.stages
-
-
-def model_routes(problem: Problem) -> tuple[tuple[int, ...], ...]:
-    """`Problem.routes` through the stages that run forwards. Raises BadInput as that does."""
-    stages = model_stages(problem)
-    return tuple(route[:stages] for route in problem.routes)
 
 
 def barriers_of(problem: Problem) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..exec.choices import DEVICES, SPLITS, as_lines, choose, described, device_of, local_place
 from ..exec.run.host import take_environment
-from ..exec.transport.failure import RunFailed
 from ..features.sizes import of_sizes
 from ..profile.lengths import stalls_of
 from ..profile.measured_run import FROM_STEPS, LINKS
@@ -20,7 +19,7 @@ from ..profile.measured_run import from_trace as profile_of
 from ..profile.profile import Profile
 from ..profile.slow import slow_parts
 from ..show.profile_report import profile_as_text
-from ..util.errors import BadInput
+from ..util.errors import BadInput, RunFailed
 from ..util.files import check_writable, write_document
 from .tools import need_torch, progress_line, searching, tell, word_and_number
 

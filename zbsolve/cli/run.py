@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -111,7 +112,7 @@ def command(options: argparse.Namespace) -> int:
     need_torch()
     from ..exec.reports import RunNumbers
     from ..exec.run.job import Options
-    from ..exec.run.launch import run
+    from ..exec.run.launch import REPORT_SECONDS, run
     from ..exec.run.torchrun import torchrun_environment
     from ..show.comparison import told_switches
 
@@ -126,7 +127,8 @@ def command(options: argparse.Namespace) -> int:
         ran = run(options.schedule, options.model, Options(**chosen), local=options.local, one_device=one_device)
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
-            return 2  # every rank hears of it; rank 0 says it
+            time.sleep(REPORT_SECONDS)  # all hear of it and rank 0 says it, before torchrun ends it for another's end
+            return 2
         raise
     if ran is None:
         return 0

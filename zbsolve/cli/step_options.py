@@ -115,7 +115,6 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
     """What the problem has of an option, and what was said, alike where they agree."""
     from ..build.recompute import recompute_in_words, recomputed_layers
-    from ..build.vocabulary import model_stages
     from ..placement import describe, routes_of
 
     has, wanted = FIELDS[name].told(problem), FIELDS[name].read(value) if isinstance(value, str) else value
@@ -124,7 +123,7 @@ def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
             map(describe, routes_of(value, problem.ranks))
         )
     if name == "recompute":
-        layers = problem.layers or (1,) * model_stages(problem)
+        layers = problem.layers or (1,) * problem.model_stages
         held, asked = (recompute_in_words(recomputed_layers(stages, layers), layers) or "none" for stages in (has, value))
         return held, asked
     return (bool(has) if FIELDS[name].kind is bool else has), getattr(wanted, "layers", wanted)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..models.losses import auxiliary_losses as auxiliary_losses
     from ..models.slicing import slice_offset as slice_offset
     from ..models.slicing import sliced_attention as sliced_attention
+    from ..util.errors import RunFailed as RunFailed
     from .loop.watching import Watch as Watch
     from .pipeline import Pipeline as Pipeline
     from .post_validation import PostValidated as PostValidated
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from .run.launch import run_local as run_local
     from .torch_stages import split_stage as split_stage
     from .torch_stages import torch_schedule as torch_schedule
-    from .transport.failure import RunFailed as RunFailed
 
 # Torch is imported with the first use: the command line reads parts of this package without it.
 __getattr__, __dir__ = handing_on(__name__)

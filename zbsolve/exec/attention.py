@@ -21,14 +21,13 @@ from torch import Tensor
 from ..build.attention_exchange import HandedOver, handed_over
 from ..problem import Problem
 from ..tables import Ints
-from ..util.errors import BadInput
+from ..util.errors import BadInput, LostRank, RunFailed, one_line
 from .base.handler import Graph, Handler
 from .base.part import Part, RankState, Run
 from .base.program import Action
 from .connecting import Connecting
 from .slices.attention import Attended, Scores, partial_attention, partial_gradients, scale_of
 from .slices.stage import Slices
-from .transport.failure import LostRank, RunFailed, one_line
 from .transport.format import FORMAT_BYTES, Format
 from .transport.peers import Peers
 from .transport.wires import CPU, reason

@@ -35,11 +35,10 @@ from ..known_steps import timed_by
 from ..problem import Problem
 from ..profile.profile import Profile
 from ..schedule import Schedule
-from ..util.errors import BadInput, prefixed
+from ..util.errors import BadInput, LostRank, prefixed
 from .awaits import crossings
 from .base.program import Message
 from .handlers import passes_where
-from .transport.failure import LostRank
 from .transport.peers import Signals, shared_cells
 from .transport.wires import Wires
 

@@ -73,13 +73,9 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(
         ("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, only_time=True, sliced=True)
     ),
-    **exchange.HANDLERS,
-    **sharding.HANDLERS,
-    **updates.HANDLERS,
-    **vocabulary.HANDLERS,
-    **attention.HANDLERS,
-    **work.HANDLERS,
 }
+for _of in (exchange, sharding, updates, vocabulary, attention, work):
+    HANDLERS |= _of.HANDLERS
 
 
 def passes_where(problem: Problem, field: str, value: object = None) -> Bools:

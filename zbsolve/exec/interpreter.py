@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kinds import TABLE
-from ..util.errors import BadInput
+from ..util.errors import BadInput, LostRank, RunFailed, one_line
 from .base.handler import Handler
 from .base.part import Data, Hooks, Part, RankState, Record, Run, asked
 from .base.program import Action, Message, Program
@@ -23,7 +23,6 @@ from .emulate import EmulatedDevice
 from .handlers import HANDLERS
 from .memory import LiveBytes
 from .slack import Slack
-from .transport.failure import LostRank, RunFailed, one_line
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -221,11 +220,11 @@ class Interpreter:
             self.slack.ended(action)
         del given  # its memory goes before the output is copied
         if output is not None:
-            if action.hands is not None:
-                self._handed[action.hands.after] = output
+            for message in action.hands:
+                self._handed[message.after] = output
             for message in action.sends:
                 self.transport.send(message, self._beside.goes(message) if message.beside else output)
-        elif action.sends or action.hands is not None:
+        elif action.sends or action.hands:
             raise BadInput("it made nothing, but other passes take what it makes")
         return arrived, waited, start, end
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..build.untrained import untrained_stages
-from ..build.vocabulary import model_stages
 from ..models.model import Place, share, ties
 from ..problem import Problem
 from ..util.errors import BadInput
@@ -26,7 +25,7 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
     """How many of the model's layers each stage holds: one each where the problem says nothing and there are as many.
     layers: of the whole model, where that is known. Raises BadInput where the problem does not say, or says something else.
     """
-    stages = model_stages(problem)
+    stages = problem.model_stages
     if not problem.layers:
         if layers not in (None, stages):
             raise BadInput(

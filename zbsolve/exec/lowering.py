@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from ..build.sides import rows_begun
-from ..build.vocabulary import model_stages
 from ..handover import Handover
 from ..problem import Problem
 from ..schedule import Schedule
@@ -105,7 +104,7 @@ def _check_edges(problem: Problem) -> None:
     wrong = np.flatnonzero((p.rank[e.before] != p.rank[e.after]) & ~kept)
     if len(wrong):
         a, b = (problem.names[end[wrong[0]]] for end in (e.before, e.after))
-        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient")
+        raise BadInput(f"edge {a} → {b}: it links two ranks, but carries no activation or gradient (carries=)")
 
 
 def _by_itself(problem: Problem, **row: bool) -> Bools:
@@ -146,11 +145,15 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
 
 
 def _check_inputs(problem: Problem) -> None:
-    """An edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient of
-    the loss, or of what they give beside the row."""
+    """One edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient
+    of the loss, or of what they give beside the row."""
     p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
+    brought = np.bincount(e.after[e.carrying("activation", "gradient")], minlength=len(p))
+    if brought.max(initial=0) > 1:
+        row = int(brought.argmax())
+        raise BadInput(f"pass {problem.names[row]}: {brought[row]} edges carry something to it, and run hands it one thing")
     first = np.array([0, *rows_begun(problem)])
-    for cargo, stages in (("activation", first), ("gradient", [*(first - 1), model_stages(problem) - 1])):
+    for cargo, stages in (("activation", first), ("gradient", [*(first - 1), problem.model_stages - 1])):
         needs = passes_where(problem, "takes", cargo) & ~np.isin(p.stage, stages)
         needs[e.after[e.carrying(cargo)]] = False
         missing |= needs
@@ -222,7 +225,7 @@ class _Lowering:
             )
             for row, name in zip(rows, order, strict=True)
         ]
-        last = model_stages(self.step) - 1
+        last = self.step.model_stages - 1
         stages = tuple(s for s, ranks in enumerate(self.step.stage_ranks[: last + 1]) if rank in ranks)
         inputs, targets = (
             [row for row in rows if (self.taking[row] and p.stage[row] == stage) or HANDLERS[p[row].kind].reads == what]
@@ -269,7 +272,7 @@ class _Lowering:
             takes=takes.before if takes is not None and local else takes,
             reads=takes is None and bool(self.taking[row]),
             sends=tuple(m for m in given if m.destination != this_pass.rank),
-            hands=next((m for m in given if m.destination == this_pass.rank), None),
+            hands=tuple(m for m in given if m.destination == this_pass.rank and not m.beside),
             hears=tuple(self.hears.get(row, ())),
             tells=row in self.tells,
             stream=this_pass.streams[0],

@@ -17,13 +17,13 @@ from torch import Tensor
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..util.errors import RunFailed
 from ..util.text import exact_bytes
 from .awaits import begins_and_ends
 from .base.program import Message, Program
 from .base.torch_private import TorchDispatchMode, storage_key, tree_leaves
 from .base.values import local
 from .handlers import HANDLERS
-from .transport.failure import RunFailed
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,7 +140,7 @@ def predicted(schedule: Schedule, program: Program, size: Callable[[Message], in
     rows = [problem.index[action.name] for action in actions]
     held = np.cumsum(_changes(program, problem.taken[rows], problem.freed[rows])[:-1])
     if size is not None:
-        moved = [m for action in actions for m in (*action.posts, *action.sends, action.hands) if m is not None]
+        moved = [m for action in actions for m in (*action.posts, *action.sends, *action.hands)]
         handover = Handover.of(schedule, begins_and_ends(schedule)[0])
         sizes = {(m.after, m.before, bool(m.beside)): size(m) for m in moved}
         columns, names = (handover.after, handover.before, handover.beside), problem.names

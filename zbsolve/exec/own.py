@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..build.vocabulary import model_stages
 from ..models.model import ties
 from ..util.errors import BadInput
 from .backward.layer_split import Loss
@@ -55,7 +54,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         kept = {i: parts[i] for i in numbers} | deepcopy(copied)
         layers = materialise(kept, given.device, given.init, given.seed, tied)
     check_untrained(problem, counts, program.stages, layers)
-    if (beside or model_stages(problem) - 1 in program.stages) and given.loss is None:
+    if (beside or problem.model_stages - 1 in program.stages) and given.loss is None:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
     module = nn.ModuleDict({names[i]: layers[i] for i in numbers})

@@ -50,6 +50,20 @@ from .updates import check_updates
 from .vocabulary.parts import Shard, WholeVocabulary
 
 
+def _check_device(device: torch.device, emulate: Times | None, split: str, capture: bool) -> None:
+    """Make a GPU the current one. Raises BadInput where the device is none for what is asked."""
+    if split not in RUN_SPLITS:
+        raise BadInput(f"split: '{split}' is none of {', '.join(RUN_SPLITS)}")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if emulate is not None:
+            raise BadInput(f"Pipeline: emulated devices are CPUs' processes, and this is the device {device}")
+        if split.endswith(SLACK):
+            raise BadInput(f"Pipeline: split '{split}': a GPU's host launches passes before it is known what waits")
+    elif capture:
+        raise BadInput(f"Pipeline: capture is for a GPU, and this is the device {device}")
+
+
 class Pipeline:
     """This rank's stages of a model, and the program that a schedule makes of them. Every rank of the group makes one.
 
@@ -123,22 +137,13 @@ class Pipeline:
         self.view = StepView.of(schedule)
         self.schedule, self.seed, self.steps, self.rounds = self.view.schedule, seed, 0, dict[Any, Any]()
         self.device = group_device(mesh, group) if device is None else with_number(torch.device(device))
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-            if emulate is not None:
-                raise BadInput(f"Pipeline: emulated devices are CPUs' processes, and this is the device {self.device}")
-            if split.endswith(SLACK):
-                raise BadInput(f"Pipeline: split '{split}': a GPU's host launches passes before it is known what waits")
-        elif capture:
-            raise BadInput(f"Pipeline: capture is for a GPU, and this is the device {self.device}")
+        _check_device(self.device, emulate, split, capture)
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
             group, replicas = self.mesh.group, self.mesh.replicas
         self.group, self.replicas, self.wires = group, replicas, Wires.of(group, self.device)
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
-        if split not in RUN_SPLITS:
-            raise BadInput(f"split: '{split}' is none of {', '.join(RUN_SPLITS)}")
         self.split = split
         slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work, slack)

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ..util.errors import BadInput
+from ..util.errors import BadInput, LostRank, RunFailed
 from .ahead import Ahead, Cut
 from .base.torch_private import scale_all, tree_leaves, version_of
 from .base.values import local
 from .loop.gradients import clip_factor, norm_power
 from .pipeline import Pipeline
-from .transport.failure import LostRank, RunFailed
 from .transport.wires import TOTAL, Wires, reason
 from .updates import as_one
 

@@ -13,7 +13,9 @@ from ..kinds import ATTENTION
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..tables import Ints
-from .feature import YES, Feature, Field
+from ..util.errors import Unfit
+from .feature import YES, Apart, Feature, Field
+from .links import SENDER, SHARE, SITES
 from .sharded_vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
@@ -74,6 +76,7 @@ def clipping_note(profile: Any, problem: Problem) -> str:
     )
 
 
+DIVIDING = "of a number that divides the sequence"
 ATTENTION_EXCHANGE = Feature(
     ATTENTION,
     (
@@ -88,4 +91,11 @@ ATTENTION_EXCHANGE = Feature(
         ),
     ),
     build=_build,
+    apart=(
+        Apart(ATTENTION, "whole sequences", "is between slices of sequences, and none is sliced (slices)"),
+        Apart(ATTENTION, "uneven slices", f"is for even slices, {DIVIDING}; uneven ones can take as long without it", Unfit),
+        Apart(ATTENTION, SENDER, "messages of this link occupy their sender, and the exchange's are not counted so"),
+        Apart(ATTENTION, "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
+        *(Apart(ATTENTION, other, "its messages are not counted on links that messages share") for other in (SHARE, SITES)),
+    ),
 )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..layer import Layer
-from ..util.errors import BadInput
+from ..util.errors import BadInput, Unfit
 from .feature import Choices, Ladder, Named
 from .offload import NO_OFFLOAD
 from .sharded_vocabulary import BARRIERS
@@ -25,10 +25,6 @@ Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts o
 WHOLE: Cuts = (0.0, 1.0)
 MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
 ROUNDING = 1e-9  # tokens by which a quotient may be below a whole number
-
-
-class NotSliced(BadInput):
-    """A profile's sequences, or what else a step has, do not go with these slices; with others they may."""
 
 
 class Said(NamedTuple):
@@ -74,7 +70,7 @@ def _not_slices(text: str) -> BadInput:
 
 def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
     """Where the sequence is cut; sequence: its tokens, if known: slices are whole tokens then (see `whole_tokens`). Raises
-    BadInput where no layer says what attention takes, and NotSliced where there are more slices than tokens."""
+    BadInput where no layer says what attention takes, and Unfit where there are more slices than tokens."""
     asked = said_of(slices)
     if asked.number == 1:
         return WHOLE
@@ -102,10 +98,10 @@ def tokens_of(sequence: Any) -> int | None:
 
 def whole_tokens(lengths: Sequence[float], tokens: int) -> tuple[int, ...]:
     """How many of a sequence's tokens each slice has, one at least: in proportion to `lengths`, by largest remainder, and of
-    equal remainders the first. Raises NotSliced where there are more slices than tokens."""
+    equal remainders the first. Raises Unfit where there are more slices than tokens."""
     count = len(lengths)
     if count > tokens:
-        raise NotSliced(f"slices: {count} slices of a sequence of {tokens} tokens: each needs one")
+        raise Unfit(f"slices: {count} slices of a sequence of {tokens} tokens: each needs one")
     quotas = np.asarray(lengths, np.float64) / sum(lengths) * tokens
     counts = np.maximum(1, np.floor(quotas + ROUNDING)).astype(np.int64)
     missing = tokens - int(counts.sum())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..problem import Problem
+from ..util.errors import BadInput
 
 AUTO = "auto"  # said of a field that is left to the search
 YES = "yes"  # as one writes that a field of kind bool holds, where it is no option
@@ -126,6 +127,15 @@ class Moves:
     breadth: int = 1
 
 
+class Apart(NamedTuple):
+    """Two conditions (see `table.CONDITIONS`) that do not go together, and why."""
+
+    one: str
+    other: str
+    why: str
+    error: type[BadInput] = BadInput
+
+
 @dataclass(frozen=True)
 class Feature:
     """A feature of a training step.
@@ -137,6 +147,8 @@ class Feature:
     problem itself where the step has not the feature. Prices come from the stages' profile. Raises BadInput, Infeasible.
     model: a profile and a step → the profile as this step runs it.
     choices, moves: what a search tries where fields are left open. A choice that no move changes belongs to the place.
+    holds: name of a condition → whether what was seen (see `table.Seen`) has it; {}: `name`, where a field is not as by
+    default. apart: what such conditions do not go with.
     """
 
     name: str
@@ -146,3 +158,12 @@ class Feature:
     model: Callable[[Any, Any], Any] = lambda profile, step: profile
     choices: Choices | None = None
     moves: tuple[Moves, ...] = ()
+    holds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    apart: tuple[Apart, ...] = ()
+
+    @property
+    def conditions(self) -> Mapping[str, Callable[[Any], bool]]:
+        """`holds`, or what it stands for."""
+        if self.holds or not self.fields:
+            return self.holds
+        return {self.name: lambda seen: any(getattr(seen.step, row.name) != row.default for row in self.fields)}

@@ -23,7 +23,7 @@ from ..timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
-from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, is_auto
+from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, is_auto
 from .packing import pack
 from .slices import time_of
 
@@ -286,4 +286,6 @@ LENGTHS = Feature(
     _model,
     Choices(("order",), _choices, apart=False),
     (Moves("orders", ("order",), _moves),),
+    holds={"lengths": lambda seen: bool(seen.step.lengths)},
+    apart=(Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),),
 )

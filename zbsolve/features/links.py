@@ -8,7 +8,7 @@ from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
 from ..placement import RANK
 from ..problem import Problem
-from .feature import Feature
+from .feature import Apart, Feature
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -24,5 +24,20 @@ def _build_cards(problem: Problem, staged: Any) -> Problem:
     return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
 
 
-LINKS = Feature(NAME, build=_build)
+SENDER, SHARE = "messages that occupy their sender", "links that messages share"
+SITES, BOTH = "a link between sites", "messages occupy their links or their sender"
+LINKS = Feature(
+    NAME,
+    build=_build,
+    holds={
+        SENDER: lambda seen: seen.profile is not None and seen.profile.link.blocking,
+        SHARE: lambda seen: seen.profile is not None and bool(seen.profile.link.shared),
+        SITES: lambda seen: seen.profile is not None and seen.profile.site_link is not None,
+    },
+    apart=(
+        Apart(SITES, SENDER, BOTH),
+        Apart(SITES, "several routes", "microbatches take several routes, of which not all cross it alike"),
+        Apart(SHARE, SENDER, BOTH),
+    ),
+)
 CARDS = Feature("cards", build=_build_cards)

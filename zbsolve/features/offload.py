@@ -10,13 +10,12 @@ import numpy as np
 
 from ..build.mixing import one_microbatch_needs
 from ..build.numbers import check_room
-from ..build.offload import Host, NothingKept, checked_fractions, kept_bytes, with_offload
-from ..build.vocabulary import model_stages
+from ..build.offload import Host, checked_fractions, kept_bytes, with_offload
 from ..kinds import OFFLOAD as NAME
 from ..layer import HostLink
 from ..problem import Problem
 from ..tables import Bools, Ints
-from ..util.errors import BadInput, Infeasible
+from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
 from .feature import Feature, Field, is_auto
 
@@ -96,11 +95,11 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
     """The fraction of each stage, shape (stages,), and which stages or microbatches of them, or None: all. keeping: stages
     that keep something, shape (stages,): of the others "full" and "half" ask nothing. Shards of a vocabulary, behind the
     model's stages, offload nothing. Raises BadInput."""
-    stages = model_stages(problem)
+    stages = problem.model_stages
     if isinstance(offload, str):
         name, shares = offload.strip(), _with_shards(stage_fractions(offload, problem.stage_ranks[:stages]), problem)
         if name in NAMED and not keeping.any():
-            raise NothingKept("offload: no stage keeps anything from its F that a later pass frees")
+            raise Unfit("offload: no stage keeps anything from its F that a later pass frees")
         return (shares, keeping) if name == HALF else (shares * keeping if name in NAMED else shares, None)
     table = _table(offload)
     if table.ndim == 1 and table.dtype != bool:
@@ -221,4 +220,5 @@ OFFLOAD = Feature(
     ),
     _check,
     _build,
+    holds={NAME: lambda seen: not is_none(seen.step.offload)},
 )

@@ -48,4 +48,5 @@ RECOMPUTE = Feature(
         ),
     ),
     _check,
+    holds={"recompute of part of a stage": lambda seen: in_part(seen.step.recompute)},
 )

@@ -8,7 +8,7 @@ from ..build.updates import with_exchange
 from ..kinds import EXCHANGE
 from ..layer import Link
 from ..problem import Problem
-from .feature import Feature, Field
+from .feature import Apart, Feature, Field
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -50,4 +50,8 @@ REPLICAS = Feature(
         ),
     ),
     build=_build,
+    holds={"replicas": lambda seen: seen.step.replicas > 1},
+    apart=(
+        Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),
+    ),
 )

@@ -14,7 +14,7 @@ from ..partition.stage_memory import NO_SHARD, Shard
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
-from .feature import AUTO, Choices, Feature, Field, Named, is_auto
+from .feature import AUTO, Apart, Choices, Feature, Field, Named, is_auto
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
 VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
@@ -106,4 +106,13 @@ VOCABULARY = Feature(
     _check,
     _build,
     choices=Choices(("vocabulary",), vocabularies, compared=True),
+    holds={
+        "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,
+        "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
+    },
+    apart=(
+        Apart("sharded vocabulary", "sharded parameters", "goes without sharded parameters"),
+        Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
+        Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
+    ),
 )

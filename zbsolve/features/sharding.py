@@ -89,4 +89,5 @@ SHARDING = Feature(
     _check,
     _build,
     choices=Choices(("gathers",), _choices, apart=False),
+    holds={"sharded parameters": lambda seen: seen.step.shards > 1},
 )

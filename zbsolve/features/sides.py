@@ -9,7 +9,10 @@ from ..build.sides import with_side_inputs
 from ..layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
-from .feature import Feature
+from .feature import Apart, Feature
+from .links import SENDER, SHARE, SITES
+
+NAME = "side inputs"
 
 
 def has_sides(profile: Any) -> bool:
@@ -25,4 +28,13 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return whole if staged.profile.microbatch_factors else checked_room(whole)
 
 
-SIDES = Feature("side inputs", build=_build)
+NOT_YET = "sharded vocabulary", "offload", "all-to-all", "slices", "submeshes", SHARE, SITES
+SIDES = Feature(
+    NAME,
+    build=_build,
+    holds={NAME: lambda seen: seen.profile is not None and has_sides(seen.profile)},
+    apart=(
+        *(Apart(NAME, other, f"do not go with {other} yet") for other in NOT_YET),
+        Apart(NAME, SENDER, "messages of this link occupy their sender, and theirs do not"),
+    ),
+)

@@ -20,7 +20,7 @@ from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import BadInput, Infeasible
 from .cuts import whole_tokens
-from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
+from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
 from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
@@ -306,4 +306,8 @@ SIZES = Feature(
     _model,
     Choices(("sizes",), _first, _further),
     (Moves("sizes", ("sizes",), _moves),),
+    apart=(
+        Apart("sizes", "slices", "microbatches of unlike sizes are not cut into slices yet"),
+        Apart("sizes", "lengths", "lengths say what each microbatch has: give one of them"),
+    ),
 )

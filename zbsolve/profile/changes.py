@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import erfc, sqrt
 from typing import Any
 
@@ -68,12 +68,13 @@ def drift(old: Profile, new: Profile) -> Drift:
     both = {name: (olds[name], layer) for name, layer in news.items() if name in olds}
     if not both:
         raise BadInput("diff: the two profiles have no layer of the same name: they are of different models")
+    kept, kept_new = _samples_of_equals(old), _samples_of_equals(new)
     rows, sizes, total = [], [], []
     for name, (before, after) in both.items():
         for kind in KINDS:
             times = getattr(before, kind), getattr(after, kind)
             if any(times):
-                rows.append(_change(name, kind, *times, pooled(old, before, kind), pooled(new, after, kind)))
+                rows.append(_change(name, kind, *times, kept(before, kind), kept_new(after, kind)))
         for what in BYTES:
             amounts = getattr(before, what), getattr(after, what)
             if amounts[0] != amounts[1]:
@@ -99,14 +100,13 @@ def _numbered(profile: Profile) -> dict[str, Layer]:
     return layers
 
 
-def pooled(profile: Profile, layer: Layer, kind: str) -> list[float]:
-    """Samples of a layer, µs: its own and those of its equals, since only some of equal layers are measured."""
-    alike = [each_layer for each_layer in profile.layers if _costs(each_layer) == _costs(layer)]
-    return [us for name in dict.fromkeys(same.name for same in alike) for us in profile.samples.get(f"{name}/{kind}", ())]
-
-
-def _costs(layer: Layer) -> tuple[Any, ...]:
-    return tuple(value for name, value in asdict(layer).items() if name != "name")
+def _samples_of_equals(profile: Profile) -> Callable[[Layer, str], list[float]]:
+    """(layer, kind) → samples of the layer and of its equals, µs: of equal layers only some are measured."""
+    names: dict[Layer, dict[str, None]] = {}
+    for layer in profile.layers:
+        names.setdefault(replace(layer, name=""), {})[layer.name] = None
+    samples = profile.samples
+    return lambda layer, kind: [us for name in names[replace(layer, name="")] for us in samples.get(f"{name}/{kind}", ())]
 
 
 def _link_samples(old: Profile, new: Profile) -> tuple[list[float], list[float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..build.sides import rows_begun
-from ..build.vocabulary import barriers_of, model_stages
+from ..build.vocabulary import barriers_of
 from ..features.lengths import MESSAGES_ALIKE
 from ..kinds import LINKS as SHARED
 from ..layer import Layer, Link, layer_ranges
@@ -157,7 +157,7 @@ def _groups(problem: Problem) -> list[_Group]:
 
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
     """The base's; without one, layers that share their stage's predicted times evenly."""
-    stages = model_stages(problem)
+    stages = problem.model_stages
     if base is None and (problem.edges.beside.any() or rows_begun(problem)):
         raise BadInput("trace: its step has side inputs: a base profile is needed, which says what they are")
     if len(problem.layers) != stages or min(problem.layers) < 1:

@@ -5,11 +5,11 @@ Which partition is best no sum of times decides: a stage's F delays the first mi
 or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
 from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
 
-Where the partition is open, people's own split is searched first, as if alone, for a tenth of the time. So no race ends
-with a longer schedule than that search has. Where the step is plain too, a bound over every split (`ilp.every_split`) is
-looked for next and last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and so are
-some that let ranks begin soon. Then layers move together with the order, from the best split and from people's own, for half
-of the time, on as many cores as there are. The race is over when nothing can be shorter.
+Where the partition is open, people's own split and the balanced one are searched first, as if alone, for a tenth of the
+time: no race ends longer. Where the step is plain too, a bound over every split (`ilp.every_split`) is looked for next and
+last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and some that let
+ranks begin soon. Then layers move together with the order, from the best split and from people's own if that is near, for
+half of the time, on as many cores as there are. The race is over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
 three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..features.cuts import NotSliced
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
 from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..features.table import FEATURES
+from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
 from ..noise import Aim
 from ..partition.by_name import SEARCHED, ordered_neighbours
@@ -39,7 +39,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import OPEN, Step
 from ..util.clock import Clock
-from ..util.errors import BadInput, Infeasible
+from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.machine import cores, run_threads
 from .climb import Moved, Way, built, by_number, move, moved_layers, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
@@ -63,7 +63,8 @@ USUAL = "equal"  # the name of people's own split
 ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
 ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # the share for these; and of that, for searches from their orders
 POLISHED = 2  # of which so many are searched from
-USUAL_SHARE = 0.1  # the share for people's own split, before anything else
+NEAR = 0.1  # so much longer than the best is a step at most from which layers are moved
+USUAL_SHARE = 0.1  # the share for people's own split and the balanced one, before anything else
 MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
 
 
@@ -127,7 +128,7 @@ def solve_auto(
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     ladders = [choice.ladder for choice in choices if choice.ladder is not None]
     with race.until_interrupted():
-        _look(race, _usual(runs) if every and not race.order else [], USUAL_SHARE * amount)
+        _look(race, _usual(runs, USUAL, FIRST_PARTITION) if every and not race.order else [], USUAL_SHARE * amount)
         bounds.begin(race, BOUND_SHARE * amount)
         _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
         if every and KEEPING.choices in choices:
@@ -187,8 +188,14 @@ class _Bounds:
         core, where time is the limit. Idle cores begin with other random numbers."""
         race.settle()
         ranked, until = race.ranked() if not race.order else [], race.left - amount
-        starts = [run for name in self.searches for run in _first_and_usual([run for run in ranked if run.name == name])]
+        near = [run for run in ranked if run.value < (1 + NEAR) * ranked[0].value]
+        able = [name for name, search in self.searches.items() if near and search.bound < near[0].value]
+        ways = [[run for run in near if run.name == name] for name in able]
+        starts = [run for way in ways for run in (*way[:1], *_usual(way[1:], USUAL))]
         at_once = 1 if race.runner.counted else cores()
+        part = amount * at_once / max(1, len(starts))
+        sizes = {run: len(run.problem.passes) for run in starts if run.problem}
+        starts = [run for run in sizes if sizes[run] ** 2 * SECONDS_PER_DECODED_PASS <= part]  # a trial a pass, or none
         chosen = [*enumerate(starts * -(-at_once // max(1, len(starts))))]
         rounds = [chosen[i : i + at_once] for i in range(0, len(starts), at_once)]
         for i, together in enumerate(rounds):
@@ -282,14 +289,9 @@ class _Bounds:
         return replace(schedule, every_split=search.found)
 
 
-def _first_and_usual(ranked: Sequence[Run]) -> list[Run]:
-    """The best of these runs, and that of people's own split."""
-    return [*ranked[:1], *_usual(ranked[1:])]
-
-
-def _usual(runs: Sequence[Run]) -> list[Run]:
-    """Those of people's own split."""
-    return [run for run in runs if USUAL in run.partition.split("=")]
+def _usual(runs: Sequence[Run], *names: str) -> list[Run]:
+    """Those of these splits."""
+    return [run for run in runs if not {*names}.isdisjoint(run.partition.split("="))]
 
 
 def _open(step: Step) -> list[Choices]:
@@ -358,7 +360,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
         split = cut if isinstance(cut, str) else "given"
         try:
             named.setdefault(replace(step, partition=cut).counts(profile) or (), []).append(split)
-        except (Infeasible, NotSliced) as error:
+        except (Infeasible, Unfit) as error:
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]

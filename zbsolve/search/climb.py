@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build.offload import NothingKept
-from ..features.cuts import NotSliced
 from ..features.feature import Ladder
 from ..greedy.annealing import Annealing, Layers, anneal_targets
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
@@ -27,7 +25,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..step import Step
 from ..util.clock import Clock
-from ..util.errors import Infeasible
+from ..util.errors import Infeasible, Unfit
 from ..util.text import rows_of_numbers
 from .race import Job, Race, Run
 from .task_runner import ROUND
@@ -41,7 +39,7 @@ def built(profile: Profile, run: Run) -> Run:
     try:
         run.layers = run.step.counts(profile) or ()
         run.problem = run.step.problem(profile)
-    except (Infeasible, NothingKept, NotSliced) as error:  # what recomputes has nothing left to offload
+    except (Infeasible, Unfit) as error:  # what recomputes has nothing left to offload
         run.failed = str(error)
     return run
 

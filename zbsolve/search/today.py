@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ..build.restage import restaged, with_units_in_flight
-from ..build.vocabulary import model_routes
 from ..greedy.syncs import with_syncs
 from ..handover import lacking
 from ..known_steps import step_again
@@ -176,7 +175,7 @@ def order_in_file(source: str, target: str, seconds: str) -> None:
 
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
     """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
-    routes = model_routes(problem)
+    routes = problem.model_routes
     candidates = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
     for make in (vee, loop):
         placement = make(problem.ranks, PIECES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.vocabulary import barriers_of, model_routes
+from ..build.vocabulary import barriers_of
 from ..ilp.bounds.bound import IN_ORDER
 from ..kinds import KINDS
 from ..placement import describe
@@ -102,7 +102,7 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     """All that is told of a run: what ran (format, ranks, placement, steps), what was left out, what stages took, what
     messages and lengths do, what stalled."""
     problem, facts = trace.problem, trace.facts
-    routes = model_routes(problem)
+    routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
     shards = ", the vocabulary sharded" if barriers_of(problem) else ""
     what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{shards}"

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from ..build.vocabulary import model_routes, model_stages
 from ..ilp.bounds.bound import IN_ORDER
 from ..placement import describe
 from ..problem import Problem
@@ -32,10 +31,10 @@ def placed(problem: Problem) -> dict[str, Any]:
     """The placement as one writes it, None where a stage's microbatches follow no route; the stages, and how many of them
     each rank has."""
     try:
-        placement = "/".join(map(describe, model_routes(problem)))
+        placement = "/".join(map(describe, problem.model_routes))
     except BadInput:
         placement = None
-    homes = problem.stage_ranks[: model_stages(problem)]
+    homes = problem.stage_ranks[: problem.model_stages]
     a_rank = [sum(rank in ranks for ranks in homes) for rank in range(problem.ranks)]
     return {"placement": placement, "stages": len(homes), "stages_a_rank": a_rank}
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..build.attention_costs import attending
-from ..build.vocabulary import model_routes
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO, is_auto
 from ..features.offload import NO_OFFLOAD, is_none
@@ -204,4 +203,4 @@ def _without_exchange(profile: Profile, step: Step, problem: Problem) -> Problem
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
     """A step on the stages of the problem that was solved for the one that was asked for."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
-    return replace(step, placement=model_routes(problem), partition=layers, vocabulary=vocabulary_of(problem))
+    return replace(step, placement=problem.model_routes, partition=layers, vocabulary=vocabulary_of(problem))

@@ -22,7 +22,7 @@ from ..build.untrained import with_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..util.errors import BadInput, NotFound
+from ..util.errors import BadInput, Deadlock, NotFound, prefixed
 from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
 from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes, without_shards
 
@@ -116,6 +116,8 @@ def _rows() -> Iterator[System]:
     """The table; what stands in its last column is true of the system."""
     text = resources.files(__package__).joinpath("systems.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
+        if None in row or None in row.values() or row["name"] not in ORDERS:
+            raise BadInput(f"systems.csv, row '{row['name']}': needs a field a column, and @rows_of or @order_of its name")
         true = dict.fromkeys(row.pop("is").split(), True)
         fields: dict[str, Any] = {**row, **true, **FURTHER.get(row["name"], {})}
         yield System(order=ORDERS[row["name"]], **fields)
@@ -171,7 +173,13 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         plain = without_side_streams(problem) if plain is None else plain
         kept, waits = without_recompute(plain)
         order = _in_front(entry.order(with_backward(kept)), kept)
-        return with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
+        with prefixed(entry.name):
+            order.sequences  # noqa: B018 (raises for passes that are not there)
+        schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
+        schedule.timeline()  # kept there for who asked
+        return schedule
+    except Deadlock as error:
+        raise BadInput(f"{entry.name}: {error}") from None
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
 

@@ -4,6 +4,7 @@ where in a person's own code an error was raised."""
 from __future__ import annotations
 
 import os
+import re
 import site
 import sysconfig
 import traceback
@@ -25,6 +26,10 @@ class ZbsolveError(Exception):
 
 class BadInput(ZbsolveError):
     """A value, field or file that cannot be used."""
+
+
+class Unfit(BadInput):
+    """What a step is to have does not go with what else it has, or with its profile; a search goes on to others."""
 
 
 class CannotRead(BadInput):
@@ -59,6 +64,22 @@ class Deadlock(ZbsolveError):
         self.cycle = cycle
 
 
+class RunFailed(ZbsolveError):
+    """A rank died, raised or was too slow. The line names rank, pass and cause. told: the other ranks have heard of it."""
+
+    exit_code = 1
+    told = False
+
+
+class LostRank(RunFailed):
+    """Nothing came from another rank, or nothing went there. That is most often a consequence and not the cause. peer: the
+    rank that did not answer, where one is known."""
+
+    def __init__(self, text: str, peer: int | None = None) -> None:
+        super().__init__(text)
+        self.peer = peer
+
+
 @contextmanager
 def prefixed(where: str) -> Iterator[None]:
     """BadInput that is raised inside begins with `where` it is, a file or a field."""
@@ -76,6 +97,7 @@ def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
     return error
 
 
+MEMORY = re.compile(r"(tried to allocate [\d.]+ \w+)", re.IGNORECASE)
 ROOT = Path(__file__).resolve().parents[2]
 MAX_CHARACTERS = 300  # of a line; a message of a library can have pages
 
@@ -97,6 +119,26 @@ def raised(error: BaseException) -> str:
     head = type(error).__name__ + (f" at {place}" if place else "")
     text = " ".join(message.split())
     return f"{head}: {text}"[:MAX_CHARACTERS] if text else head
+
+
+def one_line(error: BaseException) -> str:
+    """Type, the line of the person's own code, and message, without line breaks. Of our own errors the message alone, and of
+    a lack of memory how much was asked for."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ZbsolveError):
+        return text
+    if is_out_of_memory(error):
+        size = MEMORY.search(text)
+        return f"out of memory: {size[1]}" if size else "out of memory"
+    return raised(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Does an error say that memory ran out? Python has a type for that, CUDA has one (torch.OutOfMemoryError), and torch's
+    allocator on the CPU raises a bare RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
 
 
 def _own(name: str) -> bool:

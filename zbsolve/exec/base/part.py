@@ -40,11 +40,13 @@ class Part:
     """A feature on one rank. name: as errors say it. marks: of this rank's device, where that is a GPU. no_capture: why
     steps with it are not captured as CUDA graphs. no_ahead: why no step begins before the optimizer's last one is
     validated. no_outputs: why no rank has the model's outputs. any_order: its results are the same in any order of passes
-    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it."""
+    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it.
+    rounding: what gradients may lose by it, as a share of a tensor's largest value: a check allows as much."""
 
     name, no_capture, no_ahead, no_outputs, any_order = "", "", "", "", False
     marks: Any = None
     place: int | None = None
+    rounding: float = 0.0
 
     def around(self, kind: str, run: Run) -> Run:
         """What runs passes of a kind in place of `run`: the same with what the feature does before and behind it."""
@@ -97,6 +99,10 @@ class Part:
         """All passes have run: add up gradients over ranks. Stage → when the sums that its passes began were there,
         monotonic ns or a mark of the device. Parts do this in turn. Raises LostRank."""
         return {}
+
+    def change_whole(self, layers: Sequence[nn.Module]) -> None:
+        """A check compares with the unsplit model, whose `layers` have the gradients of a plain step: make of these what the
+        feature makes of those of all ranks."""
 
     def wait_gradients(self) -> None:
         """Until `.grad` is what an optimizer may read. Raises LostRank."""

@@ -56,7 +56,7 @@ class Action:
     has on its stage. posts: messages that get their memory before it. receives, gone: on a GPU, messages that are
     received from here on, and those sent before that have gone (see `handover`). takes: the message with its input, or
     the name of the pass on this rank that hands it over, or None where it needs neither. reads: its input is the batch.
-    sends, hands: where its output goes: to other ranks, and to a pass of this rank (None: to none). done: it is the last
+    sends, hands: where its output goes: to other ranks, and to passes of this one. done: it is the last
     pass here that adds to its stage's gradients. use: of versions of weights, where there are updates. releases: (kind,
     stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work that passes before it
     only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them;
@@ -74,7 +74,7 @@ class Action:
     takes: Message | str | None
     reads: bool
     sends: tuple[Message, ...]
-    hands: Message | None
+    hands: tuple[Message, ...]
     done: bool
     use: VersionUse | None = None
     releases: tuple[tuple[str, int], ...] = ()

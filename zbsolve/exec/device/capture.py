@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...util.errors import one_line
 from ..backward.layer_split import layer_seed, seeding, set_seeds
 from ..backward.replay import before_restoring
 from ..base.part import Data, Record
 from ..base.torch_private import end_pool
 from ..base.values import each_tensor, local, tensors_of
-from ..transport.failure import one_line
 from ..transport.format import Format
 from .rank_device import Marks
 

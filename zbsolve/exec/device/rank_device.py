@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...util.errors import LostRank
 from ..base.part import Hooks, Record
 from ..base.program import Action, Message
-from ..transport.failure import LostRank
 from ..transport.mailbox import HostRows, Looker
 from ..transport.peers import Peers
 from ..transport.wires import Wires

@@ -23,8 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
-from ...util.errors import BadInput
-from ..transport.failure import one_line
+from ...util.errors import BadInput, one_line
 from ..transport.peers import Peers
 
 INDEX_NAMES = {

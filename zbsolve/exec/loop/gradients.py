@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...util.errors import BadInput
+from ...util.errors import BadInput, RunFailed
 from ..base.torch_private import default_group, norms_of, scale_all
 from ..base.values import is_dtensor, laid_out_as, local
-from ..transport.failure import RunFailed
 from ..transport.peers import together
 from ..transport.wires import all_of
 

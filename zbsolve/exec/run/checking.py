@@ -17,7 +17,7 @@ from ...models.model import Model, Place
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
-from ..base.part import Data
+from ..base.part import Data, Part
 from ..base.values import cast
 from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
 from ..connecting import Update
@@ -81,7 +81,8 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
                 reference = _reference(pipeline, model.name, seed, update, places, shake=number)[0]
             yield reference
 
-    verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken))
+    rounding = max((part.rounding for part in _parts(pipeline)), default=0.0)
+    verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken, rounding))
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     if verdict is None or counts is None:
@@ -131,8 +132,14 @@ def _reference(
         right = check.updated(problem, stages, data, other.loss, update)
     else:
         right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
+        for part in _parts(pipeline):
+            part.change_whole(whole)
     # Not before: a forward may change buffers and generators, by which the next one goes.
     return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
+
+
+def _parts(pipeline: Pipeline | OneDevice) -> Sequence[Part]:
+    return pipeline.parts if isinstance(pipeline, Pipeline) else ()
 
 
 MAX_ROUNDING = 1e-5  # what float32 may lie away from float64 at most
@@ -144,10 +151,11 @@ class Others(NamedTuple):
     """What makes further references where float32 values differ by more than their limit. exact: the one in float64, or None
     where there is none: two right orders of summation may differ so (see `row`). shaken: those whose weights are rounded
     otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient, so a
-    value may differ by twice what it moves there, and by no more than `MAX_KINK`."""
+    value may differ by twice what it moves there, and by no more than `MAX_KINK`. rounding: see `Part`."""
 
     exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
     shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
+    rounding: float = 0.0
 
 
 class Row(NamedTuple):
@@ -186,13 +194,13 @@ def compare(
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
-    judged = _moving(_judged(wires, owners, own, right, others.exact, what), right, others.shaken, what)
+    judged = _moving(_judged(wires, owners, own, right, others, what), right, others.shaken, what)
     for other in range(1, wires.size):
         send_bytes(wires, b"", other)
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
-    limit = LIMITS[torch.float32]
+    limit = max(LIMITS[torch.float32], others.rounding)
     rows = [*judged, Row(gap / limit, gap, limit, "loss")]
     failed = [diff for diff in rows if not diff.share <= 1]
     worst = max(failed, key=lambda diff: diff.share) if failed else max(rows, key=lambda diff: diff.difference / diff.limit)
@@ -240,10 +248,10 @@ def _judged(
     owners: Sequence[Sequence[int]],
     own: Mapping[Place, Value],
     right: Mapping[Place, Value],
-    exact: Callable[[], Sequence[nn.Module] | None],
+    others: Others,
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
-    """All differences, of each layer on each of its ranks. right: the reference; exact: makes it in float64."""
+    """All differences, of each layer on each of its ranks. right: the reference."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
         here = _of_layer(own, layer)
@@ -253,13 +261,13 @@ def _judged(
             which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
             wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
         for place, value in here.items() if not wrong else ():
-            away, limit = difference(value.tensor, right[place].tensor), LIMITS.get(value.dtype, 1e-5)
+            away, limit = difference(value.tensor, right[place].tensor), max(LIMITS.get(value.dtype, 1e-5), others.rounding)
             if _in_doubt(away, limit):
                 doubts.append((len(rows), place, value.tensor))
             rows.append(row(away, limit, f"layer {layer} {place[1]}"))
     if wrong:  # not before: ranks are sending
         raise BadInput(wrong)
-    known = values(dict(enumerate((exact() if doubts else None) or ())), what)
+    known = values(dict(enumerate((others.exact() if doubts else None) or ())), what)
     for number, place, tensor in doubts if known else ():
         # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
         # by the largest of the layer.

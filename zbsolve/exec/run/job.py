@@ -19,7 +19,7 @@ from ...models.by_name import load
 from ...models.model import Model
 from ...schedule import Schedule
 from ...trace import SLACK, Trace
-from ...util.errors import BadInput
+from ...util.errors import BadInput, RunFailed
 from ...util.machine import cores
 from ..base.part import Hooks
 from ..base.values import is_dtensor
@@ -33,7 +33,6 @@ from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..reports import RunNumbers, run_numbers, trace_of
 from ..step_view import StepView
-from ..transport.failure import RunFailed
 from ..transport.wires import CPU
 from ..updates import NamedParameters, as_one
 from .checking import checked, mean_over_data

@@ -25,13 +25,12 @@ from ...long_steps.check import CheckedRounds
 from ...long_steps.files import load_unrolled, save
 from ...schedule import Schedule
 from ...trace import Trace
-from ...util.errors import BadInput, ZbsolveError
+from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
 from ...util.files import write_text
 from ...util.machine import child_environment
 from ...util.temporary import remove_leftovers, temporary_folder
 from ..mesh import PIPELINE, named_rank, process_of
 from ..reports import RunNumbers
-from ..transport.failure import LostRank, RunFailed, one_line
 from .host import device_environment, end_with_parent, local_network, together
 from .job import Options, run_on_one_device
 from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, allowed, fit, read_schedule, run_group, run_torchrun, step_of

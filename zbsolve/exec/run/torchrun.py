@@ -24,14 +24,13 @@ from ...models.by_name import load as load_model
 from ...problem import Problem
 from ...schedule import Schedule
 from ...trace import Trace
-from ...util.errors import BadInput, ZbsolveError
+from ...util.errors import BadInput, LostRank, ZbsolveError, one_line
 from ..choices import BACKENDS, device_of, local_place
 from ..emulate import OWN_TIMES, Times
 from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
 from ..mesh import PIPELINE, coordinate_of, located, others_of
 from ..reports import RunNumbers
-from ..transport.failure import LostRank, one_line
 from ..transport.peers import Peers, agreed
 from ..transport.wires import Wires, receive_bytes, send_bytes
 from .host import check_host_memory, take_environment

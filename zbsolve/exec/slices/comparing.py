@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ...models.losses import exact
-from ...util.errors import BadInput, raised
+from ...util.errors import BadInput, is_out_of_memory, raised
 from ..backward.replay import as_written, undisturbed
 from ..base.torch_private import PlainDispatchMode
 from ..base.values import cast, constant, each_tensor, local, tensors_of
-from ..transport.failure import is_out_of_memory
 from .cutting import Counting, Cutting, SliceLoss, cut_sequence, join_sequence, labels_of, offsets
 from .store import SliceStore
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...problem import Problem
-from ...util.errors import BadInput
+from ...util.errors import BadInput, RunFailed, one_line
 from ..backward.layer_split import Loss
 from ..backward.passes import HANDLERS as PLAIN
 from ..backward.passes import has_backward
@@ -19,7 +19,6 @@ from ..base.part import Part, RankState, Run
 from ..base.program import Action
 from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
-from ..transport.failure import RunFailed, one_line
 from .comparing import Sequences, compare
 from .cutting import Cutting, SliceLoss, join_sequence
 from .store import SliceStore

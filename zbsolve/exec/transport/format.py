@@ -235,7 +235,8 @@ def _layout_loaded(values: Sequence[Any], whole: DeviceMesh | None) -> Layout:
     assert whole is not None
     mesh = _slice(whole, names)
     assert mesh is not None
-    return Layout(mesh, tuple(map(_placement, placements)), torch.Size(shape))
+    known = _placements()
+    return Layout(mesh, tuple(known[name][0](*given) for name, *given in placements), torch.Size(shape))
 
 
 def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
@@ -258,7 +259,3 @@ def _words(placement: Any) -> list[Any]:
         if type(placement) is kind:
             return [name, *(getattr(placement, field) for field in fields)]
     raise BadInput(f"makes a DTensor placed as {placement}, which cannot be sent")
-
-
-def _placement(words: Sequence[Any]) -> Any:
-    return _placements()[words[0]][0](*words[1:])

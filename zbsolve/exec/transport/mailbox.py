@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...util.errors import BadInput
+from ...util.errors import BadInput, LostRank
 from ..base.program import Message
-from .failure import LostRank
 from .format import FORMAT_BYTES, Format
 from .shared_memory import ReceiveWork
 from .wires import FORMATS, Wires, reason

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...util.errors import BadInput, ZbsolveError
+from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
 from ...util.temporary import temporary_folder
-from .failure import LostRank, RunFailed, one_line
 from .wires import BROKE, BYTES, Wires, broken, call_beside, digest, receive_bytes, send_bytes
 
 Cells = NDArray[np.int64]

@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...util.errors import BadInput
+from ...util.errors import BadInput, LostRank, one_line
 from ..base.torch_private import backend_name, backend_of, backend_timeout, default_group, default_store, own_backend
-from .failure import LostRank, one_line
 from .shared_memory import ShmReceiver, ShmSender
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...build.vocabulary import barriers_of, model_stages
+from ...build.vocabulary import barriers_of
 from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
@@ -151,7 +151,7 @@ def with_shard(own: Own, given: Given) -> Own:
         raise BadInput(f"mesh: a sharded vocabulary knows no dimension {given.mesh.others[0]}, only pp and those of data")
     if NAME in names:
         raise BadInput(f"layers: one is called '{NAME}', which is the name of a rank's shard")
-    homes = Homes(own.program.rank, problem.ranks, model_stages(problem), problem.routes, barriers_of(problem))
+    homes = Homes(own.program.rank, problem.ranks, problem.model_stages, problem.routes, barriers_of(problem))
     module = _Rows(homes.size, homes.rank, given.device)
     path, entropy = recognised(layers[last], given.loss, last)
     linear: Any = layers[last].get_submodule(path)
