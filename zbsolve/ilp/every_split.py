@@ -236,9 +236,7 @@ class SplitSearch:
                 for value, cut in cuts:
                     if value > unit * time:
                         model.add(cut)
-            elif full:
-                continue
-            elif status != cp_model.OPTIMAL or not self._set_apart(split, time, clock):
+            elif not full and (status != cp_model.OPTIMAL or not self._set_apart(split, time, clock)):
                 return
 
     def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
