@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from .util.text import parse_share
 
 DRAWS, CHUNK = 10_000, 256  # steps that are drawn; so many share a generator of random numbers
 BLOCK = 2**22  # times of passes that are drawn at once, so that memory stays small
+MOST_WALKED = 2e9  # passes on ways of what is held, in all draws of a schedule together
 MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # of all draws of a schedule together, some ten seconds; but so many draws
 SURE, BELOW = 1.96, 0.025  # deviations of a normal number that leave 5 % outside; half of that
 SHARES = (0.5, 0.95, 0.99)
@@ -385,13 +386,13 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     problem = schedule.problem
     arcs = schedule.precedence()
     (ordered, free), paces = (_arcs(problem, some) for some in (arcs, Precedence.of(problem))), Paced.of(problem, arcs)
-    rank, computing = problem.passes.rank.astype(np.int64), problem.computing
+    rank, computing, held = problem.passes.rank.astype(np.int64), problem.computing, _held(problem, free[0], draws)
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
         took = np.rint(took) if problem.slowdowns else took  # as in problems
         values.append(_walked(ordered, _slowed(paces, took) if problem.slowdowns else took, often, critical))
-        bounds.append(_bounded(free, took, rank, computing, problem.ranks))
+        bounds.append(_bounded(free, took, rank, computing, problem.ranks, held))
     shares = often / draws, critical / max(critical.sum(), 1.0)
     independent = min(draws, noise.independent or draws)
     return Spread(
@@ -421,6 +422,35 @@ def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
     order = np.argsort(arcs.after, kind="stable")
     first = np.searchsorted(arcs.after[order], np.arange(len(turn) + 1))
     return np.argsort(turn), first, arcs.before[order], arcs.lag[order]
+
+
+class _Held(NamedTuple):
+    """Edges that hold bytes within a microbatch, in pools that cannot hold all at once. before (ascending), after, size,
+    pool: of each. room: bytes of each pool. walk: passes by microbatch, in an order that arcs allow; place: of each pass in
+    it; last: where the microbatch of each pass ends there."""
+
+    before: Ints
+    after: Ints
+    size: Floats
+    pool: Ints
+    room: Floats
+    walk: Ints
+    place: Ints
+    last: Ints
+
+
+def _held(problem: Problem, order: Ints, draws: int) -> _Held:
+    """Of a problem whose passes can run in this order; no edges where looking at them in all draws took too long."""
+    p, e, room = problem.passes, problem.edges, problem.room.astype(np.float64)
+    own = np.where(problem.in_microbatch, p.microbatch, -1)
+    pool = np.where(e.pool == 0, p.rank[e.before], problem.ranks - 1 + e.pool)
+    short = np.bincount(pool, e.bytes, len(room)) > room
+    rows = np.flatnonzero((e.bytes > 0) & (own[e.before] == own[e.after]) & (own[e.before] >= 0) & short[pool])
+    rows, walk = rows[np.argsort(e.before[rows], kind="stable")], order[np.argsort(own[order], kind="stable")]
+    last, place = np.searchsorted(own[walk], own, side="right"), np.argsort(walk)
+    if (last - place)[np.unique(e.before[rows])].sum() * draws > MOST_WALKED:
+        rows = rows[:0]
+    return _Held(e.before[rows], e.after[rows], e.bytes[rows].astype(np.float64), pool[rows], room, walk, place, last)
 
 
 @kernel
@@ -459,9 +489,11 @@ def _slowed(p: Paced, took: Floats) -> Floats:
 
 
 @kernel
-def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, computing: Bools, ranks: int) -> Floats:
-    """µs that no order takes less than in each step, shape (steps,): the longest path without any order, and each rank's
-    work between the earliest begin of a pass there and the least that comes behind one."""
+def _bounded(
+    arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, computing: Bools, ranks: int, held: _Held
+) -> Floats:
+    """µs that no order takes less than in each step, shape (steps,): the longest path without any order, each rank's work
+    between the earliest begin of a pass there and the least that comes behind one, and what memory asks for."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
     bounds = np.zeros(steps)
     head, tail = np.zeros(count), np.zeros(count)
@@ -483,4 +515,31 @@ def _bounded(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, comp
         for r in range(ranks):
             if work[r] > 0:
                 bounds[d] = max(bounds[d], soonest[r] + work[r] + least[r])
+        bounds[d] = max(bounds[d], _holding(arcs, took[d], head, tail, held))
     return bounds
+
+
+@kernel
+def _holding(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, head: Floats, tail: Floats, h: _Held) -> float:
+    """µs that a step takes at least, for what pools must hold and how long. Bytes are held from the start of the pass that
+    takes them, for the longest path to the end of the one that frees them. Of a pool all this together is no more than its
+    room for the time between the earliest start and the least that comes behind an end, in whatever order."""
+    _, first, before, lag = arcs
+    area, soonest, least = np.zeros(len(h.room)), np.full(len(h.room), np.inf), np.full(len(h.room), np.inf)
+    way = np.zeros(len(took))
+    for at in range(len(h.before)):
+        a, b, pool = h.before[at], h.after[at], h.pool[at]
+        if at == 0 or h.before[at - 1] != a:
+            for x in range(h.place[a], h.last[a]):
+                i, longest = h.walk[x], 0.0 if h.walk[x] == a else -np.inf
+                for e in range(first[i], first[i + 1]):
+                    if h.place[a] <= h.place[before[e]] < x:
+                        longest = max(longest, way[before[e]] + lag[e])
+                way[i] = longest + took[i]
+        area[pool] += h.size[at] * way[b]
+        soonest[pool], least[pool] = min(soonest[pool], head[a]), min(least[pool], tail[b])
+    longest = 0.0
+    for pool in range(len(h.room)):
+        if area[pool] > 0 and h.room[pool] > 0:
+            longest = max(longest, soonest[pool] + area[pool] / h.room[pool] + least[pool])
+    return longest

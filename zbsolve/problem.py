@@ -351,13 +351,19 @@ class Problem:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
         return int(self.busy.max())
 
+    @property
+    def _row(self) -> Ints:
+        """A number for each (rank, stage, kind, slice), shape (passes,)."""
+        p = self.passes
+        return ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
+
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Passes of one (kind, stage, slice, rank), in table order: solvers keep them in this order. Where microbatches are
-        `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free kinds (see `kinds.Kind`)
-        only those that edges put into a row."""
+        """Passes of one (kind, stage, slice, rank) on the same streams, in table order: solvers keep them in this order.
+        Where microbatches are `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free
+        kinds (see `kinds.Kind`) only those that edges put into a row."""
         p, e = self.passes, self.edges
-        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
+        key = self._row * len(p.stream_sets) + p.streams
         rows = np.argsort(key, kind="stable")
         apart = np.diff(key[rows]) != 0
         if (free := p.that(free=True)[rows[1:]]).any():
@@ -379,7 +385,19 @@ class Problem:
     @cached_property
     def alike(self) -> bool:
         """Whether microbatches differ only by their number (see `_microbatches_alike`)."""
-        return _microbatches_alike(self.passes, self.edges, self.lanes, self.in_microbatch)
+        lane, own = self._row * len(self.passes.stream_sets) + self.passes.streams, self.in_microbatch
+        on_one_link = len(np.unique(lane[own])) == len(np.unique(self._row[own]))
+        return on_one_link and _microbatches_alike(self.passes, self.edges, self.lanes, own)
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether bounds are about lanes in table order alone: microbatches differ, or a pass that belongs to none (such as
+        a gather or an update) has edges with a part of a lane, whose first or last passes they name by number."""
+        p, e = self.passes, self.edges
+        own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), _lane_of(len(p), self.lanes)
+        ends = ((e.before, e.after), (e.after, e.before))
+        parts = (_in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
+        return not self.alike or any(parts)
 
     def slowed(self, factors: Sequence[float]) -> Problem:
         """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs; sends stay."""
@@ -511,19 +529,16 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
     microbatches, and those of passes that belong to none (updates, gathers), count for nothing here: builders write them
     for that order. But passes of free kinds (see `kinds.Kind`) go along with all of a lane, or with none.
     """
-    lane, length = np.empty(len(passes), np.int64), np.array([len(rows) for rows in lanes])
+    lane, length = _lane_of(len(passes), lanes)
     if length.max(initial=0) <= 1:
         return True
-    for at, rows in enumerate(lanes):
-        lane[rows] = at
-    for column in (passes.duration, passes.streams):
-        if any((column[rows] != column[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
-            return False
+    took = passes.duration
+    if any((took[rows] != took[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
+        return False
     a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
     for free, other in ((a, b), (b, a)):
-        rows = np.flatnonzero(passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0))
-        met, count = np.unique(free[rows] * len(lanes) + lane[other[rows]], return_counts=True)
-        if (count != length[met % len(lanes)]).any():
+        rows = passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0)
+        if _in_part(lane, length, free[rows], other[rows]):
             return False
     within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
     pair = lane[a[within]] * len(lanes) + lane[b[within]]
@@ -532,6 +547,21 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
         if len(rows) and not _alike(edges, number, rows, set(length[lane[[a[rows[0]], b[rows[0]]]]].tolist())):
             return False
     return True
+
+
+def _lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
+    """The lane of each of so many passes, and the length of each lane."""
+    lane = np.empty(passes, np.int64)
+    for at, rows in enumerate(lanes):
+        lane[rows] = at
+    return lane, np.array([len(rows) for rows in lanes])
+
+
+def _in_part(lane: Ints, length: Ints, one: Ints, other: Ints) -> bool:
+    """Whether a pass of no lane's row (`one`, of each edge) has edges with some of a lane's passes (`other`) and not all."""
+    pairs = np.unique(np.stack([one, other]), axis=1)
+    met, count = np.unique(pairs[0] * len(length) + lane[pairs[1]], return_counts=True)
+    return bool((count != length[met % len(length)]).any())
 
 
 def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:

@@ -77,6 +77,14 @@ def test_messages_wait_for_each_other(shared: str) -> None:
     assert torch_order(schedule).rows[0][:3] == ("0F0", "0F1", "0F2")  # engines send by themselves
 
 
+def test_messages_of_a_stage_on_links_of_their_own_do_not_wait_for_each_other() -> None:
+    """Two directions: what rank 1 sends of microbatch 0 goes to rank 2, and of microbatch 1 to rank 0."""
+    mirror = pipeline([[7, 4], 3, 1], BW=[[10, 9], 2, [7, 11]], placement=((0, 1, 2), (2, 1, 0)), microbatches=2, comm=6)
+    problem = with_links(mirror, "pair")
+    solve_is_exact(problem)
+    assert solve(problem, effort=0.1).certificate.value == 60
+
+
 def test_a_sum_and_a_message_share_a_card() -> None:
     """1BW0 ends at 9. Its message goes first, to 14: 0BW0 runs from 15 and 0C0 to 20; 1C0 waits for the card until 14."""
     plain = with_exchange(small(1), 4, replicas=True)

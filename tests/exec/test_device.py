@@ -233,12 +233,12 @@ def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(cha
     data = Data({}, {})
     graph: Any = SimpleNamespace(places=_places(module))
     captures._graphs[captures.key(data)] = graph
-    assert captures.of(data) is graph
+    assert captures.of(data, "") is graph
     if change == "frozen":
         module.weight.requires_grad_(False)
     else:
         module.weight.data = module.weight.data.clone()
-    assert captures.of(data) is None
+    assert captures.of(data, "") is None
 
 
 def test_few_shapes_are_known_where_each_step_has_another_one() -> None:
@@ -247,13 +247,15 @@ def test_few_shapes_are_known_where_each_step_has_another_one() -> None:
     for step in range(MOST_WATCHED + 5):
         captures.watch(Data({}, {}, step))
     assert list(captures._watched) == list(range(5, MOST_WATCHED + 5))
+    with pytest.warns(UserWarning, match="not captured: of what others do"):
+        assert captures.of(Data({}, {}, 5), "of what others do") is None
     captures._graphs = dict.fromkeys(range(MOST_GRAPHS), SimpleNamespace())  # type: ignore[arg-type]
     captures.watch(Data({}, {}, 1000))
     with pytest.warns(UserWarning, match="more than 4 shapes"):
-        assert captures.of(Data({}, {}, 64)) is None
+        assert captures.of(Data({}, {}, 64), "") is None
     assert 1000 not in captures._watched
     assert 64 not in captures._graphs
-    assert len(captures.said) == 1
+    assert len(captures.said) == 2
 
 
 def _key_on_a_cpu(key: Any, data: Data) -> Any:

@@ -16,7 +16,7 @@ from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import tree_leaves
 from zbsolve.exec.graphs.auto import always, parts_by, parts_by_name
 from zbsolve.exec.graphs.graph_split import graphs_of
-from zbsolve.exec.graphs.joint import Untraceable
+from zbsolve.exec.graphs.joint import Untraceable, trace
 from zbsolve.exec.graphs.sharing import SharedGraphs, block_key
 from zbsolve.exec.memory import LiveBytes
 
@@ -94,6 +94,25 @@ class Tied(nn.Module):
         return self.b(torch.tanh(self.a(x)))
 
 
+class Named(Tied):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = self.a
+
+
+class Giving(nn.Module):
+    """Hands parameters on: one as it is, and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.start = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.layer(x), self.start, self.start.expand(2, WIDTH), self.layer.weight.t()
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -125,6 +144,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "many tensors": (Many, many),
     "sums": (Sums, hidden),
     "tied": (Tied, hidden),
+    "one module, two names": (Named, hidden),
+    "parameters": (Giving, hidden),
     "embedding": (lambda: nn.Embedding(50, WIDTH), lambda: torch.randint(50, (2, 8))),
     "checkpointed": (Checkpointed, hidden),
     "compiled": (compiled, hidden),
@@ -277,6 +298,18 @@ class Branching(nn.Module):
         return 2 * x if x.sum() > 0 else x
 
 
+class Stepping(nn.Module):
+    """torch's tracer takes the number that it is given for what it always is."""
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        return 2 * x if int(step) % 2 else x
+
+
+def test_a_branch_on_a_number_that_is_given_is_refused() -> None:
+    with pytest.raises(Untraceable, match="Stepping's forward branches on a number in a tensor that it gets"):
+        trace(Stepping(), (hidden(), torch.tensor(1)))
+
+
 def hooked() -> nn.Module:
     layer = nn.Linear(WIDTH, WIDTH)
     layer.register_forward_hook(lambda *args: None)
@@ -324,18 +357,15 @@ class Turned(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_gradients_of_views_come_in_any_order_of_memory(given: bool) -> None:
+def test_gradients_of_views_come_in_any_order_of_memory() -> None:
     layer, x = Turned(), torch.randn(2, 3, WIDTH, requires_grad=True)
     stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
     y = stage.forward(0, x, None, split=True)
-    gradient = torch.randn(y.shape) if given else None
+    gradient = torch.randn(y.shape)
     (found,) = stage.backward(0, [gradient])
     stage.weights(0)
     grads = [p.grad for p in layer.parameters()]
-    expected = torch.autograd.grad(
-        Turned.forward(layer, x), [x, *layer.parameters()], torch.zeros(y.shape) if gradient is None else gradient
-    )
+    expected = torch.autograd.grad(Turned.forward(layer, x), [x, *layer.parameters()], gradient)
     for one, right in zip([found, *grads], expected, strict=True):
         assert one is not None
         assert torch.allclose(one, right, atol=1e-6)

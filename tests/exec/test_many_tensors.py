@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,11 @@ from torch import Tensor, nn
 
 from zbsolve import BadInput
 from zbsolve.exec import Pipeline
+from zbsolve.exec.base.program import Message
 from zbsolve.exec.feed import split_batch
 from zbsolve.exec.transport.format import Format
+from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.exec.transport.wires import CPU, DATA, FORMATS
 
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem
@@ -104,6 +109,102 @@ TRIALS = {
 @pytest.mark.slow
 def test_gradients_are_the_whole_models() -> None:
     assert too_far(on_ranks(2, TRIED, f"{__name__}:TRIALS", timeout=200), 2e-6) == {}
+
+
+class Aside(nn.Module):
+    """Gives what later layers use where a number of the batch is not 0, and what nobody uses. branches: looks at it."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.main, self.used, self.unused = (nn.Linear(4, 4) for _ in range(3))
+        self.scale, self.branches = nn.Parameter(torch.rand(4)), branches
+
+    def forward(self, v: Any) -> tuple[Tensor, ...]:
+        x, number, used, unused = v if len(v) == 4 else (*v, v[0], v[0])
+        x = torch.tanh(self.main(x)) + (used if self.branches and float(number) else 0)
+        return x, number, self.used(used), self.unused(unused) * self.scale
+
+
+def squares(output: tuple[Tensor, ...], target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output[0], target)
+
+
+def numbered(place: int, step: int) -> Batches:
+    """Microbatches with a number each: some look at what others do not."""
+    x = torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    digits = ("0000", "0010", "1111")[step]
+    return [(row, torch.tensor(int(digit))) for row, digit in zip(x, digits, strict=True)], list(x)
+
+
+def asides(numbers: list[int], branches: bool) -> list[nn.Module]:
+    made = []
+    for i in numbers:
+        torch.default_generator.manual_seed(i)
+        made.append(Aside(branches).double())
+    return made
+
+
+UNUSED = {
+    f"{split}, {placement}, {again}": Trial(
+        problem=a_problem(placement, 4, layers=4, fused=bool(again), recompute=again),
+        layers=partial(asides, branches=split == "layers"),
+        batch=numbered,
+        loss=squares,
+        order=seed,
+        steps=3,
+        each=True,
+        options={"split": split},
+    )
+    for split in ("layers", "graph")
+    for seed, (placement, again) in enumerate([((0, 1), ()), ((0, 1, 1, 0), "all")])
+}
+
+
+@pytest.mark.slow
+def test_what_nobody_used_has_no_gradient() -> None:
+    """Trials see None too."""
+    assert too_far(on_ranks(2, TRIED, f"{__name__}:UNUSED", timeout=100), 1e-12) == {}
+
+
+class Line:
+    """Wires of two ranks in one process, whose rows come in the order in which they went."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[Tensor]] = {DATA: [], FORMATS: []}
+
+    def send(self, row: Tensor, destination: int, tag: int = DATA) -> None:
+        self.rows[tag].append(row)
+
+    def receive(self, row: Tensor, source: int, tag: int = DATA) -> Any:
+        return SimpleNamespace(wait=lambda timeout: row.copy_(self.rows[tag].pop(0)))
+
+    def copies(self, rank: int) -> bool:
+        return False
+
+
+def test_gradients_that_are_not_there_do_not_travel() -> None:
+    """Flags come before each, until all were there once; then zeros stand for what is not."""
+    there = [Message(f"0F{m}", f"1F{m}", 0, 1, 0, m, gradient=False) for m in range(4)]
+    back = [Message(f"1B{m}", f"0B{m}", 1, 0, 0, m, gradient=True) for m in range(4)]
+    line, given, x = Line(), torch.ones(2, requires_grad=True), torch.ones(2)
+    first, last = (Mailbox(line, {source: messages}, CPU, 1) for source, messages in ((1, back), (0, there)))  # type: ignore[arg-type]
+    for mailbox in (first, last):
+        mailbox.begin(dict.fromkeys(range(4), 0))
+    values: list[tuple[Any, Any, Any]] = [(x, None, None), (None, x, None), (x, x, x), (x, None, x)]
+    for message, answer, value in zip(there, back, values, strict=True):
+        first.send(message, (given,) * 3)
+        last.take(message)
+        last.send(answer, value)
+        settled = message.part == 3
+        assert [row.tolist() for row in line.rows[FORMATS]] == ([] if settled else [[t is not None for t in value]])
+        assert first.here(answer)
+        assert last.lacks == first.lacks if settled else (last.lacks != "") == (None in value)
+        found, _ = first.take(answer)
+        assert [t is not None for t in found] == [t is not None or settled for t in value]
+        assert all(b is None or torch.equal(b, a if a is not None else 0 * x) for a, b in zip(value, found, strict=True))
+        assert first.size(answer) == 8 * sum(t is not None for t in found)
 
 
 EVALUATED = {"vee": replace(TRIALS["layers, (0, 1, 1, 0)"], uneven=True)}

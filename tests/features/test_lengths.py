@@ -196,6 +196,7 @@ def test_a_file_of_batches(tmp_path: Path) -> None:
         ("nothing.csv", "nothing.csv: no such file"),
         ("12,,3", "length 1 is '', and no number"),
         ("12,2x", "length 1 is '2x': all are tokens, or all multiples"),
+        ("1x,2x,long", "length 2 is 'long', and no number"),
         ("12@2x", "length 0 is '12@2x': all are tokens, or all multiples"),
         ("12@2@1", "length 0 is '12@2@1': tokens, or tokens@of each sequence"),
         ("512,1024:2048", "lengths: they add up to 1536, and the batch has '2048'"),
@@ -204,6 +205,12 @@ def test_a_file_of_batches(tmp_path: Path) -> None:
 def test_wrong_words_are_named(said: str, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         read(said)
+
+
+def test_a_file_without_lengths_is_named(tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("\n")
+    with pytest.raises(BadInput, match=r"none\.csv: no lengths"):
+        read(str(tmp_path / "none.csv"))
 
 
 def test_wrong_use_is_named() -> None:

@@ -413,6 +413,7 @@ MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds, or with a mask 
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "Gemma4UnifiedTextConfig": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
     "BambaConfig": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1},
     "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False},
     "Qwen3NextConfig": {
@@ -464,6 +465,53 @@ def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
             for layer in layers:
                 h = layer(h)
             torch.testing.assert_close(h, whole(input_ids=x, use_cache=False).logits)
+
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "num_hidden_layers": 2, "num_experts_per_tok": 2}
+STREAMS: dict[str, dict[str, Any]] = {  # of hidden states, which a model makes of one before its layers
+    "HYV4Config": {
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+        "num_key_value_heads": 4,
+        "intermediate_size": 48,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 16,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "Qwen4ExpTextConfig": {
+        **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim", "indexer_head_dim"), 8),
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "hc_lowrank": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_layers_of_several_streams_are_refused(name: str) -> None:
+    if not hasattr(hugging_face(), name):
+        pytest.skip(f"this version of transformers has no {name}")
+    why = "does more than its layers one after the other: what they get is not what it makes .*, not "
+    with pytest.raises(BadInput, match=why):
+        load(f"hf:{name}{json.dumps(SIZES | STREAMS[name])}@length=8")
+
+
+def test_a_config_without_values_of_its_own_is_refused() -> None:
+    if not hasattr(hugging_face(), "Gemma4AssistantConfig"):
+        pytest.skip("this version of transformers has none")
+    with pytest.raises(BadInput, match=r"Gemma4AssistantConfig: .*hidden_size_per_layer_input must be 0"):
+        load("hf:Gemma4AssistantConfig")
 
 
 def hugging_face() -> types.ModuleType:

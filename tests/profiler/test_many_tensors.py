@@ -140,7 +140,8 @@ def test_messages_have_the_bytes_of_the_profile() -> None:
     for name, (down, up), (back, there) in zip(NAMES, first, second, strict=True):
         through = flow(load(f"{HERE}{name}"))
         cut = len(through.inputs) // 2
-        assert (down, up) == (0, through.inputs[cut].gradient.nbytes)
+        nobodys = 4 if name == "encoder_decoder" else 0  # a number that no layer looks at gets no gradient
+        assert (down, up) == (0, through.inputs[cut].gradient.nbytes - nobodys)
         assert (back, there) == (through.inputs[cut].nbytes, 0)
 
 

@@ -52,7 +52,7 @@ def command(options: argparse.Namespace) -> int:
         return _profiles(options, kinds)
     if options.within is not None:
         raise BadInput("--within is for two profiles")
-    run = None if options.noise else _run(options.what)
+    run = None if options.noise is not None else _run(options.what)
     if run is not None:
         return _against_run(options, *run)
     if options.baseline:
@@ -110,7 +110,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
         except ZbsolveError as error:
             absent.append((path, str(error).removeprefix(f"{path}: ")))
     result = compare_schedules(named, absent)
-    if options.noise:
+    if options.noise is not None:
         from ..noise import under_noise
 
         result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, noise_of(options.noise)))

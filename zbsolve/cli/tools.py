@@ -178,7 +178,7 @@ def noise_of(text: str) -> Noise:
     from ..noise import Noise
     from ..trace import Trace
 
-    if not Path(text).exists():
+    if not (text and Path(text).exists()):
         return Noise.read(text)
     return Noise.of(others_trace(text) or Trace.load(text), text)
 

@@ -43,7 +43,7 @@ class SideValues:
         # A pass that a graph replays (see `profiler.timing`) has no layers.
         self._begun = {number for number, stage in stages.items() if any(names_of(part).begins for part in stage.layers[:1])}
         self.values: dict[tuple[str, int], Any] = {}
-        self.gradients: dict[tuple[str, int], list[Any]] = {}
+        self.gradients: dict[tuple[str, int], list[Tensor | None]] = {}
         # Names, and how many tensors with a gradient each has, of what a stage got and made.
         self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self.made: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -80,24 +80,28 @@ class SideValues:
             gradients += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
         return gradients
 
-    def back_out(self, number: int, microbatch: int, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def back_out(self, number: int, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """The gradients of the row's input. Those of side inputs are added here."""
         counts = self._got.pop((number, microbatch))
         at = len(gradients) - sum(count for _, count in counts)
         self.add(counts, microbatch, gradients[at:])
         return gradients[:at]
 
-    def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor]) -> None:
-        """More gradients of side inputs. counts: their names, and how many of them each has."""
+    def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor | None]) -> None:
+        """More gradients of side inputs. counts: their names, and how many of them each has. None: nobody used it."""
         for name, count in counts:
-            more, gradients = list(gradients[:count]), gradients[count:]
-            before = self.gradients.get((name, microbatch))
-            self.gradients[name, microbatch] = [a + b for a, b in zip(before, more, strict=True)] if before else more
+            more, gradients = gradients[:count], gradients[count:]
+            before = self.gradients.get((name, microbatch), [None] * count)
+            self.gradients[name, microbatch] = [_sum(a, b) for a, b in zip(before, more, strict=True)]
 
     def forget(self) -> None:
         """Drop all microbatches."""
         for by_microbatch in (self.values, self.gradients, self._got, self.made, self._rows):
             by_microbatch.clear()
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a + b
 
 
 def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ which makes microbatches of even work from sequences of a batch.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -85,7 +86,7 @@ def _read(text: str) -> Lengths | Sample:
     """Lengths from "512,1024,768", "0.5x,1x,2x", "4096@512,2048" (4096 tokens of sequences of 512), "512,1024:1536" (1536 in
     all), the first column of a file, or a file with the sequences of a batch on each line. Raises BadInput."""
     where, batch = "lengths", None
-    if re.fullmatch(r"[\d.x@:, ]+", text):
+    if re.fullmatch(r"[\d.x@:, ]+", text) or ("," in text and not os.path.exists(text)):
         words, colon, total = text.partition(":")
         rows, batch = [words.split(",")], total if colon else None
     else:
@@ -96,6 +97,8 @@ def _read(text: str) -> Lengths | Sample:
             return Sample(tuple(float(_tokens(length)) for length in row) for row in batches)
         rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
     lengths = _numbers(rows[0], where)
+    if not lengths:
+        raise BadInput(f"{where}: no lengths")
     checked_sum("lengths", [_tokens(length) for length in lengths], batch)
     return lengths
 

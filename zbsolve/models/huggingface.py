@@ -33,6 +33,7 @@ from .huggingface_given import (
     Sums,
     balance_of,
     causal_of,
+    final_norm,
     given_to,
     hear,
     heard,
@@ -40,6 +41,7 @@ from .huggingface_given import (
     of_eight_words,
     owner_of,
     without_layers,
+    without_norm,
 )
 from .huggingface_halves import COUNTS, halves_model
 from .losses import capped
@@ -129,13 +131,6 @@ def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Te
     return None if same and bool((mask == wanted).all()) else mask
 
 
-def _final_norm(causal: Any) -> tuple[nn.Module, str] | None:
-    """The norm behind the last layer: by its name in the module that holds the layers."""
-    owner, _ = owner_of(causal, 0)
-    names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
-    return (owner, names[-1]) if names else None
-
-
 class Embedding(nn.Module):
     """Token numbers → what goes into the first layer: the model's own forward without layers and without its last norm."""
 
@@ -143,10 +138,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.balance = balance
         causal = without_layers(config)
-        norm = _final_norm(causal)
-        if norm is not None:
-            setattr(*norm, nn.Identity())
-        self.base = inner_of(causal)[1]
+        self.base = inner_of(without_norm(causal))[1]
         self.token_weight = _path(self, causal.get_input_embeddings())
 
     def forward(self, ids: Tensor) -> Tensor | Sums:
@@ -273,7 +265,7 @@ class Head(nn.Module):
         super().__init__()
         self.balance = balance
         causal = without_layers(config)
-        norm = _final_norm(causal)
+        norm = final_norm(causal)
         parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
         # Tied to an embedding that this layer does not hold: a weight of its own, which Model.build ties again.
@@ -398,7 +390,10 @@ def _config(spec: str) -> tuple[Any, Setting]:
     except ValueError as error:
         raise BadInput(f"model '{spec}': the overrides are not JSON: {error}") from None
     parsed = parse_setting(setting, spec)
-    known = cls().to_dict()
+    try:
+        known = cls().to_dict()
+    except Exception as error:
+        raise BadInput(f"model '{spec}': {name}: {raised(error)}") from error
     taken = {*known, *getattr(cls, "attribute_map", {}), *UNDECLARED_FIELDS}
     for key in overrides:
         if key not in taken and not hasattr(cls, key):

@@ -66,6 +66,21 @@ def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
     raise BadInput(f"hf: {type(causal).__name__} has no list of {count} layers")
 
 
+def final_norm(causal: Any) -> tuple[nn.Module, str] | None:
+    """The norm behind the last layer: by its name in the module that holds the layers."""
+    owner, _ = owner_of(causal, 0)
+    names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
+    return (owner, names[-1]) if names else None
+
+
+def without_norm(causal: Any) -> Any:
+    """A model without layers that hands on what its norm would get."""
+    norm = final_norm(causal)
+    if norm is not None:
+        setattr(*norm, nn.Identity())
+    return causal
+
+
 def of_eight_words(config: Any) -> Any:
     """A config that differs in its vocabulary: what is no weight of tokens is as it was."""
     small = copy.deepcopy(config)
@@ -182,7 +197,7 @@ class _Note(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Raises Noted."""
-        raise Noted(args, kwargs)
+        raise Noted(args, kwargs, x)
 
 
 def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
@@ -191,6 +206,8 @@ def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         _set_kind(small, kinds[i])
+    if own := small.to_dict().get("per_layer_config"):  # settings that differ from layer to layer
+        small.per_layer_config = {0: own.get(str(i), own.get(i, {}))}
     key = json.dumps([small.to_dict(), kinds and kinds[i], words, type(config).__name__], default=str), sample
     if key not in _given:  # layers of one kind get equal tensors: found once
         with torch.random.fork_rng(devices=[]):
@@ -213,11 +230,27 @@ def _set_kind(config: Any, kind: str) -> None:
 
 def _noted(config: Any, words: Words, sample: Sample) -> Given:
     causal = _with_note(config, words)
-    value, other = (_called_with(causal, sample.batch, sample.length, word) for word in (0, 1))
+    value, other = (_called_with(causal, sample.batch, sample.length, word)[:2] for word in (0, 1))
     if not all(map(_same, tree_leaves(value), tree_leaves(other))):
         raise BadInput(f"hf: layers of {type(causal).__name__} are given what depends on the tokens")
-    shorter = _called_with(causal, sample.batch, sample.length - 1, 0)
+    shorter = _called_with(causal, sample.batch, sample.length - 1, 0)[:2] if sample.length > 1 else None
+    _check_first(causal.eval(), sample.length)
     return Given(value, _along(value, shorter, sample.length), sample.batch)
+
+
+def _check_first(causal: Any, length: int) -> None:
+    """Raise BadInput where the first layer gets something else than what the model without layers would hand to its norm:
+    then it does more before and behind its layers, as with several streams of hidden states."""
+    x = _called_with(causal, 1, length, 0)[2]
+    owner, name = owner_of(causal, 1)
+    setattr(owner, name, nn.ModuleList())
+    causal.config.num_hidden_layers = 0
+    with torch.no_grad():
+        y = inner_of(without_norm(causal))[1](input_ids=torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)[0]
+    if not _same(x, y):
+        shapes = "" if x.shape == y.shape else f": {tuple(x.shape)}, not {tuple(y.shape)}"
+        why = f"what they get is not what it makes of its words without them{shapes}"
+        raise BadInput(f"hf: {type(causal).__name__} does more than its layers one after the other: {why}")
 
 
 def _same(leaf: Any, other: Any) -> bool:
@@ -233,9 +266,7 @@ def _with_note(config: Any, words: Words) -> Any:
 
 
 def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
-    """Arguments of the first layer for a sequence of one word; of an empty sequence None."""
-    if not length:
-        return None
+    """Arguments of the first layer for a sequence of one word, and its input."""
     try:
         with torch.no_grad():
             inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)

@@ -47,7 +47,7 @@ class Partitioned:
 def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
     """How many layers each stage gets, by name: equal (as people split today), balanced (the slowest stage as fast as
     possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
-    fullest stage as empty as possible, as a share of its rank's memory).
+    fullest stage as empty as possible, as a share of its rank's memory; of one microbatch, where else none fits).
 
     Where several stages share a rank, balanced and F+B go by the ranks' work, balanced is equal where a greedy step does not
     gain by it (`balanced_or_equal`), and alpa is a local search. Raises BadInput, Infeasible.
@@ -63,9 +63,9 @@ def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
         passes = [c.F + (c.BW if costs.fused else c.B) for c in costs.layers]
         return balanced_ranks(passes, costs.routes, costs.factors.tolist())
     if name == "memory":
-        rooms = [max(1, room) for room in costs.limit or (1,) * costs.ranks]
-        scarce = [max(rooms) / rooms[rank] for rank in costs.routes[0]]
-        return even(lambda s: scarce[-s] * costs.bytes(costs.stages - s)[None], layers, costs.stages)
+        counts = _emptiest(costs)
+        one = [costs.bytes(stage, 1)[cut] <= costs.room(stage) for stage, cut in enumerate(pairwise(layer_cuts(counts)))]
+        return counts if all(one) else _emptiest(costs, held=1)
     if name != "alpa":
         raise BadInput(f"partition '{name}': none of {', '.join(NAMES)}, F+B, and no layers a stage such as 5,5,6,4")
     if costs.single:
@@ -73,6 +73,13 @@ def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
     starts = [balanced_ranks(costs.times, costs.routes, costs.factors.tolist())]
     starts += [partition_by_name(costs, start) for start in ("equal", "memory")]
     return min((_descend(costs, start) for start in starts), key=_preference(costs))
+
+
+def _emptiest(costs: StageCosts, held: int = 0) -> tuple[int, ...]:
+    """The fullest stage as empty as possible, with so many microbatches (0: those in flight)."""
+    rooms = [max(1, room) for room in costs.limit or (1,) * costs.ranks]
+    scarce = [max(rooms) / rooms[rank] for rank in costs.routes[0]]
+    return even(lambda s: scarce[-s] * costs.bytes(costs.stages - s, held)[None], len(costs.layers), costs.stages)
 
 
 def _alpa(costs: StageCosts) -> tuple[int, ...]:

@@ -173,9 +173,10 @@ class StageCosts:
         needed = memory.fixed(cut) + memory.gathered(cut) + memory.transient(*cut) + memory.messages(*cut)
         return np.asarray(needed + none_where_empty(len(self.layers)))
 
-    def bytes(self, stage: int) -> Floats:
-        """[a, b]: bytes that a stage of layers a … b − 1 needs on a rank of its own: activations, and all beside them."""
-        return self.fixed_bytes + self.in_flight(stage) * self.kept
+    def bytes(self, stage: int, held: int = 0) -> Floats:
+        """[a, b]: bytes that a stage of layers a … b − 1 needs on a rank of its own: activations of so many microbatches (0:
+        those in flight), and all beside them."""
+        return self.fixed_bytes + (held or self.in_flight(stage)) * self.kept
 
     def need(self, counts: Sequence[int]) -> Floats:
         """Bytes that each rank needs, shape (ranks,), with so many layers a stage: activations, and all beside them."""

@@ -38,7 +38,7 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     if bound.value > value:
         check_bound(schedule, bound.value, bound.proof)
         bound = work_bound(problem)
-    elif not problem.alike and out_of_order(schedule):
+    elif problem.ordered and out_of_order(schedule):
         bound = work_bound(problem)
     bound = with_assumption(bound, problem)
     stated = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
@@ -120,7 +120,7 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
         text = f"bound {stated.bound} µs is not proven again; {again.value} µs is ({again.proof})"
         return Violation("bound", (), text)
     problem, swapped = schedule.problem, out_of_order(schedule)
-    if swapped and not problem.alike and stated.bound > problem.work:
+    if swapped and problem.ordered and stated.bound > problem.work:
         text = f"{swapped[0]} runs before {swapped[1]}, and bounds of this problem are about microbatches in order"
         return Violation("bound", swapped, f"{text}: only the work of a rank, {problem.work} µs, is one of this schedule")
     every = schedule.every_split

@@ -321,7 +321,8 @@ def _nothing(state: State, method: str) -> ZbsolveError:
             what = f"{problem.pool_name(pool)} needs {exact_bytes(need)} for one pass, but has {exact_bytes(room)}"
             return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
-        why = f"capacity: cp-sat proved that no order fits the memory of all ranks{_held_by_work(problem)}"
+        orders = "no order by microbatch" if problem.ordered else "no order"
+        why = f"capacity: cp-sat proved that {orders} fits the memory of all ranks{_held_by_work(problem)}"
         return Infeasible(f"{why}: no schedule exists")
     return NotFound(f"no schedule was found in this time{_held_by_work(problem)}, and it is not proven that there is none")
 

@@ -333,7 +333,7 @@ def _memory_lines(solved: Solved) -> list[str]:
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
         rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
     elif peak.proven:
-        order = "no order" if problem.alike else "no order by microbatch"  # what proofs are about where microbatches differ
+        order = "no order by microbatch" if problem.ordered else "no order"  # what proofs are about
         rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
     return rows
 

@@ -94,9 +94,9 @@ class LayerSplit:
             self._changes_input = version_of(x) != before
         return y
 
-    def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
+    def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
         """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:
-        it is 0. unit: of what layers added to the loss. The graph is freed, and queued weight gradients stay."""
+        nobody used it. unit: of what layers added to the loss. The graph is freed, and queued weight gradients stay."""
         # Where nothing before the loss is trained, there is no root for its gradient.
         both = zip(kept.roots, gradients, strict=True) if kept.roots else ()
         pairs = [(root, given) for root, given in both if given is not None]

@@ -29,9 +29,10 @@ class Split(Protocol):
         """F: the outputs, detached, and what it keeps. x: a pytree, whose tensors that require a gradient get one. What the
         layers add to the loss goes on to `auxiliary_loss`, detached."""
 
-    def backward(self, kept: Any, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
-        """B: the gradients of those inputs, in order. gradients: of the outputs that require one (None: it is 0). unit: of
-        what the layers added to the loss."""
+    def backward(self, kept: Any, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
+        """B: the gradients of those inputs, in order. gradients: of the outputs that require one. None, given or found:
+        nobody used it, so it has none, nor has a parameter behind which there are only such. unit: of what the layers added
+        to the loss."""
 
     def weights(self, kept: Any) -> None:
         """W: adds to `.grad` of parameters what B left out."""
@@ -182,8 +183,9 @@ class Stage:
 
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor | None] | None, weight: float = 1.0
-    ) -> tuple[Tensor, ...]:
-        """The B pass, and all of a BW pass where F was not split. Returns the gradients of the inputs that require one.
+    ) -> tuple[Tensor | None, ...]:
+        """The B pass, and all of a BW pass where F was not split. Returns the gradients of the inputs that require one;
+        None: nobody used it.
 
         gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Graphs are
         freed, and weight gradients that a W is to add stay. Raises BadInput where the activations were not recomputed.
@@ -199,7 +201,7 @@ class Stage:
                 part.weights(kept)
         if not live.split:
             del self.live[microbatch]
-        return tuple(given)  # type: ignore[arg-type]
+        return tuple(given)
 
     def weights(self, microbatch: int) -> None:
         """The W pass: the weight gradients that B left out."""

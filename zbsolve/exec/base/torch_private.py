@@ -363,6 +363,15 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
     return captured
 
 
+def branches_on(mode: Any) -> list[str]:
+    """The inputs whose number a trace under `mode` has gone by, as of `if int(step)`: with another the graph is wrong.
+    (Of numbers that layers make, torch's tracers refuse that themselves.)"""
+    env = mode.shape_env
+    gone_by = {symbol for guard in env.guards for symbol in guard.expr.free_symbols} | env.replacements.keys()
+    names = [source.name for symbol, sources in env.var_to_sources.items() if symbol in gone_by for source in sources]
+    return [name for name in names if name.endswith(".item()")]
+
+
 def side_effects(warning: str) -> list[str]:
     """What a forward changes beside tensors, by a warning of `capture_block`; empty where it says nothing of that. Buffers
     are not among it: a graph returns them."""
@@ -383,10 +392,17 @@ def compiles(module: nn.Module) -> bool:
 
 
 def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
-    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data."""
+    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data. torch leaves
+    tensors of the trace in a module that has two names, so all are put back."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+    before = [(part, dict(part._parameters), dict(part._buffers)) for part in block.modules()]
+    try:
+        return aot_export_joint_with_descriptors(stack, block, inputs, decompositions=decompositions)
+    finally:
+        for part, parameters, buffers in before:
+            part._parameters.update(parameters)
+            part._buffers.update(buffers)
 
 
 def wrapped_values(joint: Any) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]], list[tuple[Any, Any]]]:
@@ -433,9 +449,12 @@ def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], leas
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:
-    """A graph as a function of one list, which it empties, so that each value goes when it was used last."""
+    """A graph as a function of one list, which it empties, so that each value goes when it was used last. Some kernels (a
+    batch norm's backward) give other strides than a trace knows of: there a view is a copy."""
     from torch.fx.graph import _BoxedCodeGen
 
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
     graph.graph.set_codegen(_BoxedCodeGen())
     graph.recompile()
     forward: Callable[[list[Any]], Any] = graph.forward

@@ -219,14 +219,12 @@ def checked(value: Any, layer: int) -> None:
         raise BadInput(f"the output of layer {layer} has no tensor")
 
 
-def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Take the gradients from leaves; 0 where there is none. Those of DTensors are laid out as they are."""
+def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """Take the gradients from leaves; None where there is none. Those of DTensors are laid out as they are."""
     gradients = []
     for leaf in inputs:
         gradient, leaf.grad = leaf.grad, None
-        gradients.append(torch.zeros_like(leaf) if gradient is None else gradient)
-        if type(leaf) is not Tensor:
-            gradients[-1] = laid_out_as(gradients[-1], leaf)
+        gradients.append(laid_out_as(gradient, leaf) if gradient is not None and type(leaf) is not Tensor else gradient)
     return gradients
 
 

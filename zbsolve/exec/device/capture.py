@@ -174,8 +174,9 @@ class Captures:
     def _full(self) -> bool:
         return sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS
 
-    def of(self, data: Data) -> Captured | None:
-        """The graph for a batch, captured now where its shape has run before; None where it is to run as ever."""
+    def of(self, data: Data, refusal: str) -> Captured | None:
+        """The graph for a batch, captured now where its shape has run before; None where it is to run as ever. refusal: what
+        the steps before have shown that speaks against it, or ""."""
         key = self.key(data)
         if key in self._graphs:
             known = self._graphs[key]
@@ -186,8 +187,8 @@ class Captures:
         if watched is None or self._refusal or (watched.host and watched.times == 1):
             return None
         captured: Captured | None = None
-        if watched.host:
-            self._say(f"the step is not captured: {watched.host}")
+        if refusal := watched.host or refusal:
+            self._say(f"the step is not captured: {refusal}")
         elif self._full:
             self._say(f"steps of more than {MOST_GRAPHS} shapes came: those of others are not captured")
             return None

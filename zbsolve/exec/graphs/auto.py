@@ -234,7 +234,9 @@ class ByShape(Split):
         y, kept = part.forward(x, target, split=split, seed=seed)
         return y, (part, kept)
 
-    def backward(self, kept: tuple[Split, Any], gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
+    def backward(
+        self, kept: tuple[Split, Any], gradients: Sequence[Tensor | None], unit: float = 1.0
+    ) -> list[Tensor | None]:
         return kept[0].backward(kept[1], gradients, unit)
 
     def give(self, kept: tuple[Split, Any], keeper: Keeper) -> None:

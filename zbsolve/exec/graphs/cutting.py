@@ -32,12 +32,14 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The three graphs of a joint one. tangents: number of an output's leaf → its gradient, as a tensor without numbers."""
+    """The three graphs of a joint one. tangents: number of an output's leaf → its gradient, as a tensor without numbers.
+    needs: role of each gradient → those of them that it is made of."""
 
     forward: Piece
     backward: Piece
     weights: Piece
     tangents: dict[int, Any]
+    needs: dict[Role, frozenset[int]]
 
 
 def cut(joint: Joint, *, least: bool = False) -> Cut:
@@ -47,6 +49,7 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
         for node in _inputs(joint.graph)
         if (role := joint.takes[node.name]).kind == "tangent" and role.has_numbers
     }
+    needs = _needs(joint)
     stack_selections(joint.graph.graph)
     _separate(joint.graph)
     states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
@@ -73,7 +76,20 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
         (*joint.gives[: joint.forwards], *(NOTHING if name in there else roles[name] for name in saved)),
     )
     second, third = _split(backward, joint.gives[joint.forwards :], roles)
-    return Cut(first, second, third, examples)
+    return Cut(first, second, third, examples, needs)
+
+
+def _needs(joint: Joint) -> dict[Role, frozenset[int]]:
+    """Role of each gradient → the leaves of outputs whose gradients it is made of."""
+    of = dict[fx.Node, frozenset[int]]()
+    for node in joint.graph.graph.nodes:
+        role = joint.takes.get(node.name, NOTHING)
+        own = frozenset({int(role.key)} if role.kind == "tangent" else ())
+        of[node] = own.union(*(of[before] for before in node.all_input_nodes))
+    every = frozenset().union(*of.values())
+    pairs = zip(_results(joint.graph), joint.gives, strict=True)
+    # One of no tangent (that of a rounded value) is zeros, whichever there is.
+    return {role.whole: of[v] or every for v, role in pairs if isinstance(v, fx.Node) and role.kind.endswith("gradient")}
 
 
 def _inputs(graph: fx.GraphModule) -> list[fx.Node]:

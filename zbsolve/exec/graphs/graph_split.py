@@ -67,7 +67,7 @@ class Graphs:
     backward: Run
     weights: Run
     spec: Any
-    trained_inputs: dict[int, Zeros]
+    trained_inputs: tuple[int, ...]
     trained_outputs: tuple[int, ...]
     tangents: dict[int, Zeros]
     passed: dict[int, int]
@@ -94,9 +94,7 @@ def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool =
         for piece, behind in ((parts.forward, False), (parts.backward, True), (parts.weights, True))
     )
     mutated = frozenset(str(role.key) for role in joint.gives if role.kind == "mutation")
-    trained_inputs = {
-        i: Zeros.of(leaf) for i, leaf in enumerate(leaves_of(x)) if isinstance(leaf, Tensor) and leaf.requires_grad
-    }
+    trained_inputs = tuple(i for i, leaf in enumerate(leaves_of(x)) if isinstance(leaf, Tensor) and leaf.requires_grad)
     outputs = tuple(sorted({*parts.tangents, *joint.passed} - {joint.extra}))
     tangents = {i: Zeros.of(example) for i, example in parts.tangents.items()}
     return Graphs(
@@ -113,9 +111,11 @@ Place = tuple[Any, Any]
 
 @dataclass(slots=True)
 class Saved:
-    """What a microbatch keeps between its passes: first what F saved, then what W takes."""
+    """What a microbatch keeps between its passes: first what F saved, then what W takes. absent: leaves of the outputs that
+    nobody used, so that they have no gradient."""
 
     values: list[Any]
+    absent: frozenset[int] = frozenset()
 
 
 class GraphSplit(Split):
@@ -164,10 +164,11 @@ class GraphSplit(Split):
         y = outputs[0] if graphs.one_output else private.tree_unflatten(outputs[: graphs.spec.num_leaves], graphs.spec)
         return y, Saved([results[i] for i in self._saved])
 
-    def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor]:
+    def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
         """B. Gradients of vectors among the parameters are added to `.grad`."""
         graphs, values = self.graphs, [opened(value) for value in kept.values]
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
+        kept.absent = frozenset(leaf for leaf, gradient in given.items() if gradient is None)
         for leaf, zeros, layout in self._tangents:
             if leaf == graphs.extra:
                 values.append(zeros.made().fill_(unit))
@@ -181,13 +182,14 @@ class GraphSplit(Split):
                 values.append(zeros.laid(gradient))
         kept.values = [values[i] for i in self._kept]
         with torch.no_grad():
-            results = self._backward(values)
-            gradient_of = {leaf: _outside(results[i], layout) for i, leaf, layout in self._backward.inputs}
+            results = self._backward(values, kept.absent)
+            there = (row for row in self._backward.inputs if not row[-1] <= kept.absent)
+            gradient_of = {leaf: _outside(results[i], layout) for i, leaf, layout, _ in there}
             kept.values += [results[i] for i in self._backward.live]
             for output, leaf in graphs.passed.items():
                 if (more := given[output]) is not None:
                     gradient_of[leaf] = gradient_of[leaf] + more if leaf in gradient_of else more
-        return [gradient_of[leaf] if leaf in gradient_of else zeros.made() for leaf, zeros in graphs.trained_inputs.items()]
+        return [gradient_of.get(leaf) for leaf in graphs.trained_inputs]
 
     def give(self, kept: Saved, keeper: Keeper) -> None:
         kept.values = [keeper.keep(value) if isinstance(value, Tensor) else value for value in kept.values]
@@ -195,47 +197,53 @@ class GraphSplit(Split):
     def weights(self, kept: Saved) -> None:
         values, kept.values = kept.values, []
         with torch.no_grad():
-            self._weights(values)
+            self._weights(values, kept.absent)
 
 
 class _Function:
     """B or W of one layer. gradients: a result's number, where its parameter is, its layout. inputs: a result's number, the
     input's leaf whose gradient it is, and its layout. live: results that W takes. factors: of gradients that are products,
-    the numbers of two results, and where the parameter is."""
+    the numbers of two results, and where the parameter is. Last in a row of these: the gradients that it is made of."""
 
     def __init__(self, layer: nn.Module, graphs: Graphs, piece: Piece, given: Mapping[Role, int]) -> None:
         self.run = graphs.backward if piece is graphs.cut.backward else graphs.weights
         self.takes = [(None, given[role]) if role in given else _place(layer, role) for role in piece.takes]
         gives = list(enumerate(piece.gives))
         parameters = [(i, role) for i, role in gives if role.kind == "parameter gradient"]
-        self.gradients = [(i, *_place(layer, role), graphs.layout(role)) for i, role in parameters]
-        self.inputs = [(i, int(role.key), graphs.layout(role)) for i, role in gives if role.kind == "input gradient"]
+        needs = graphs.cut.needs
+        self.gradients = [(i, *_place(layer, role), graphs.layout(role), needs[role.whole]) for i, role in parameters]
+        inputs = [(i, role) for i, role in gives if role.kind == "input gradient"]
+        self.inputs = [(i, int(role.key), graphs.layout(role), needs[role.whole]) for i, role in inputs]
         self.live = [i for i, role in gives if role.kind == "live"]
         # The right factor follows the left one.
-        self.factors = [(i, *_place(layer, role)) for i, role in gives if role.kind == "left factor"]
+        factors = [(i, role) for i, role in gives if role.kind == "left factor"]
+        self.factors = [(i, *_place(layer, role), needs[Role("parameter gradient", role.key)]) for i, role in factors]
 
-    def __call__(self, values: list[Any]) -> Sequence[Any]:
+    def __call__(self, values: list[Any], absent: frozenset[int]) -> Sequence[Any]:
         """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`, which must not share memory:
-        a graph may give one tensor as several gradients, or one that it took. All results."""
+        a graph may give one tensor as several gradients, or one that it took. What is made of `absent` ones alone is none.
+        All results."""
         taken = _taken(self.takes, values)
         values.clear()
-        if all(holder[name].grad is not None for _, holder, name, _ in self.gradients):
+        gradients = [row for row in self.gradients if not row[-1] <= absent] if absent else self.gradients
+        if all(holder[name].grad is not None for _, holder, name, *_ in gradients):
             results = self.run(taken)
-            for i, holder, name, layout in self.gradients:
+            for i, holder, name, layout, _ in gradients:
                 accumulate(holder[name], _outside(results[i], layout))
-            return self._multiplied(results)
+            return self._multiplied(results, absent)
         there = {private.storage_key(value) for value in taken if isinstance(value, Tensor)}
         results = self.run(taken)
         counts = Counter(private.storage_key(result) for result in results if isinstance(result, Tensor))
-        for i, holder, name, layout in self.gradients:
+        for i, holder, name, layout, _ in gradients:
             shared = private.storage_key(results[i]) in there or counts[private.storage_key(results[i])] > 1
             accumulate(holder[name], _outside(results[i].clone() if shared else results[i], layout))
-        return self._multiplied(results)
+        return self._multiplied(results, absent)
 
-    def _multiplied(self, results: Sequence[Any]) -> Sequence[Any]:
+    def _multiplied(self, results: Sequence[Any], absent: frozenset[int]) -> Sequence[Any]:
         """The results, of which factors are multiplied and added to `.grad`."""
-        for i, holder, name in self.factors:
-            accumulate_product(holder[name], results[i], results[i + 1])
+        for i, holder, name, needs in self.factors:
+            if not needs <= absent:
+                accumulate_product(holder[name], results[i], results[i + 1])
         return results
 
 

@@ -84,7 +84,8 @@ def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -
         joint = _traced(_Whole(block), inputs, trained, decompose)
     except (_ViewsOfOneAnother, private.NoOperations):  # where a layer hands its value on, copies are the graph
         return _traced(_Whole(block, None), inputs, trained, decompose)
-    views = _views_of_inputs(joint, trained)
+    parameters = {name for name, p in block.named_parameters(remove_duplicate=False) if p.requires_grad}
+    views = _views(joint, {*(Role("input", i) for i in trained), *(Role("parameter", name) for name in parameters)})
     return _traced(_Whole(block, views), inputs, trained, decompose) if views else joint
 
 
@@ -94,7 +95,7 @@ class _ViewsOfOneAnother(Exception):
 
 class _Whole(nn.Module):
     """A block that gives, behind its outputs, what its layers add to the loss. copied: leaves of its outputs that it copies:
-    views of its inputs, whose gradients a joint graph leaves out. None copies all."""
+    views of its inputs and parameters, whose gradients a joint graph leaves out. None copies all."""
 
     def __init__(self, block: nn.Module, copied: frozenset[int] | None = frozenset()) -> None:
         super().__init__()
@@ -114,8 +115,8 @@ class _Whole(nn.Module):
         return y, None if extra.total is None else extra.total.clone()
 
 
-def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
-    """Leaves of the outputs that only views lie between and an input that requires a gradient."""
+def _views(joint: Joint, trained: Collection[Role]) -> frozenset[int]:
+    """Leaves of the outputs that only views lie between and an input or a parameter that requires a gradient."""
     known = {role.key for role in joint.takes.values() if role.kind == "tangent"} | joint.passed.keys()
     views = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
@@ -124,8 +125,7 @@ def _views_of_inputs(joint: Joint, trained: Collection[int]) -> frozenset[int]:
             continue
         while value.op == "call_function" and getattr(value.target, "is_view", False):
             value = value.all_input_nodes[0]
-        of = joint.takes.get(value.name, NOTHING)
-        if of.kind == "input" and of.key in trained:
+        if joint.takes.get(value.name, NOTHING).whole in trained:
             views.add(int(role.key))
     return frozenset(views)
 
@@ -146,6 +146,8 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
         if isinstance(error, private.NoOperations) and block.copied is not None:
             raise
         raise Untraceable(f"{name} cannot be traced: {_reason(error)}") from error
+    if private.branches_on(joint.fake_mode):
+        raise Untraceable(f"{name}'s forward branches on a number in a tensor that it gets, which a graph would not do")
     effects = [text for warning in warned for text in private.side_effects(str(warning.message))]
     if changed := [effect for effect in effects if not effect.endswith(AS_BEFORE)]:
         whose = ", ".join(effect.replace("self.block", "self", 1) for effect in changed)

@@ -83,6 +83,15 @@ class Format:
         trained = [leaf.gradient for leaf in self.tensors if leaf.trained]
         return Format(_dumped(tree_flatten(tuple(trained))[1]), tuple(trained))
 
+    def lacks(self, other: Format) -> bool:
+        """Is it `other` without some of its tensors?"""
+        pairs = zip(self.leaves, other.leaves, strict=False)
+        return self.structure == other.structure and all(a is None or a == b for a, b in pairs)
+
+    def only(self, there: Sequence[int]) -> Format:
+        """Without the tensors that are not there. there: of each leaf, whether it is."""
+        return Format(self.structure, tuple(leaf if some else None for leaf, some in zip(self.leaves, there, strict=True)))
+
     @cached_property
     def tensors(self) -> tuple[TensorFormat, ...]:
         """The formats of its tensors, in order."""
@@ -122,6 +131,11 @@ class Format:
         for at, leaf, tensor in zip(self.offsets, self.tensors, tensors, strict=False):
             _part(row, at, leaf).copy_(tensor.detach())
         return row
+
+    def completed(self, value: Iterable[Tensor | None], device: torch.device) -> list[Tensor]:
+        """Gradients, with zeros for those that `value` lacks of this format."""
+        pairs = zip(value, self.tensors, strict=True)
+        return [torch.zeros(f.shape, dtype=f.dtype, device=device) if given is None else given for given, f in pairs]
 
     def unpack(self, row: Tensor) -> Any:
         """The value that `pack` packed. Its tensors say whether they require a gradient, and each has memory of its own, so

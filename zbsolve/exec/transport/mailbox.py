@@ -25,6 +25,9 @@ POLL_SECONDS = 0.001  # between looks at what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
 
 
+Key = tuple[tuple[int, ...], int]  # a channel, and the number of an input's shape
+
+
 class HostRows:
     """How rows of bytes come and go, here between CPUs. What `reserve` gives is handed to `receive` and `take`. timeout: to
     wait for a message."""
@@ -141,7 +144,9 @@ class Mailbox:
 
     A message's format (structure, shapes, dtypes, what needs a gradient) is agreed once for each shape of input, which the
     first stage's rank numbers. The first activation of a number over a channel is preceded by its format, and both ends know
-    it from then on; that of its gradient follows from it. So receives can be posted ahead, also where microbatches differ.
+    it from then on. So receives can be posted ahead, also where microbatches differ. Of a gradient the first message is
+    preceded by a flag for each tensor: what nobody used has none, and nothing of it goes over the wire. Microbatches may
+    differ in that, so while some are not there, each is. Once all were, they are from then on, with zeros if need be.
     """
 
     def __init__(
@@ -158,8 +163,9 @@ class Mailbox:
         self._incoming = dict(incoming)
         self._device = device
         self._timeout = timedelta(seconds=timeout)
-        self._formats: dict[tuple[tuple[int, ...], int], Format] = {}
-        self._trained: dict[tuple[tuple[int, ...], int], Mapping[str, bool]] = {}
+        self._formats: dict[Key, Format] = {}
+        self._gradients: dict[Key, Format] = {}
+        self._trained: dict[Key, Mapping[str, bool]] = {}
         self._numbers: Mapping[int, int] = {}
         self._unposted: dict[int, deque[Message]] = {}
         self._posted: dict[Message, tuple[Any, Format]] = {}
@@ -228,15 +234,21 @@ class Mailbox:
 
     def send(self, message: Message, value: Any) -> None:
         """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
-        agreed, form = self._agreed(message), Format.of(value)
+        agreed, form, key = self._agreed(message), Format.of(value), self._key(message)
+        right = self._formats[key].gradient if message.gradient else agreed
         try:
+            if right is not None and form != right:
+                if not (message.gradient and form.lacks(right)):
+                    raise BadInput(_unlike(form, right, self._trained.get(key, {}), self.trained()))
+                value = value if agreed is None else agreed.completed(value, self._device)
             if agreed is None:
-                header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
-                agreed = self._formats[self._key(message)] = form
-                self._trained[self._key(message)] = self.trained()
+                if message.gradient:
+                    header = torch.tensor([leaf is not None for leaf in form.leaves], dtype=torch.uint8)
+                else:
+                    header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
+                    self._trained[key] = self.trained()
+                agreed = self._learned(message, form)
                 self._host.sent.keep(self._wires.send(header, message.destination, FORMATS), header)
-            elif form != agreed:
-                raise BadInput(_unlike(form, agreed, self._trained.get(self._key(message), {}), self.trained()))
             self._rows.send(message, agreed.pack(value, self._device))
         except BadInput:
             raise
@@ -261,7 +273,7 @@ class Mailbox:
     def size(self, message: Message) -> int:
         """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
         where sending copied it."""
-        agreed = self._agreed(message)
+        agreed = self._last_format(message)
         copied = message.source == self._wires.rank and self._wires.copies(message.destination)
         return 0 if agreed is None or copied else agreed.nbytes
 
@@ -276,22 +288,41 @@ class Mailbox:
         """Wait for what `tell` sent. Raises LostRank."""
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
-    def _key(self, message: Message) -> tuple[tuple[int, ...], int]:
+    def _key(self, message: Message) -> Key:
         return message.channel, self._numbers[message.part]
 
+    @property
+    def lacks(self) -> str:
+        """Why each step has other messages than those of a program; "": it has not."""
+        some = any(None in form.leaves for form in self._gradients.values())
+        return "ranks tell each other which of a stage's outputs nobody used" if some else ""
+
+    def _last_format(self, message: Message) -> Format | None:
+        return (self._gradients if message.gradient else self._formats).get(self._key(message))
+
     def _agreed(self, message: Message) -> Format | None:
-        known = self._formats.get(self._key(message))
-        return known.gradient if known is not None and message.gradient else known
+        """Its format; None: that comes before it."""
+        known = self._last_format(message)
+        return None if known is not None and message.gradient and None in known.leaves else known
+
+    def _learned(self, message: Message, form: Format) -> Format:
+        """Keep what came before a message, at either end."""
+        key = self._key(message)
+        (self._gradients if message.gradient else self._formats)[key] = form
+        if not message.gradient and not form.gradient.leaves:
+            self._gradients[key] = form.gradient
+        return form
 
     def _receive(self, message: Message, agreed: Format) -> None:
         self._posted[message] = self._rows.reserve(message, agreed.buffer(self._device)), agreed
 
     def _asked(self, message: Message) -> Format:
-        """The format of the first activation of its number, which comes before it."""
-        header = torch.empty(FORMAT_BYTES, dtype=torch.uint8)
+        """The format that comes before it."""
+        whole = self._formats[self._key(message)].gradient if message.gradient else None
+        header = torch.empty(FORMAT_BYTES if whole is None else len(whole.leaves), dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
-        known = self._formats[self._key(message)] = Format.loads(header.numpy().tobytes(), self._mesh)
-        return known
+        form = Format.loads(header.numpy().tobytes(), self._mesh) if whole is None else whole.only(header.tolist())
+        return self._learned(message, form)
 
 
 def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:

@@ -136,7 +136,7 @@ class VocabularyShard(Part):
         self._units: dict[int, float] = {}
         self._gradients: dict[int, Tensor] = {}
         self._vectors: dict[int, Tensor] = {}  # the embedding's, of the first stage's rank
-        self._scattered: dict[int, Tensor] = {}  # and their gradients
+        self._scattered: dict[int, Tensor | None] = {}  # and their gradients
 
     @classmethod
     def of(cls, c: Connecting) -> VocabularyShard | None:
@@ -295,8 +295,11 @@ class VocabularyShard(Part):
         if not shard.weight.requires_grad:
             self.side.begin(action.name, lambda: None)
             return
-        sent = [self._scattered.pop(m)] if root == self.homes.rank else []
         shape = *tokens.shape, shard.weight.shape[1]
+        sent = list[Tensor]()
+        if root == self.homes.rank:
+            gradient = self._scattered.pop(m)  # None: nobody used the vectors
+            sent.append(shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient)
 
         def work() -> None:
             if not sent:

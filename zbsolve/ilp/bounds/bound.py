@@ -23,7 +23,7 @@ CHOICES = "any choice"  # closed forms that hold whatever is copied: of the prob
 BUSIEST = "the busiest rank works as long"
 ALL_ORDERS = "CP-SAT searched the orders of all passes"
 ALONE = "passes count as long as alone, and no order is shorter where some slow each other"
-IN_ORDER = "microbatches differ: this is about orders that run each stage's microbatches by number"
+IN_ORDER = "this is about orders that run each stage's microbatches by number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,15 @@ class Bound:
 
 
 def with_assumption(bound: Bound, problem: Problem) -> Bound:
-    """The bound with what its proof leaves out where passes slow each other, and what it assumes where microbatches differ:
-    that lanes run in table order. Nothing is assumed where they are alike, nor by the work of the busiest rank."""
+    """The bound with what its proof leaves out where passes slow each other, and what it assumes where microbatches differ,
+    or gathers or updates count on their numbers: that lanes run in table order. The work of the busiest rank assumes
+    nothing."""
     if problem.slowdowns and ALONE not in bound.proof:
         bound = replace(bound, proof=f"{bound.proof}; {ALONE}")
-    if problem.alike or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
+    if not problem.ordered or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
         return bound
-    return replace(bound, proof=f"{bound.proof}; {IN_ORDER}")
+    why = "gathers or updates count on numbers of microbatches" if problem.alike else "microbatches differ"
+    return replace(bound, proof=f"{bound.proof}; {why}: {IN_ORDER}")
 
 
 def rank_names(ranks: tuple[int, ...]) -> str:
