@@ -279,6 +279,19 @@ def test_each_split_is_looked_at_once_and_real_time_plays_no_part() -> None:
     assert proven_again(splits, found[0], 10.0) == ""
 
 
+def test_splits_of_several_hundred_passes_are_looked_at_alone() -> None:
+    """Eight ranks, two stages each, eight microbatches: 256 passes a split. Cuts say 510 of a few splits, and no more of any
+    of them. Alone each takes longer, so 511 is proven, also from what a file keeps."""
+    splits = Splits.of(Step(8, 8, "loop", "equal", fused=True).costs(equal_layers(128, 1.0, 2.0)))
+    assert splits is not None
+    search = SplitSearch(splits, 511)
+    search.go_on(Clock(1.0, 6.0), 511)
+    assert search.bound == 511
+    assert {kind for _, _, kind in search.apart} == {"whole problem"}
+    assert proven_again(splits, search.found, 60.0) == ""
+    assert proven_again(splits, replace(search.found, apart=search.found.apart[1:]), 60.0)
+
+
 def test_splits_that_rise() -> None:
     """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
     has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""

@@ -28,7 +28,8 @@ from .bounds.bound import PATH, WHOLE
 from .bounds.closed_forms import closed_form
 from .cp import FOUND, refutes, timed_solver
 
-MAX_WHOLE = 250  # passes of a split that an exact solver looks at alone
+MAX_WHOLE = 600  # passes of a split that an exact solver looks at alone
+BUILD_EFFORT = 0.1  # of an answer of CP-SAT, which its count of work leaves out
 WHOLE_SHARE = 0.25  # of the time left, for one of these
 MAX_SIZE = 1 << 40  # of numbers in the model: bytes times µs are counted in coarser units
 
@@ -216,11 +217,12 @@ class SplitSearch:
         while clock.left > 0 and not self.ended and self.bound < self.below and not stop():
             solver = timed_solver(clock)
             status = solver.solve(model.model)
-            clock.spend(solver.response_proto.deterministic_time)
+            clock.spend(BUILD_EFFORT + solver.response_proto.deterministic_time)
             closed = status == cp_model.INFEASIBLE  # nothing is left but what was set apart
             high = self.below if closed else int(np.ceil(max(0.0, solver.best_objective_bound - 1e-6)))
             if not self._raise(high, clock, closed) or status not in FOUND:
                 return
+            model.model.add(model.time >= high)  # proven of all that is left, so no answer looks for it again
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
@@ -234,9 +236,7 @@ class SplitSearch:
                 for value, cut in cuts:
                     if value > unit * time:
                         model.add(cut)
-            elif full:
-                continue
-            elif status != cp_model.OPTIMAL or not self._set_apart(split, time, clock):
+            elif not full and (status != cp_model.OPTIMAL or not self._set_apart(split, time, clock)):
                 return
 
     def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
