@@ -44,13 +44,12 @@ def fingerprint(layer: nn.Module) -> Hashable:
     """Equal for layers of the same classes, shapes, types and settings, whatever numbers their tensors hold. What is neither
     plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other way
     round."""
-    key: Hashable = Keys(NOT_SETTINGS, _identity).of(layer)
-    return key
+    return Keys(NOT_SETTINGS, _identity).of(layer)
 
 
 def _identity(value: Any) -> Hashable:
     if isinstance(value, Tensor):
-        return tensor_key(value)  # type: ignore[no-any-return]
+        return tensor_key(value)
     return (type(value), value if isinstance(value, Hashable) else _Itself(value))
 
 

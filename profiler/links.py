@@ -237,8 +237,7 @@ def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
     if rank == wires.rank:
         send_bytes(wires, json.dumps(times).encode(), 0)
     if wires.rank == 0:
-        body: dict[str, Any] = json.loads(receive_bytes(wires, rank))
-        return body
+        return json.loads(receive_bytes(wires, rank))
     return {}
 
 

@@ -312,8 +312,7 @@ class Problem:
     def computing(self) -> Bools:
         """Whether each pass occupies a compute stream."""
         computing = np.array([any(s.startswith("compute:") for s in streams) for streams in self.passes.stream_sets])
-        result: Bools = computing[self.passes.streams]
-        return result
+        return computing[self.passes.streams]
 
     @cached_property
     def side_stream(self) -> Ints:

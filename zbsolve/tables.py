@@ -158,8 +158,7 @@ class Passes(Sequence[Pass]):
 
     def are(self, *kinds: str) -> Bools:
         """Which passes are of these kinds, shape (passes,)."""
-        chosen: Bools = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
-        return chosen
+        return np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
 
     def that(self, **facts: object) -> Bools:
         """Which passes are of kinds whose rows say all this (see `kinds.Kind`), shape (passes,)."""
@@ -273,14 +272,12 @@ class Edges:
 
     def carrying(self, *cargo: str) -> Bools:
         """Which edges carry one of these, shape (edges,)."""
-        chosen: Bools = np.isin(self.carries, [CARGO.index(name) for name in cargo])
-        return chosen
+        return np.isin(self.carries, [CARGO.index(name) for name in cargo])
 
     @property
     def handing(self) -> Bools:
         """Which edges hand something on, shape (edges,)."""
-        chosen: Bools = self.carries > 0
-        return chosen
+        return self.carries > 0
 
     @property
     def beside(self) -> Bools:

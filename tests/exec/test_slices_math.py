@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zbsolve.build.attention_exchange import HandedOver
-from zbsolve.exec.attention import _attention, _gradients, asked
+from zbsolve.exec.attention import Helping, _attention, _gradients
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.part import share_of_loss
 from zbsolve.exec.slices.attention import Scores, merge, partial_attention, partial_gradients
@@ -373,17 +373,18 @@ def test_labels_weigh_what_the_loss_says() -> None:
         Counting.of(known).counted(labels + 20)
 
 
-class Beside:
+class Beside(Helping):
     """A helper that is no other rank: it makes what it is asked for as one does, and counts."""
 
     def __init__(self, share: float, backward: bool) -> None:
-        self.handed, self.backward = HandedOver(1, share), backward
+        super().__init__(self, HandedOver(1, share), 0)
+        self.backward, self.asked = backward, 0
         self.found: list[Tensor] = []
-        self.asked = 0
 
-    def ask(self, *given: Any) -> None:
+    def send(self, rank: int, tag: int, value: Any) -> list[Any]:
         self.asked += 1
-        self.found = list((_gradients if self.backward else _attention)(asked(*given)))
+        self.found = list((_gradients if self.backward else _attention)(*value))
+        return []
 
     def answer(self) -> list[Tensor]:
         return self.found

@@ -215,9 +215,9 @@ def tree_leaves() -> None:
 # --- Joint graphs ---
 
 
-def _joint(block: nn.Module, x: Tensor, table: Any = None) -> Any:
+def _joint(block: nn.Module, *x: Tensor, table: Any = None) -> Any:
     with ExitStack() as stack:
-        return private.export_joint(stack, private.capture_block(stack, block, (x,)), (x,), table)
+        return private.export_joint(stack, private.capture_block(stack, block, x), x, table)
 
 
 def _descs(joint: Any) -> list[Any]:
@@ -236,6 +236,20 @@ def capture_block() -> None:
         assert [name for name, _ in captured.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     with ExitStack() as stack, pytest.raises(private.NoOperations):
         private.capture_block(stack, nn.Identity(), ({"x": x},))
+
+
+def branches_on() -> None:
+    class Stepping(nn.Module):
+        def __init__(self, branches: bool) -> None:
+            super().__init__()
+            self.branches, self.layer = branches, nn.Linear(2, 2)
+
+        def forward(self, x: Tensor, step: Tensor) -> Tensor:
+            return self.layer(x) * (2 if self.branches and int(step) % 2 else 1)
+
+    given = torch.randn(2, 2, requires_grad=True), torch.tensor(3)
+    found = [private.branches_on(_joint(Stepping(branches), *given).fake_mode) for branches in (False, True)]
+    assert [len(names) for names in found] == [0, 1]
 
 
 def export_joint() -> None:
@@ -269,7 +283,7 @@ def simplify_joint() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x + 0).reshape(2, 4)
 
-    joint = _joint(Twice(), torch.randn(2, 4, requires_grad=True), private.decompositions())
+    joint = _joint(Twice(), torch.randn(2, 4, requires_grad=True), table=private.decompositions())
     before = len(list(joint.graph_module.graph.nodes))
     private.simplify_joint(joint.graph_module, joint.fake_mode)
     assert len(list(joint.graph_module.graph.nodes)) < before

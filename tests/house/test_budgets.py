@@ -15,15 +15,15 @@ from ..support.house import ROOT
 LIBRARY = ("zbsolve", "profiler")
 MOST = {
     "lines": 78_070,
-    "files": 404,
-    "exec lines": 18_305,
+    "files": 403,
+    "exec lines": 18_400,
     "exec files": 90,
     "commands": 12,
     "options": 149,
     "benchmarks": 20,
 }
 FEATURES_THERE = 15  # by which these numbers are
-OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 18_305, "exec files": 1, "options": 1}
+OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 18_400, "exec files": 1, "options": 1}
 
 
 def counted() -> dict[str, int]:

@@ -467,7 +467,7 @@ def test_hugging_face_layers_compute_what_the_model_does(name: str) -> None:
             torch.testing.assert_close(h, whole(input_ids=x, use_cache=False).logits)
 
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "num_hidden_layers": 2, "num_experts_per_tok": 2}
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "num_hidden_layers": 2, "num_experts_per_tok": 2}
 STREAMS: dict[str, dict[str, Any]] = {  # of hidden states, which a model makes of one before its layers
     "HYV4Config": {
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
@@ -504,7 +504,7 @@ def test_layers_of_several_streams_are_refused(name: str) -> None:
         pytest.skip(f"this version of transformers has no {name}")
     why = "does more than its layers one after the other: what they get is not what it makes .*, not "
     with pytest.raises(BadInput, match=why):
-        load(f"hf:{name}{json.dumps(SIZES | STREAMS[name])}@length=8")
+        load(f"hf:{name}{json.dumps(TINY | STREAMS[name])}@length=8")
 
 
 def test_a_config_without_values_of_its_own_is_refused() -> None:

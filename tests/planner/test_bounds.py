@@ -10,6 +10,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
+from zbsolve.features.sharded_vocabulary import without_vocabulary
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
@@ -116,7 +117,7 @@ def exchanges_of_profile(profile: Profile, layout: Layout) -> Exchanges:
 def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
     """The same numbers as a table of one row; of copies with the profile's link to host memory."""
     shard = shards_of_profile(profile)
-    profile = profile if profile.vocabulary is None else profile.without_vocabulary()
+    profile = profile if profile.vocabulary is None else without_vocabulary(profile)
     first, block, last = (profile.layers[i] for i in (0, 1, -1))
 
     def row(*values: float) -> tuple[np.ndarray, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, Link, Profile
+from zbsolve.features.sharded_vocabulary import without_vocabulary
 from zbsolve.layer import Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 
@@ -92,13 +93,13 @@ def test_what_the_builder_takes() -> None:
 
 
 def test_what_is_left_of_the_model_keeps_its_numbers() -> None:
-    rest = PROFILE.without_vocabulary()
+    rest = without_vocabulary(PROFILE)
     assert [one.F for one in rest.layers] == [0, 10, 10, 2]
     assert (rest.tied, rest.vocabulary) == ((), None)
     spread = COSTS.parameter_bytes(4) * 4 + sum(one.parameter_bytes for one in rest.layers)
     assert spread - sum(one.parameter_bytes for one in LAYERS) == 4 * 300 - 2000  # tied: one weight of two; padded to 3 rows
     with pytest.raises(BadInput, match="the profile has no field 'vocabulary'"):
-        rest.without_vocabulary()
+        without_vocabulary(rest)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_lines_that_slices_lie_far_from_are_said(tmp_path: Path, capsys: pytest.
         assert (found.errors["block"]["F"] > 0.1) == told
         profile = replace(profile_of(found.layers[0]), facts=found.facts(times))
         profile.save(path)
-        line = "WARNING: slices: F of layer 'block' lies up to "
+        line = "WARNING: slices: F of layer 'block' was timed up to "
         assert (line in profile_as_text(profile)) == told
         assert main(["solve", path, "--ranks", "2", "--microbatches", "2", "--slices", "4", "--effort", "0.01"]) == 0
         assert ("slices: F of stage 0 was timed up to " in (said := capsys.readouterr().err)) == told

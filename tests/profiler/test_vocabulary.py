@@ -18,6 +18,7 @@ from profiler.vocabulary_cut import RANKS, Cut, cut_of
 from profiler.vocabulary_times import counted_shard, counted_table
 from zbsolve import BadInput, Profile
 from zbsolve.exec.vocabulary.shard import pass_s
+from zbsolve.features.sharded_vocabulary import without_vocabulary
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model
@@ -80,7 +81,7 @@ def test_an_estimate_knows_what_a_sharded_vocabulary_costs(tmp_path: Path) -> No
     assert 0.7 * whole.work < 8 * (eight.one.S + eight.one.T) + costs.output_rest.work < 1.5 * whole.work
     (shown,) = (line.split() for line in profile_as_text(profile).splitlines() if line.startswith("2 ranks"))
     assert float(shown[-1]) == pytest.approx(2 * width * -(-words // 2) / 2**30, rel=1e-3)  # GiB
-    rest = profile.without_vocabulary()
+    rest = without_vocabulary(profile)
     assert rest.layers[-1].work < 0.1 * whole.work
     assert (rest.layers[0].parameter_bytes, rest.layers[-1].parameter_bytes) == (0, 2 * width)
     assert rest.layers[0].output_bytes == profile.layers[0].output_bytes

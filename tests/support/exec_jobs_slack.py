@@ -71,7 +71,7 @@ def stalled(rank: int, argument: None) -> dict[str, Any]:
 
         with devices_alone(), mock.patch.object(Slack, "pull", told):
             runner.step(x, x.flip(0))
-            runner.hooks.emulated.retime({**times.passes, "0F1": 120_000})
+            runner.hooks.emulated.length["0F1"] = 120_000_000
             runner.hooks.announce = heard if name in ("slack", "graph") else None
             result = runner.step(x, x.flip(0))
         columns = result.seen.columns

@@ -184,15 +184,15 @@ class Board:
 
 
 class EmulatedDevice:
-    """One rank's device. clock: when its last pass ended there, monotonic ns. rows: pass → its column of the board. seconds:
-    how long to wait for another device."""
+    """One rank's device. clock: when its last pass ended there, monotonic ns. length: ns of each pass. rows: pass → its
+    column of the board. seconds: how long to wait for another device."""
 
     def __init__(self, times: Times, rows: Mapping[str, int], board: Board, seconds: float = 300.0) -> None:
         self.board, self.times = board, times
         self.clock, self.seconds, self._step = 0, seconds, 0
         self._side_clocks: dict[str, int] = {}  # stream → when its last pass ended
         self._row = rows
-        self._length = {name: us * 1000 for name, us in times.passes.items()}
+        self.length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
         self._parts_length = 0  # of the parts right before a pass
@@ -201,10 +201,6 @@ class EmulatedDevice:
         """A step begins: its first pass starts when it really does, or when its message is there."""
         self._first, self._began = True, time.monotonic_ns()
         self._step += 1
-
-    def retime(self, passes: Mapping[str, int]) -> None:
-        """From now on passes take these times, µs."""
-        self._length = {name: us * 1000 for name, us in passes.items()}
 
     def drain(self) -> None:
         """Wait until passes of side streams have ended."""
@@ -242,7 +238,7 @@ class EmulatedDevice:
         stream, row = self.times.side_streams[name], self._row[name]
         others = map(self._ended, self.times.others.get(name, ()))
         start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began, *others)
-        self._side_clocks[stream] = self.board.end[row] = end = start + self._length[name]
+        self._side_clocks[stream] = self.board.end[row] = end = start + self.length[name]
         self.board.step[row] = self._step
         self.board.runs[row] += 1
         return start, end
@@ -250,7 +246,7 @@ class EmulatedDevice:
     def span_of(self, name: str) -> tuple[int, int]:
         """When pass `name` of a side stream, which ran in this step, started and ended there, ns."""
         end = int(self.board.end[self._row[name]])
-        return end - self._length[name], end
+        return end - self.length[name], end
 
     def finish(self, name: str, start: int) -> tuple[int, int]:
         """The real work of pass `name`, begun at `start`, ns, is done. Wait until its device is done too, unless the pass is
@@ -260,7 +256,7 @@ class EmulatedDevice:
         if name in self.times.others:
             self.clock, self._first = max(self.clock, *map(self._ended, self.times.others[name])), False
         now, board = time.monotonic_ns(), self.board
-        row, length = self._row[name], self._length[name]
+        row, length = self._row[name], self.length[name]
         due = (max(self.clock, start) if self._first else self.clock) + length
         helping, whole = name in self.times.helping, length + self._parts_length
         part = name in self.times.parts

@@ -149,8 +149,7 @@ def _check(step: Any) -> None:
 
 def _lengths(step: Any) -> Lengths:
     """Of each microbatch; of a sample of batches what is typical."""
-    lengths: Lengths = step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
-    return lengths
+    return step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
 
 
 def _unlike(step: Any) -> Lengths:

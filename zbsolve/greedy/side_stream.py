@@ -157,8 +157,7 @@ def room_beside(problem: Problem, share: float) -> Ints | None:
     if problem.capacity is None:
         return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
-    room: Ints = np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
-    return room
+    return np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
 
 
 def held_by_others(problem: Problem) -> bool:
@@ -263,8 +262,7 @@ def behind_collectives(problem: Problem) -> Ints:
     waited = np.bincount(e.before, minlength=count) > 0
     waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
     free = ~waited & waits & (problem.taken == 0) & (problem.freed == 0) & (problem.collective < 0)
-    rows: Ints = problem.side_stream[free[problem.side_stream]]
-    return rows
+    return problem.side_stream[free[problem.side_stream]]
 
 
 def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:

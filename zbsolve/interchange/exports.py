@@ -71,8 +71,7 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
     engine = target(to)
     if not engine.by_rank:
         return None
-    made: LongExport = _module(target("torch-csv")).write_long(long, engine, options, _module(engine).described)
-    return made
+    return _module(target("torch-csv")).write_long(long, engine, options, _module(engine).described)
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:

@@ -49,8 +49,7 @@ def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
     first = np.searchsorted(e.after[rows], np.arange(len(problem.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
     columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends
-    starts: Ints = compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
-    return starts
+    return compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
 def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:

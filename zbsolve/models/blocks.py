@@ -101,8 +101,7 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, width) → the same shape."""
-        result: Tensor = self.down(self.activation(self.gate(x)) * self.up(x))
-        return result
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Experts(nn.Module):
@@ -203,8 +202,7 @@ class Attention(nn.Module):
         here = _here(length)
         q, k = (rotate(x, self.cos[here], self.sin[here]) for x in (q, k))
         mixed = sliced_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        result: Tensor = self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return result
+        return self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 class LatentAttention(nn.Module):
@@ -239,8 +237,7 @@ class LatentAttention(nn.Module):
         k, v = torch.split(self._by_head(self.kv_up(self.kv_norm(low))), self.width, -1)
         q, k = torch.cat((q, rotate(q_rotated, cos, sin)), -1), torch.cat((k, k_rotated), -1)
         mixed = sliced_attention(q, k, functional.pad(v, (0, self.rotated)), is_causal=True)[..., : self.width]
-        result: Tensor = self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return result
+        return self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(batch, length, heads · width) → (batch, heads, length, width)."""
@@ -264,8 +261,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same shape."""
         x = x + self.after_attention(self.attention(self.before_attention(x)))
-        result: Tensor = x + self.after_mlp(self.mlp(self.before_mlp(x)))
-        return result
+        return x + self.after_mlp(self.mlp(self.before_mlp(x)))
 
 
 class Tokens(nn.Module):

@@ -92,8 +92,7 @@ def _attention(
 
         further.pop("documents", None)
         whole: Any = sdpa_attention_forward
-        output: tuple[Tensor, None] = whole(module, query, key, value, attention_mask, dropout, scaling, **further)
-        return output
+        return whole(module, query, key, value, attention_mask, dropout, scaling, **further)
     name, given = type(module).__name__, {name: arg for name, arg in further.items() if arg is not None and arg is not False}
     _, window, documents = (given.pop(option, None) for option in ("is_causal", "sliding_window", "documents"))
     if unknown := sorted(given.keys() - IGNORED):
@@ -202,8 +201,7 @@ class Layer(Held):
             raise BadInput(f"hf: {type(self.layer).__name__}: slices do not reach its attention, '{self.attention}'")
         with _called_in_slices(self.config) if in_slice() else nullcontext():
             y = self.call(x)
-        result: Tensor = y[0] if isinstance(y, tuple) else y
-        return result
+        return y[0] if isinstance(y, tuple) else y
 
 
 def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
@@ -236,8 +234,7 @@ def _initialiser(config: Any) -> Callable[[nn.Module], None]:
     with torch.device("meta"):
         causal = without_layers(config)
     causal.config = config
-    result: Callable[[nn.Module], None] = causal._init_weights
-    return result
+    return causal._init_weights
 
 
 class _Inner(nn.Module):
@@ -281,8 +278,7 @@ class Head(nn.Module):
         if self.balance is not None:
             self.balance.add_loss(x)
             x = x["hidden"]
-        result: Tensor = self.causal(inputs_embeds=x, use_cache=False).logits
-        return result
+        return self.causal(inputs_embeds=x, use_cache=False).logits
 
     def output_layer(self) -> tuple[str, float]:
         """See `exec.vocabulary.loss`. Raises BadInput where the model does more to its logits than a soft cap."""

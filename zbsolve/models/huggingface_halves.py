@@ -262,8 +262,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → (batch, length, vocabulary)."""
-        result: Tensor = self.whole(encoder_outputs=(x,), decoder_inputs_embeds=x, use_cache=False).logits
-        return result
+        return self.whole(encoder_outputs=(x,), decoder_inputs_embeds=x, use_cache=False).logits
 
 
 def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:

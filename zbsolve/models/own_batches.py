@@ -76,8 +76,7 @@ class DrawnRows:
             with torch.no_grad():  # of the same strides too
                 return torch.empty_like(leaf).copy_(leaf[drawn.to(leaf.device)]).requires_grad_(leaf.requires_grad)
 
-        batch: Batch = tree_map(of, self.sample)
-        return batch
+        return tree_map(of, self.sample)
 
     def _drawn(self, rows: int, microbatch: int, step: int) -> Tensor:
         """Numbers of as many rows. Of a few rows two draws are often of the same ones, so a step goes through all that there
@@ -206,8 +205,7 @@ class Sized:
             rows = isinstance(leaves[0], Tensor) and leaves[0].shape[:1] == (self.rows,)
             return torch.cat(leaves)[cut] if rows else leaves[0]
 
-        batch: Batch = tree_map(of, *batches)
-        return batch
+        return tree_map(of, *batches)
 
 
 def _rows(batch: Batch) -> int:

@@ -33,8 +33,7 @@ class Embed(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """(batch, length) → (batch, length, width)."""
         first = slice_offset()
-        result: Tensor = self.token(ids) + self.position(torch.arange(first, first + ids.shape[1], device=ids.device))
-        return result
+        return self.token(ids) + self.position(torch.arange(first, first + ids.shape[1], device=ids.device))
 
     def token_embedding(self) -> tuple[str, float]:
         """See `exec.vocabulary.loss`."""
@@ -64,8 +63,7 @@ class Block(nn.Module):
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         mixed = sliced_attention(q, k, v, is_causal=True)
         x = x + self.join(mixed.transpose(1, 2).reshape(batch, length, width))
-        result: Tensor = x + self.down(functional.gelu(self.up(self.before_mlp(x))))
-        return result
+        return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
 
 
 class Head(nn.Module):
@@ -79,8 +77,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → (batch, length, vocabulary)."""
-        result: Tensor = self.output(self.norm(x))
-        return result
+        return self.output(self.norm(x))
 
     def output_layer(self) -> tuple[str, float]:
         """See `exec.vocabulary.loss`."""

@@ -152,8 +152,7 @@ def balanced_ranks(
     def work(counts: Sequence[int]) -> Floats:
         ends = np.cumsum([0, *counts])
         each = (whole[ends[1:]] - whole[ends[:-1]]) * slow
-        per_rank: Floats = np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
-        return per_rank
+        return np.bincount(home.ravel(), np.tile(each, len(home)), ranks).astype(np.float64)
 
     load = work(counts)
     while True:

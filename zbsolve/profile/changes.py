@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import erfc, sqrt
-from typing import Any
 
 import numpy as np
 
 from ..layer import Layer
 from ..util.errors import BadInput
+from ..util.files import Fields
 from ..util.statistics import quartiles
 from .profile import Profile
 
@@ -35,7 +35,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Fields):
     """All changes: `layers` in the newer profile's order, `total` over all layers and of the link (for a message of the
     largest output), `bytes` where they differ. `only_old`, `only_new`: layers that one profile alone has."""
 
@@ -44,10 +44,6 @@ class Drift:
     bytes: tuple[Change, ...]
     only_old: tuple[str, ...]
     only_new: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
     def within(self, share: float) -> bool:
         """Whether both have the same layers, and no time and no bytes differ by more than a share, up or down. What samples

@@ -92,33 +92,27 @@ ADVICE = "time them longer (profile --seconds), or take fewer, longer slices"
 def layer_errors_note(profile: Profile) -> str:
     """A line where slices of a layer were timed more than 10 % apart from their line, about the one that is most µs apart;
     or "". What takes less than 1 % of all layers' time does not count."""
-    cuts, errors = _cuts(profile), _errors(profile)
-    apart: list[tuple[float, float, str]] = []
-    for kind in KINDS if errors else ():
-        times = [sum(slice_times([layer], kind, cuts)) for layer in profile.layers]
-        for layer, time in zip(profile.layers, times, strict=True):
-            share = errors.get(_alike(layer), {}).get(kind, 0.0)
-            if share > NOTABLE_ERROR and time > SMALL * sum(times):
-                apart.append((share * time, share, f"{kind} of layer '{printable(layer.name)}'"))
-    if not apart:
-        return ""
-    _, share, what = max(apart)
-    return f"slices: {what} lies up to {share:.0%} of its time from the line through its slices: {ADVICE}"
+    groups = [(f"layer '{printable(layer.name)}'", [layer]) for layer in profile.layers]
+    return _farthest(profile, groups, KINDS, SMALL)
 
 
 def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> str:
-    """A line where slices of a stage's layers were timed more than 10 % apart from their lines, all at once; about the stage
-    and the kind of pass that are most µs apart; or "". counts: layers of each stage."""
-    cuts, errors = _cuts(profile), _errors(profile)
-    if not errors:
-        return ""
-    far = []
-    for stage, here in enumerate(layer_ranges(counts)):
-        for kind in ("F", "BW") if fused else ("F", "B", "W"):
-            rows = [(profile.layers[i], sum(slice_times([profile.layers[i]], kind, cuts))) for i in here]
-            apart = sum(errors.get(_alike(layer), {}).get(kind, 0.0) * time for layer, time in rows)
-            if apart > NOTABLE_ERROR * (total := sum(time for _, time in rows)):
-                far.append((apart, apart / total, f"{kind} of stage {stage}"))
+    """The same of stages, whose layers may all be apart at once. counts: layers of each stage."""
+    stages = enumerate(layer_ranges(counts))
+    groups = [(f"stage {stage}", [profile.layers[i] for i in here]) for stage, here in stages]
+    return _farthest(profile, groups, ("F", "BW") if fused else ("F", "B", "W"), 0.0)
+
+
+def _farthest(profile: Profile, groups: Sequence[tuple[str, list[Layer]]], kinds: Sequence[str], small: float) -> str:
+    """About the layers and the kind of pass whose slices are most µs apart from their lines. small: see `SMALL`."""
+    cuts, errors, far = _cuts(profile), _errors(profile), list[tuple[float, float, str]]()
+    for kind in kinds if errors else ():
+        times = {layer: sum(slice_times([layer], kind, cuts)) for layer in profile.layers}
+        least = small * sum(times[layer] for layer in profile.layers)
+        for name, layers in groups:
+            apart = sum(errors.get(_alike(layer), {}).get(kind, 0.0) * times[layer] for layer in layers)
+            if apart > NOTABLE_ERROR * (total := sum(times[layer] for layer in layers)) and total > least:
+                far.append((apart, apart / total, f"{kind} of {name}"))
     if not far:
         return ""
     _, share, what = max(far)

@@ -7,15 +7,15 @@ pass that took several times what others of its lane did.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from ..problem import Problem
 from ..timeline import Floats
 from ..trace import Trace
+from ..util.files import Fields
 from ..util.statistics import weighted_median
 
 LEFT = 0.5  # of the spread that medians leave: what factors may leave at most, to be said to explain it
@@ -87,7 +87,7 @@ MOST = 20  # stalls that are named
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(Fields):
     """A pass that stalled. step: number of the trace's step; took and usual (its lane's median), µs; measured: the step's
     time; without: what the step would have taken with the usual time in its place, by the longest path."""
 
@@ -98,10 +98,6 @@ class Stall:
     usual: float
     measured: float
     without: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
 
 def stalls_of(trace: Trace) -> tuple[Stall, ...]:

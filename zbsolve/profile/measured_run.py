@@ -11,6 +11,7 @@ import numpy as np
 from ..build.sides import rows_begun
 from ..build.vocabulary import barriers_of
 from ..features.lengths import MESSAGES_ALIKE
+from ..features.sharded_vocabulary import without_vocabulary
 from ..kinds import LINKS as SHARED
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
@@ -185,8 +186,7 @@ def _all_to_alls(problem: Problem, stages: int) -> list[float]:
     for kind in ("AF", "AB"):
         rows = problem.rows(kind)
         total += np.bincount(p.stage[rows], p.duration[rows], stages) / problem.microbatches
-    us: list[float] = (total / 2).tolist()
-    return us
+    return (total / 2).tolist()
 
 
 def _messages(problem: Problem, stages: int) -> list[float]:
@@ -197,8 +197,7 @@ def _messages(problem: Problem, stages: int) -> list[float]:
     behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
     count = np.bincount(behind, minlength=stages)
     means = np.bincount(behind, (e.lag + e.sent)[apart], stages) / np.maximum(count, 1)
-    us: list[float] = np.where(count > 0, means, means.max(initial=0.0)).tolist()
-    return us
+    return np.where(count > 0, means, means.max(initial=0.0)).tolist()
 
 
 def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats) -> list[float]:
@@ -212,8 +211,7 @@ def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ..
         )
     for rank in np.flatnonzero((measured <= 0) | (stated <= 0)):
         raise BadInput(f"trace: rank {rank} ran {measured[rank]:.0f} µs where its layers say {stated[rank]:.0f}: no ratio")
-    ratios: list[float] = (measured / stated).tolist()
-    return ratios
+    return (measured / stated).tolist()
 
 
 def _layers_run(problem: Problem, stage: int, kind: str) -> range:
@@ -276,7 +274,7 @@ def without_shards(base: Profile | None) -> Profile:
     """What a run of a sharded vocabulary is compared with: `base` without what lies on all ranks. Raises BadInput."""
     if base is None:
         raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
-    return base.without_vocabulary()
+    return without_vocabulary(base)
 
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:

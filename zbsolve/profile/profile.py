@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..features.sharded_vocabulary import without_vocabulary
 from ..features.vocabulary import VocabularyCosts
 from ..layer import HostLink, Layer, Link, Tied, side_values, split_known
 from ..problem import Problem
@@ -155,11 +154,6 @@ class Profile:
             words["partition"] = words.pop("layers")
         words |= {} if step is None else {"ranks": step}
         return Step(**words).problem(self)
-
-    def without_vocabulary(self) -> Profile:
-        """See `sharded_vocabulary.without_vocabulary`. Raises BadInput."""
-        profile: Profile = without_vocabulary(self)
-        return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a profile file, whole or not at all; `-` is standard output."""

@@ -5,8 +5,7 @@ other ranks. (The question is that of "Understanding Stragglers in Large Model T
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
 from ..trace import REPLAYED, Trace
+from ..util.files import Fields
 from ..util.text import format_time
 from .lengths import Lengths, lengths_of, with_times
 from .measured_run import FROM_STEPS, LINKS, heard_messages
@@ -24,7 +24,7 @@ REPLICA = ", replica "  # in the name of a step: which pipeline ran it
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(Fields):
     """Something slow. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches"; replica: of the pipeline with
     this number ("": of all). times: how long it takes beside the median of the others. step: µs of a step, the mean;
     cost: how much of it would not be."""
@@ -40,10 +40,6 @@ class Slow:
         longest = "the longest takes" if self.what == "microbatches" else "takes"
         cost = f"the step is {format_time(self.cost)} ({self.cost / self.step:.1%}) shorter without"
         return f"slow: {self.what}{where}: {longest} {self.times:.2f} times the median of the others; {cost}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
 
 def slow_parts(trace: Trace) -> tuple[Slow, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from ..schedule import Schedule
 from ..step import OPEN, Step
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, Unfit
+from ..util.files import Fields
 from ..util.machine import cores, run_threads
 from .climb import Moved, Way, built, by_number, move, moved_layers, try_more
 from .least_peak import PREFER_TIME, second_clock, value_clock
@@ -69,7 +70,7 @@ MOVE_SHARE = 0.3  # the share for steps that differ from the best by single laye
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Fields):
     """What one placement (and number of gathers, and what stages keep, where several are tried) and partition reached: value
     and proven bound in µs (None where there is none), for this choice alone; `why` it lost, "" for the winner.
     `seconds` were spent on it (0 where effort was the limit). memory: bytes that its fullest rank needs (see `Step.needs`),
@@ -83,10 +84,6 @@ class Tried:
     seconds: float
     why: str
     memory: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
 
 def solve_auto(

@@ -217,8 +217,7 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
 
 def _whole(times: NDArray[Any]) -> Ints:
     """Whole µs, so that sums are exact whatever their order; each time moves by at most half of one."""
-    whole: Ints = np.rint(times).astype(np.int64)
-    return whole
+    return np.rint(times).astype(np.int64)
 
 
 def step_time(timeline: Timeline) -> int:

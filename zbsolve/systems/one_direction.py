@@ -203,8 +203,7 @@ def alternate(step: PlainStep, forward: Ints, backward: Ints, warm: int, pending
     if step.split:
         turns["W"] = 3 * (np.arange(count) + pending) + 1
     rows = [step.find(kind, *(forward if kind == "F" else backward)) for kind in turns]
-    order: Ints = np.concatenate(rows)[np.argsort(np.concatenate(list(turns.values())), kind="stable")]
-    return order
+    return np.concatenate(rows)[np.argsort(np.concatenate(list(turns.values())), kind="stable")]
 
 
 @order_of("pipedream", "pipedream-2bw")

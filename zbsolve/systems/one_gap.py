@@ -83,14 +83,12 @@ def _counts(step: StepTimes, m: int, k: int, before: int) -> Ints:
     gap = np.minimum(counts, np.maximum(last + 1, counts - k))
     counts = np.where((k > 0) & (j >= m - p - before) & (j <= last), gap, counts)
     warm = np.minimum(p, j + _warm_up(step)[:, None])
-    every: Ints = np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
-    return every
+    return np.minimum(m, np.maximum(j + 1, np.maximum(counts, warm)))
 
 
 def _fits(step: StepTimes) -> Ints:
     """How many microbatches fit each rank, one at least."""
-    fits: Ints = np.maximum(1, step.room // np.maximum(1, step.taken[F]))
-    return fits
+    return np.maximum(1, step.room // np.maximum(1, step.taken[F]))
 
 
 def _warm_up(step: StepTimes) -> Ints:

@@ -93,15 +93,13 @@ def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa
     block = _block(without_side_streams(step), name)
     times = (whole_numbers(us, what, step.stages).tolist() for us, what in ((O, "O"), (R, "R")))
     least = [Turns(0, out + back, out, back, out).least for out, back in zip(*times, strict=True)]
-    fits: Bools = block.gap * block.length >= least
-    return fits
+    return block.gap * block.length >= least
 
 
 def _beyond_half(problem: Problem, stages: Ints) -> Bools:
     """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
     chunks = problem.stages // problem.ranks
-    beyond: Bools = stages >= (chunks + 1) // 2 * problem.ranks
-    return beyond
+    return stages >= (chunks + 1) // 2 * problem.ranks
 
 
 def _offloaded(problem: Problem, name: str) -> Ints:

@@ -93,8 +93,7 @@ def _slim(problem: Problem, name: str, pending: int) -> Schedule:
 
 def _backwards(flat: Problem, slices: int) -> Ints:
     """The order of backwards: those of each microbatch's slices the other way round."""
-    order: Ints = np.arange(flat.microbatches).reshape(-1, slices)[:, ::-1].ravel()
-    return order
+    return np.arange(flat.microbatches).reshape(-1, slices)[:, ::-1].ravel()
 
 
 def _groups(ranks: int, microbatches: int, slices: int) -> list[int]:

@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,16 @@ TRIAL_BYTES = 4096  # that a disk must have room for before the work begins
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class Fields:
+    """A dataclass whose form in a file is its fields."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields."""
+        return asdict(self)  # type: ignore[call-overload]
 
 
 class CannotWrite(BadInput):

@@ -39,16 +39,14 @@ def kernel(function: Kernel) -> Kernel:
     index that names classes of its own, reading it fails (numba looks at the age of the source only afterwards): then the
     function is compiled anew, as for any change of its source.
     """
-    made: Kernel = _compiled(function)
-    return made
+    return _compiled(function)
 
 
 def inner_kernel(function: Kernel) -> Kernel:
     """A `kernel` that only kernels call, compiled into each of them. It makes no array and returns nothing but numbers, so
     numba need not count who uses its arrays: in a short function with many of them, counting and handing them over takes
     longer than all else."""
-    made: Kernel = _compiled(function, _nrt=False, forceinline=True)
-    return made
+    return _compiled(function, _nrt=False, forceinline=True)
 
 
 def _compiled(function: Any, **options: Any) -> Any:

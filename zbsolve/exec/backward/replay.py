@@ -196,9 +196,8 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
 
 
 def as_written() -> AbstractContextManager[Any]:
-    """What torch.compile compiled runs in eager mode inside (before torch 2.6: compiled). Compiled kernels draw other random
-    numbers than eager mode and graphs do, so dropout would differ; and they cannot run on fake tensors."""
-    stance: Callable[[str], AbstractContextManager[Any]] | None = getattr(torch.compiler, "set_stance", None)
-    if stance is None or "torch._dynamo" not in sys.modules:  # whoever compiled imported it; that takes seconds
+    """What torch.compile compiled runs in eager mode inside. Compiled kernels draw other random numbers than eager mode and
+    graphs do, so dropout would differ; and they cannot run on fake tensors."""
+    if "torch._dynamo" not in sys.modules:  # whoever compiled imported it; that takes seconds
         return nullcontext()
-    return stance("force_eager")
+    return torch.compiler.set_stance("force_eager")

@@ -150,9 +150,8 @@ LOOK_SECONDS = 0.2
 
 
 class RankDevice:
-    """The GPU of one rank. actions: of its program; hooks: around them. peak: the most bytes that the last step took
-    beside what lay there when it began, as torch's allocator counts. launching: how long its host took to launch all of
-    it, ns."""
+    """The GPU of one rank. actions: of its program; hooks: around them. peak: the most bytes that the last step took beside
+    what lay there when it began, as torch's allocator counts. launching: how long its host took to launch all of it, ns."""
 
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
         self.device, self.limit = device, hooks.limit

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ...profile.slow import Slow, problem_now, slow_parts
 from ...schedule import Schedule
 from ...util.errors import BadInput, ZbsolveError
+from ...util.files import Fields
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ...util.text import format_time
@@ -33,7 +34,7 @@ AGAIN = "import sys; from zbsolve.search.today import order_in_file; order_in_fi
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Fields):
     """What rank 0 saw. step: µs of a step, the median. slow: see `profile.slow.slow_parts`. before, after: µs that the order
     so far and the one from now on take, by the times of some steps ago; None: the order stays. why: it does, if not because
     nothing better was found yet."""
@@ -43,10 +44,6 @@ class Watched:
     before: float | None = None
     after: float | None = None
     why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"a step takes {format_time(self.step)}", *map(str, self.slow)]

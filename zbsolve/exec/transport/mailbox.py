@@ -23,8 +23,6 @@ from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between looks at what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
-
-
 Key = tuple[tuple[int, ...], int]  # a channel, and the number of an input's shape
 
 

@@ -90,8 +90,7 @@ def brings_back(problem: Problem) -> Bools:
     e, freed = problem.edges, np.zeros(len(problem.passes), np.int64)
     off = e.pool > 0
     np.add.at(freed, e.after[off], e.bytes[off])
-    brings: Bools = (freed > 0) & (problem.taken > 0) & ~problem.computing
-    return brings
+    return (freed > 0) & (problem.taken > 0) & ~problem.computing
 
 
 def copies_out(problem: Problem) -> Ints:

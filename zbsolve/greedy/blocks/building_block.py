@@ -125,8 +125,7 @@ def shorter_blocks(
 
 def block_peaks(g: MicrobatchGraph, block: BuildingBlock) -> Ints:
     """The most bytes that each rank holds while the block repeats, shape (ranks,)."""
-    result: Ints = held_peaks(g, memory_edges(g), block.offset, block.period)
-    return result
+    return held_peaks(g, memory_edges(g), block.offset, block.period)
 
 
 def shift_lengths(g: MicrobatchGraph) -> Ints:
@@ -135,8 +134,7 @@ def shift_lengths(g: MicrobatchGraph) -> Ints:
     if len(single) == 0:
         return np.ones(1, np.int64)
     few = single[np.linspace(0, len(single) - 1, min(len(single), 12)).astype(np.int64)]
-    both: Ints = np.unique(np.concatenate([few, (few[:, None] + few[None, :]).ravel()]))
-    return both
+    return np.unique(np.concatenate([few, (few[:, None] + few[None, :]).ravel()]))
 
 
 @kernel

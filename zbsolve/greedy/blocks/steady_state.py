@@ -85,8 +85,7 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
 def _steps(start: Ints, begun: Ints, q: int) -> Ints:
     """By how much q passes are later than the first that has not begun, µs, of the lanes with more than q left."""
     lanes = np.flatnonzero(begun + q < start.shape[1])
-    step: Ints = start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
-    return step
+    return start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
 
 
 def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float, whole: int = 0) -> Ints:
@@ -101,8 +100,7 @@ def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: flo
     middle, before = (j >= cut) & (j < cut + more + whole), j < cut
     source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
     shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
-    target: Ints = (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)
-    return target
+    return (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)
 
 
 def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
@@ -110,5 +108,4 @@ def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
     `few`."""
     more = start.shape[1] - few
     shift = int((start[:, c + more] - start[:, c]).mean())
-    target: Ints = np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)
-    return target
+    return np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)

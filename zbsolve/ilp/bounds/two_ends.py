@@ -108,8 +108,7 @@ def _away(g: MicrobatchGraph) -> Ints:
     """The longest path of a microbatch from the start of each lane's pass (column) to that of each lane's (row), µs, shape
     (lanes, lanes); below 0 where there is none."""
     ways = longest_ways(g, np.arange(len(g.duration)))
-    spans: Ints = np.where(ways < 0, -FAR, ways - g.duration[:, None])
-    return spans
+    return np.where(ways < 0, -FAR, ways - g.duration[:, None])
 
 
 def _least(g: MicrobatchGraph, away: Ints, first: _Rank, other: _Rank) -> int:

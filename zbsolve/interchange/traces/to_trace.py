@@ -4,7 +4,7 @@ on one clock, which messages alone may say."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median, median_low
@@ -21,6 +21,7 @@ from ...tables import Bools
 from ...timeline import Floats, Timeline
 from ...trace import Trace
 from ...util.errors import BadInput
+from ...util.files import Fields
 from ...util.statistics import quartiles
 from ...util.text import format_time, printable
 from ...verifier import verify
@@ -252,7 +253,7 @@ def _ready(problem: Problem, timeline: Timeline) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
+class Gaps(Fields):
     """How long ranks stood idle between two passes, µs, where the second had its inputs when the first ended; medians.
     sending: behind passes that send to another rank, of which there are `count`, and of them the lower quartile; silent:
     behind those that send nothing, where that was least of all ranks (0 where there is none); message: what such a pass
@@ -269,10 +270,6 @@ class Gaps:
         """Whether the message is in the gap, of nearly all of them (delays by chance are in some), and little else is."""
         longer = self.lower - self.silent, self.sending - self.silent
         return self.count >= MIN_GAPS and longer[0] >= SHARE * self.message > 0 and longer[1] <= MOST_HELD * self.message
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return asdict(self)
 
 
 def gaps_of(trace: Trace) -> Gaps:

@@ -1,5 +1,4 @@
-"""The frontier as a picture: what a step takes, and could take at least, over the memory of a rank; and several
-of them."""
+"""The frontier as a picture: what a step takes, and could take at least, over the memory of a rank; and several of them."""
 
 from __future__ import annotations
 
