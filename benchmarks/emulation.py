@@ -153,7 +153,7 @@ def under_noise(rank: int, argument: tuple[str, str, int, int]) -> dict[str, lis
             waited = 0
             for split, runner in runners.items():
                 device = runner.hooks.emulated
-                device.retime(dict(zip(names, took.astype(int).tolist(), strict=True)))
+                device.length = {name: 1000 * us for name, us in zip(names, took.astype(int).tolist(), strict=True)}
                 dist.barrier()
                 before = int(device.board.waited.sum())
                 found[split].append(float(runner.step(x, x.flip(0)).timeline.makespan))

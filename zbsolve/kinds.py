@@ -45,7 +45,16 @@ class Kind:
 
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
 SHARDING, VOCABULARY, ATTENTION, OVERLAP = "sharding", "vocabulary", "attention exchange", "overlap"
-WORK, LINKS = "work", "links"
+WORK, LINKS, SLICES = "work", "links", "slices"
+# Feature → those that come in behind it: their builders know its passes, and it knows none of theirs.
+LATER = {
+    "side inputs": (OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES),
+    RECOMPUTE: (UPDATES, SHARDING),
+    VOCABULARY: (UPDATES, SHARDING, OFFLOAD),
+    OFFLOAD: (UPDATES, SHARDING),
+    SLICES: (UPDATES, SHARDING),
+    UPDATES: (SLICES,),
+}
 F, B = "forward", "backward"
 
 # Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the

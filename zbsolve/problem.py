@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import problem_form
-from .kinds import KINDS, LINKS
+from .kinds import KINDS, LINKS, SLICES
 from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, pass_name, usual_cargo
 from .util.columns import coded, whole_column
 from .util.errors import BadInput, prefixed
@@ -190,6 +190,10 @@ class Problem:
         period = next(n for n in range(1, len(ranks) + 1) if all(row == ranks[i % n] for i, row in enumerate(ranks)))
         return tuple(ranks[:period])
 
+    def has(self, feature: str) -> bool:
+        """Whether there are passes of a feature (see `kinds.Kind`), or sequences in slices."""
+        return self.slices > 1 if feature == SLICES else bool(self.passes.that(feature=feature).any())
+
     @cached_property
     def model_stages(self) -> int:
         """The number of stages that run forwards: those of layers, which come first. All where nothing runs forwards."""
@@ -350,19 +354,14 @@ class Problem:
         """The largest total duration of a rank's compute passes, µs: no step can be shorter."""
         return int(self.busy.max())
 
-    @property
-    def _row(self) -> Ints:
-        """A number for each (rank, stage, kind, slice), shape (passes,)."""
-        p = self.passes
-        return ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
-
     @cached_property
     def lanes(self) -> list[Ints]:
         """Passes of one (kind, stage, slice, rank) on the same streams, in table order: solvers keep them in this order.
         Where microbatches are `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free
         kinds (see `kinds.Kind`) only those that edges put into a row."""
         p, e = self.passes, self.edges
-        key = self._row * len(p.stream_sets) + p.streams
+        key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
+        key = key * len(p.stream_sets) + p.streams
         rows = np.argsort(key, kind="stable")
         apart = np.diff(key[rows]) != 0
         if (free := p.that(free=True)[rows[1:]]).any():
@@ -384,9 +383,11 @@ class Problem:
     @cached_property
     def alike(self) -> bool:
         """Whether microbatches differ only by their number (see `_microbatches_alike`)."""
-        lane, own = self._row * len(self.passes.stream_sets) + self.passes.streams, self.in_microbatch
-        on_one_link = len(np.unique(lane[own])) == len(np.unique(self._row[own]))
-        return on_one_link and _microbatches_alike(self.passes, self.edges, self.lanes, own)
+        p, own = self.passes, self.in_microbatch
+        rows = [lane[0] for lane in self.lanes if own[lane[0]]]
+        lanes = np.stack([column[rows] for column in (p.rank, p.stage, p.kind, p.slice, p.streams)])
+        on_one_link = np.unique(lanes, axis=1).shape[1] == np.unique(lanes[:-1], axis=1).shape[1]
+        return on_one_link and _microbatches_alike(p, self.edges, self.lanes, own)
 
     @cached_property
     def ordered(self) -> bool:
@@ -556,9 +557,9 @@ def _lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
     return lane, np.array([len(rows) for rows in lanes])
 
 
-def _in_part(lane: Ints, length: Ints, one: Ints, other: Ints) -> bool:
-    """Whether a pass of no lane's row (`one`, of each edge) has edges with some of a lane's passes (`other`) and not all."""
-    pairs = np.unique(np.stack([one, other]), axis=1)
+def _in_part(lane: Ints, length: Ints, outer: Ints, inner: Ints) -> bool:
+    """Whether an `outer` pass has edges with some passes of a lane, their `inner` ends, and not with all."""
+    pairs = np.unique(np.stack([outer, inner]), axis=1)
     met, count = np.unique(pairs[0] * len(length) + lane[pairs[1]], return_counts=True)
     return bool((count != length[met % len(length)]).any())
 

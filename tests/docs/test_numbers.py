@@ -80,8 +80,7 @@ def test_models_of_several_parts() -> None:
 
 
 def test_models_of_unlike_layers() -> None:
-    """The table; and that nothing in the same memory is shorter than what is solved, nor anything at all than its bound with
-    twice as much."""
+    """The table; and that nothing in the same memory is shorter than what is solved."""
     rows = kept("mixed")["rows"]
     assert shown("docs/benchmarks.md", "mixed") == [line.split() for line in mixed_table(rows).splitlines()]
     for ways in rows.values():

@@ -200,7 +200,7 @@ def test_gradients_that_are_not_there_do_not_travel() -> None:
         settled = message.part == 3
         assert [row.tolist() for row in line.rows[FORMATS]] == ([] if settled else [[t is not None for t in value]])
         assert first.here(answer)
-        assert last.lacks == first.lacks if settled else (last.lacks != "") == (None in value)
+        assert last.no_capture == first.no_capture if settled else (last.no_capture != "") == (None in value)
         found, _ = first.take(answer)
         assert [t is not None for t in found] == [t is not None or settled for t in value]
         assert all(b is None or torch.equal(b, a if a is not None else 0 * x) for a, b in zip(value, found, strict=True))

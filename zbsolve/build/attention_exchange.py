@@ -4,8 +4,9 @@ With causal attention the last of n even slices takes 2n − 1 times the attenti
 a moment, so that all wait for the one with the latest. A pass that hands over attention is cut in parts:
 
     FQ  the forward up to queries, keys and values              BQ  the backward down to the gradient of attention's output
-    FA  the attention that stays                                BA  its gradients FH  the helper's attention
-    BH  its gradients F   merges both by their softmax statistics, and goes on    B, BW  adds them up, and goes on
+    FA  the attention that stays                                BA  its gradients
+    FH  the helper's attention                                  BH  its gradients
+    F   merges both by their softmax statistics, and goes on    B, BW  adds them up, and goes on
 
 FH and BH run on the helper's rank, under the stage's number, behind a pass of the helper's own: at that one's start the
 helper takes memory for what it receives and makes, and at FH's end it frees it. Several behind one pass run one after the

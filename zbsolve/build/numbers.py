@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, OVERLAP, RECOMPUTE, SHARDING, UPDATES, VOCABULARY
+from ..kinds import LATER, OVERLAP
 from ..problem import Problem
 from ..tables import Ints
 from ..util.errors import BadInput, Infeasible
@@ -18,16 +18,6 @@ LARGEST = 2**52  # µs or bytes
 Numbers = Sequence[float] | NDArray[Any] | float
 # Of each stage a number, or a row of one a microbatch.
 Table = Numbers | Sequence[Sequence[float] | NDArray[Any] | float]
-
-# Feature → those that come in behind it, whose builders know its passes, and it knows none of theirs.
-LATER = {
-    "side inputs": (OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES),
-    RECOMPUTE: (UPDATES, SHARDING),
-    VOCABULARY: (UPDATES, SHARDING, OFFLOAD),
-    OFFLOAD: (UPDATES, SHARDING),
-    "slices": (UPDATES, SHARDING),
-    UPDATES: ("slices",),
-}
 
 
 def whole_numbers(values: Any, what: str, count: int) -> Ints:
@@ -87,7 +77,7 @@ def check_room(needs: Ints, capacity: Iterable[int] | None, what: str = "one mic
 
 def check_before(problem: Problem, feature: str) -> None:
     """Raise BadInput where a step has the feature already (see `kinds.Kind`), or one of those that come in behind it."""
-    if problem.passes.that(feature=feature).any():
+    if problem.has(feature):
         raise BadInput(f"{feature}: the problem has {feature} already")
     check_apart(problem, feature)
 
@@ -96,5 +86,5 @@ def check_apart(problem: Problem, feature: str) -> None:
     """Raise BadInput where a step has a feature that comes in behind this one (see `LATER`), or passes of several stages as
     one (see `joined`), of which no other feature knows what they are of."""
     for name in (*LATER.get(feature, ()), OVERLAP):
-        if problem.passes.that(feature=name).any() or (name == "slices" and problem.slices > 1):
+        if problem.has(name):
             raise BadInput(f"{feature}: the problem has {name} already: put {feature} in before")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kinds import SLICES
 from ..problem import Problem
 from ..tables import Edges, Ints
 from ..util.errors import BadInput
@@ -102,8 +103,6 @@ def _check(problem: Problem, slices: Any, lengths: Sequence[float]) -> None:
     _check_count(slices)
     if len(lengths) not in (0, slices):
         raise BadInput(f"slices: {len(lengths)} lengths for {slices} slices")
-    if problem.passes.slice.any():
-        raise BadInput("slices: the problem has slices already")
-    check_before(problem, "slices")
+    check_before(problem, SLICES)
     if problem.microbatches % slices:
         raise BadInput(f"slices: {problem.microbatches} microbatches are no multiple of {slices} slices")

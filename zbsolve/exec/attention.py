@@ -146,10 +146,8 @@ def _attention(scale: float, mask: Tensor | None, query: Tensor, key: Tensor, va
     return tuple(partial_attention(query, key, value, Scores(scale, False, mask)))
 
 
-def _gradients(
-    scale: float, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, *of_whole: Tensor
-) -> Sequence[Tensor]:
-    gradient, out, lse = of_whole
+def _gradients(scale: float, mask: Tensor | None, *tensors: Tensor) -> Sequence[Tensor]:
+    query, key, value, gradient, out, lse = tensors
     return partial_gradients(gradient, Attended(out, lse), query, key, value, Scores(scale, False, mask))
 
 

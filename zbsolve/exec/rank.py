@@ -103,7 +103,7 @@ class RankRunner:
     def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
         """Launch everything, or replay it; then wait for the device once, and read its times."""
         captures, missing = self.captures, missing_bytes(self.module.parameters())
-        graph = None if captures is None or memory else captures.of(data, self.mailbox.lacks)
+        graph = None if captures is None or memory else captures.of(data, self.mailbox.no_capture)
         if self.ahead is None:
             self._hear_last()
         if graph is not None:

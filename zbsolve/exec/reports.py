@@ -46,7 +46,7 @@ class MeasuredStep:
 class Table:
     """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
     its program. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
-    launching takes others. Of no rows, where nobody asks for times, ranks tell their losses alone."""
+    launching takes others. Without rows ranks tell their losses alone."""
 
     schedule: Schedule
     rows: Sequence[Ints]

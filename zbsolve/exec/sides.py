@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..build.sides import SideInput, rows_begun
-from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, VOCABULARY
+from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, SLICES, VOCABULARY
 from ..layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..models.sides import Carried, names_of, outer_names
 from ..problem import Problem
@@ -30,7 +30,7 @@ from .base.values import constant, trained
 from .connecting import Connecting
 from .transport.peers import Peers, together
 
-NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL)
+NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL, SLICES)
 
 
 class SideValues:
@@ -130,10 +130,8 @@ class Between(NamedTuple):
             raise BadInput(f"schedule: {which}: profile the model and solve again")
         some = any(map(any, names))
         for feature in NOT_WITH if some else ():
-            if problem.passes.that(feature=feature).any():
+            if problem.has(feature):
                 raise BadInput(f"side inputs: run knows none beside {feature}")
-        if some and problem.slices > 1:
-            raise BadInput("side inputs: run knows none of slices")
         return cls(ends, problem.routes, some)
 
     def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:

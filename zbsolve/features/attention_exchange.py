@@ -85,7 +85,7 @@ ATTENTION_EXCHANGE = Feature(
             False,
             "with even --slices: ranks that would wait make attention for those with late slices (default: no)",
             kind=bool,
-            told=lambda problem: bool(problem.passes.that(feature=ATTENTION).any()),
+            told=lambda problem: problem.has(ATTENTION),
             fixed="is handed from rank to rank",
             offered=(YES,),
         ),

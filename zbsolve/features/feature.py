@@ -10,6 +10,7 @@ from ..problem import Problem
 from ..util.errors import BadInput
 
 AUTO = "auto"  # said of a field that is left to the search
+DIVIDING = "take a number that divides the sequence"  # where slices are to be even
 YES = "yes"  # as one writes that a field of kind bool holds, where it is no option
 NOT_OPEN = object()  # `closed` of a field that is never left open
 

@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
-from .feature import Feature, Field, is_auto
+from .feature import DIVIDING, Apart, Feature, Field, is_auto
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
@@ -221,4 +221,8 @@ OFFLOAD = Feature(
     _check,
     _build,
     holds={NAME: lambda seen: not is_none(seen.step.offload)},
+    apart=(
+        Apart("uneven slices", NAME, f"do not go with offload: {DIVIDING}", Unfit),
+        Apart("side inputs", NAME, "do not go with offload yet"),
+    ),
 )

@@ -22,7 +22,7 @@ from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import Unfit
 from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
-from .feature import Apart, Feature, Field, is_auto
+from .feature import DIVIDING, Apart, Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses
 
 ROUNDED = 1e-6  # µs that a line may be below 0 in a file
@@ -196,7 +196,6 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return with_slices(problem, len(cuts) - 1, held_keys=keys, held_gradients=gathered, lengths=lengths)
 
 
-DIVIDING = "take a number that divides the sequence"
 SLICES = Feature(
     "slices",
     (
@@ -224,7 +223,7 @@ SLICES = Feature(
         Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
         Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", Unfit),
         Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
-        Apart("uneven slices", "offload", f"do not go with offload: {DIVIDING}", Unfit),
+        Apart("side inputs", "slices", "do not go with slices yet"),
         Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", Unfit),
         Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", Unfit),
     ),

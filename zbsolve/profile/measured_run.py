@@ -48,7 +48,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
             f"trace: its sequences ran in {trace.problem.slices} slices, whose times are none of whole sequences: measure "
             f"with zbsolve profile --slices {trace.problem.slices}"
         )
-    if base is None and trace.problem.passes.that(feature=SHARED).any():
+    if base is None and trace.problem.has(SHARED):
         raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
     if base is not None and base.slowdowns:
         trace = replace(trace, problem=replace(trace.problem, slowdowns=base.slowdowns))
@@ -255,7 +255,7 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
     """Edge → µs that its message took in the steps where its rank stood idle from before it was sent (others may have lain
     there unseen); nothing where the predicted ones are the run's own, or wait for each other on links that they share."""
     problem = trace.problem
-    if trace.facts.get(LINKS) == FROM_STEPS or problem.passes.that(feature=SHARED).any():
+    if trace.facts.get(LINKS) == FROM_STEPS or problem.has(SHARED):
         return {}
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))

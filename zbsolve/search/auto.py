@@ -7,9 +7,9 @@ from the best, single layers moved, single stages changed, for as long as the sc
 
 Where the partition is open, people's own split and the balanced one are searched first, as if alone, for a tenth of the
 time: no race ends longer. Where the step is plain too, a bound over every split (`ilp.every_split`) is looked for next and
-last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and some that let
-ranks begin soon. Then layers move together with the order, from the best split and from people's own if that is near, for
-half of the time, on as many cores as there are. The race is over when nothing can be shorter.
+last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and some that let ranks begin
+soon. Then layers move together with the order, from the best split and from people's own if that is near, for half of the
+time, on as many cores as there are. The race is over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
 three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
@@ -125,7 +125,7 @@ def solve_auto(
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     ladders = [choice.ladder for choice in choices if choice.ladder is not None]
     with race.until_interrupted():
-        _look(race, _usual(runs, USUAL, FIRST_PARTITION) if every and not race.order else [], USUAL_SHARE * amount)
+        _look(race, _of_splits(runs, USUAL, FIRST_PARTITION) if every and not race.order else [], USUAL_SHARE * amount)
         bounds.begin(race, BOUND_SHARE * amount)
         _look(race, [run for run in runs if run.schedule is None], (BRIEF_SHARE if bounds.searches else LOOK_SHARE) * amount)
         if every and KEEPING.choices in choices:
@@ -188,7 +188,7 @@ class _Bounds:
         near = [run for run in ranked if run.value < (1 + NEAR) * ranked[0].value]
         able = [name for name, search in self.searches.items() if near and search.bound < near[0].value]
         ways = [[run for run in near if run.name == name] for name in able]
-        starts = [run for way in ways for run in (*way[:1], *_usual(way[1:], USUAL))]
+        starts = [run for way in ways for run in (*way[:1], *_of_splits(way[1:], USUAL))]
         at_once = 1 if race.runner.counted else cores()
         part = amount * at_once / max(1, len(starts))
         sizes = {run: len(run.problem.passes) for run in starts if run.problem}
@@ -286,7 +286,7 @@ class _Bounds:
         return replace(schedule, every_split=search.found)
 
 
-def _usual(runs: Sequence[Run], *names: str) -> list[Run]:
+def _of_splits(runs: Sequence[Run], *names: str) -> list[Run]:
     """Those of these splits."""
     return [run for run in runs if not {*names}.isdisjoint(run.partition.split("="))]
 

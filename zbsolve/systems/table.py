@@ -174,7 +174,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         kept, waits = without_recompute(plain)
         order = _in_front(entry.order(with_backward(kept)), kept)
         with prefixed(entry.name):
-            order.sequences  # noqa: B018 (raises for passes that are not there)
+            _ = order.sequences  # raises for passes that are not there
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
         schedule.timeline()  # kept there for who asked
         return schedule

@@ -88,7 +88,7 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
     def of(name: str) -> str:
         try:
-            return version(name)
+            return sys.modules[name].__version__ if name == "zbsolve" else version(name)  # pip may know an older one
         except PackageNotFoundError:
             return ""
 

@@ -20,7 +20,7 @@ from ..feed import Batch, ShapeNumbers, agreed_shares, cut, first_tensor, in_mic
 from ..interpreter import Interpreter
 from ..lowering import lower
 from ..rank import RankRunner
-from ..reports import Reports, StepReport, Table
+from ..reports import Reports, Table
 from ..sides import reading
 from ..transport.format import receive_value, send_value
 from ..transport.peers import together
@@ -42,10 +42,9 @@ def evaluate(
     ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
-    rounds, _ = _ran(pipeline, batch, with_loss=True)
+    total, _ = _ran(pipeline, batch, with_loss=True)
     # Coordinates that are not of data have the same part.
-    own = sum(seen.total for seen in rounds), sum(batch.rows.values())
-    loss, rows = beside(pipeline, own, WHAT).sum(0).tolist()
+    loss, rows = beside(pipeline, (total, sum(batch.rows.values())), WHAT).sum(0).tolist()
     return float(loss / rows)
 
 
@@ -59,8 +58,7 @@ def forward(
     ranks of the first stage. All else is as in `evaluate`.
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
-    rounds, own = _ran(pipeline, batch, with_loss=False)
-    rounds[-1].wait()
+    _, own = _ran(pipeline, batch, with_loss=False)
     owners = pipeline.view.step.stage_ranks[-1]
     takers = range(pipeline.wires.size) if everywhere else owners
     with pipeline.peers.telling(WHAT):
@@ -121,12 +119,12 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
     return batch
 
 
-def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[list[StepReport], dict[int, Any]]:
-    """Run the batch in rounds of at most as many microbatches as a step has. What all ranks saw of each round, and what the
-    last stage made of microbatches here, without a loss."""
+def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, dict[int, Any]]:
+    """Run the batch in rounds of at most as many microbatches as a step has. The sum of all ranks' losses, and what the last
+    stage made of microbatches here, without a loss."""
     pipeline.finish()
     most, device, cutting = pipeline.view.microbatches, pipeline.device, pipeline.cutting
-    seen, outputs = list[StepReport](), dict[int, Any]()
+    total, seen, outputs = 0.0, None, dict[int, Any]()
     with _eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)
@@ -139,15 +137,16 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[list[Step
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
             parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
-            forwards.last = seen[-1] if seen else None  # no rank runs ahead of the others by more than a round
-            seen.append(forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False).seen)
+            forwards.last = seen  # no rank runs ahead of the others by more than a round
+            report = forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False).seen
+            total, seen = total + (0.0 if seen is None else seen.total), report
             made = {m: y for stage in state.stages.values() for m, y in stage.outputs.items()}
             outputs |= {start + m: y for m, y in cutting.joined(made).items()}
             forwards.last = None  # here and below: keep nothing of the batch
             forwards.interpreter.begin(Data({}, {}))
             for stage in state.stages.values():
                 stage.outputs.clear()
-    return seen, outputs
+    return total + (0.0 if seen is None else seen.total), outputs
 
 
 def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:

@@ -290,8 +290,8 @@ class Mailbox:
         return message.channel, self._numbers[message.part]
 
     @property
-    def lacks(self) -> str:
-        """Why each step has other messages than those of a program; "": it has not."""
+    def no_capture(self) -> str:
+        """Why steps are not captured (see `Part`): each has other messages than those of its program."""
         some = any(None in form.leaves for form in self._gradients.values())
         return "ranks tell each other which of a stage's outputs nobody used" if some else ""
 
