@@ -427,7 +427,7 @@ def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
 class _Held(NamedTuple):
     """Edges that hold bytes within a microbatch, in pools that cannot hold all at once. before (ascending), after, size,
     pool: of each. room: bytes of each pool. walk: passes by microbatch, in an order that arcs allow; place: of each pass in
-    it; last: where the microbatch of each pass ends there."""
+    it; last: where all has come there that frees what a pass takes."""
 
     before: Ints
     after: Ints
@@ -447,7 +447,8 @@ def _held(problem: Problem, order: Ints, draws: int) -> _Held:
     short = np.bincount(pool, e.bytes, len(room)) > room
     rows = np.flatnonzero((e.bytes > 0) & (own[e.before] == own[e.after]) & (own[e.before] >= 0) & short[pool])
     rows, walk = rows[np.argsort(e.before[rows], kind="stable")], order[np.argsort(own[order], kind="stable")]
-    last, place = np.searchsorted(own[walk], own, side="right"), np.argsort(walk)
+    last, place = np.zeros(len(p), np.int64), np.argsort(walk)
+    np.maximum.at(last, e.before[rows], place[e.after[rows]] + 1)
     if (last - place)[np.unique(e.before[rows])].sum() * draws > MOST_WALKED:
         rows = rows[:0]
     return _Held(e.before[rows], e.after[rows], e.bytes[rows].astype(np.float64), pool[rows], room, walk, place, last)
