@@ -190,9 +190,8 @@ class _Bounds:
         ways = [[run for run in near if run.name == name] for name in able]
         starts = [run for way in ways for run in (*way[:1], *_of_splits(way[1:], USUAL))]
         at_once = 1 if race.runner.counted else cores()
-        part = amount * at_once / max(1, len(starts))
-        sizes = {run: len(run.problem.passes) for run in starts if run.problem}
-        starts = [run for run in sizes if sizes[run] ** 2 * SECONDS_PER_DECODED_PASS <= part]  # a trial a pass, or none
+        part = amount * at_once / max(1, len(starts))  # of each, which must do for a trial a pass
+        starts = [run for run in starts if run.problem and len(run.problem.passes) ** 2 * SECONDS_PER_DECODED_PASS <= part]
         chosen = [*enumerate(starts * -(-at_once // max(1, len(starts))))]
         rounds = [chosen[i : i + at_once] for i in range(0, len(starts), at_once)]
         for i, together in enumerate(rounds):
