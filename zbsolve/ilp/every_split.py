@@ -189,8 +189,8 @@ class SplitModel:
 
 @dataclass
 class SplitSearch:
-    """The search for the bound. below: µs of the best schedule known, further than which the bound need not go. best: what
-    is proven of each split that was looked at, µs; known: what an exact solver proved elsewhere."""
+    """The search for the bound. below: µs of the best schedule known, further than which the bound need not go. known: what
+    an exact solver proved of splits elsewhere, µs."""
 
     splits: Splits
     below: int
@@ -198,7 +198,6 @@ class SplitSearch:
     looked: list[Split] = field(default_factory=list)
     apart: list[tuple[Split, int, str]] = field(default_factory=list)
     full: list[int] = field(default_factory=list)
-    best: dict[Split, int] = field(default_factory=dict)
     known: dict[Split, int] = field(default_factory=dict)
     ended: bool = False
 
@@ -226,7 +225,6 @@ class SplitSearch:
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
-            self.best[split] = most
             full = [rank for rank in model.overfull(split, time) if rank not in self.full]
             for rank in full:
                 model.fill(rank)
@@ -265,7 +263,6 @@ class SplitSearch:
         bound, kind = alone(self.splits, split), PATH
         if bound < self.below and self._refuted(split, clock):
             bound, kind = self.below, WHOLE
-        self.best[split] = max(self.best[split], bound)
         if bound <= time:
             return False
         self._model.set_apart(split)

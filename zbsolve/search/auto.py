@@ -7,9 +7,9 @@ from the best, single layers moved, single stages changed, for as long as the sc
 
 Where the partition is open, people's own split and the balanced one are searched first, as if alone, for a tenth of the
 time: no race ends longer. Where the step is plain too, a bound over every split (`ilp.every_split`) is looked for next and
-last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and some that let ranks begin
-soon. Then layers move together with the order, from the best split and from people's own if that is near, for half of the
-time, on as many cores as there are. The race is over when nothing can be shorter.
+last, in a tenth of the time each. Splits whose own bounds are low are tried too. Then layers move together with the order,
+from the best split and from people's own if that is near, for half of the time, on as many cores as there are. The race is
+over when nothing can be shorter.
 
 Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
 three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
@@ -19,9 +19,10 @@ the best so far, half of what is left to the next, and so on; what nobody needs 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
@@ -58,8 +59,8 @@ FIRST_PARTITION = "balanced"
 INTERRUPTED, NOT_SHORTER = "not tried: interrupted", "not tried: proven, no split takes less than the best"
 MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
 BOUND_SHARE = 0.1  # the share for a bound over every split, at the begin and at the end
-PROMISING = 3  # splits of the bound that are tried
-RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
+PROMISING, DESCENT_SHARE = 3, 0.5  # splits of low bounds that are tried; of that share the part for finding them
+BOUNDED = "bound"  # the name of splits whose bounds are low
 USUAL = "equal"  # the name of people's own split
 ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
 ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # the share for these; and of that, for searches from their orders
@@ -133,7 +134,7 @@ def solve_auto(
         bounds.move_layers(race, ANNEAL_SHARE * amount)
         for ladder in ladders:
             try_more(race, profile, step, ladder, MOVE_SHARE * amount)
-        _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
+        _improve(race, profile, _ways(profile, step, () if race.order else bounds.searches), bounds, amount)
         bounds.go_on(race, race.left)
     if (best := race.leanest()) is None:
         raise _nothing(race, step)
@@ -177,8 +178,8 @@ class _Bounds:
         """Bounds before the race, and splits for it."""
         if self.searches:
             race.halted = partial(self.met, race, race.halted)
-            self.go_on(race, amount)
-            race.runs += self.runs(race)
+            self.go_on(race, (1 - DESCENT_SHARE) * amount)
+            race.runs += self.runs(race, DESCENT_SHARE * amount)
 
     def move_layers(self, race: Race, amount: float) -> None:
         """Layers moved together with the order, from the best split of each placement and from people's own: at once, one a
@@ -256,26 +257,20 @@ class _Bounds:
                 clock.spend(part.used)
         race.left = max(0.0, race.left - clock.used)
 
-    def runs(self, race: Race) -> list[Run]:
-        """Splits that look good by their bounds, and those that rise."""
-        runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
-            search = self.searches[first.name]
-            ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
-            for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
-                for split in splits:
-                    if (first.name, split) not in known:
-                        known.add((first.name, split))
-                        run = Run(replace(first.step, partition=split), first.name, name, place=first.place)
-                        runs.append(built(self.profile, run))
+    def runs(self, race: Race, amount: float) -> list[Run]:
+        """Splits of low bounds, found in so much time."""
+        runs, clock = list[Run](), Clock(max(LEAST_SECONDS, amount), amount if race.runner.counted else None)
+        firsts = {run.name: run for run in reversed(race.runs) if run.name in self.searches and run.step.vocabulary != LAST}
+        for i, (name, first) in enumerate(firsts.items()):
+            lanes, known = self.searches[name].lanes, [run.layers for run in race.runs if run.name == name and run.problem]
+            part = clock.apart(clock.left / (len(firsts) - i))
+            splits = lanes.descents(known, part, race.options.get("seed", 0))
+            clock.spend(part.used)
+            steps = (replace(first.step, partition=split) for split in splits if split not in known)
+            named = (Run(step, name, BOUNDED, place=first.place) for step in islice(steps, PROMISING))
+            runs += [built(self.profile, run) for run in named]
+        race.left -= min(race.left, clock.used)
         return runs
-
-    def near(self, run: Run, splits: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Of these those that may be shorter than `run`, the least bound first."""
-        if run.name not in self.searches or not splits:
-            return list(splits)
-        least = dict(zip(splits, self.searches[run.name].lanes.least(splits).tolist(), strict=True))
-        return sorted((split for split in splits if least[split] < run.value), key=least.__getitem__)
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
@@ -387,13 +382,13 @@ def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
         _look(race, runs, amount)
 
 
-def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
-    """How steps are changed one by one."""
+def _ways(profile: Profile, step: Step, bounded: Collection[str]) -> list[Way]:
+    """How steps are changed one by one. bounded: names of those whose layers moved by their bounds and with the order."""
 
     def layers(run: Run) -> Iterator[Run]:
-        others = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        still = run.step.vocabulary == LAST or run.name in bounded
         name = run.partition.removesuffix(MOVED) + MOVED
-        for counts in bounds.near(run, others):
+        for counts in [] if still else ordered_neighbours(run.step.costs(profile), run.layers):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
 
     near = partial(_near, profile=profile, open_step=step)

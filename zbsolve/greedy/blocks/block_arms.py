@@ -1,4 +1,4 @@
-"""What a search over building blocks has found, and its arms: further blocks, patterns, annealing, small samples."""
+"""What a search over building blocks has found, and its arms: further blocks, patterns, annealing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..decoding import Decoded, DecodeRule, decode, repeated_targets
 from .building_block import BuildingBlock, earliest_offsets, period_lower_bound, serial_block, shift_lengths, shorter_blocks
 from .packing import COARSE, FINE, least_packed
 from .period_search import anneal_block
-from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
+from .steady_state import microbatches_in_flight
 
 RULES = (
     DecodeRule(1, 0, 2),
@@ -35,7 +35,8 @@ ANNEALING_SECONDS = 0.3  # of annealing over target starts at a time
 TARGET_HEATS = (0.05, 0.15, 0.4)  # what that takes lightly at first, in mean passes
 PATTERN_HEATS = (1.0, 0.75)  # the same for a new pattern, and for the best one again
 PATTERN_PERIOD = 1.05  # times the least period: where a new pattern starts
-SAMPLE_FLIGHTS = 6  # times what is in flight at once: so many microbatches show what a pattern is worth
+# Times what is in flight at once: so many microbatches show what a pattern is worth. A larger share of all saves too little.
+SAMPLE_FLIGHTS, MAX_SAMPLE_SHARE = 6, 0.6
 PATTERN_GOAL = 1.005  # times the target: below, patterns have no more to gain
 MAX_ROWS = 2  # microbatches that a pattern tells apart at most
 DROP_RATE = 0.3  # how often the worst of the pool is given up
@@ -56,7 +57,6 @@ class BlockSearch:
     target: int  # µs: no schedule is shorter
     random: np.random.Generator
     others: Callable[[], Sequence[Schedule]]  # what other finders have found by now
-    samples: tuple[int, ...] = ()  # numbers of microbatches, fewer than the problem's, to solve and stretch
     adopted: int = 0  # how many of the others' schedules were decoded here
     pool: list[Decoded] = field(default_factory=list)
     block: BuildingBlock = field(init=False)  # the shortest legal one found
@@ -239,29 +239,6 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
-
-    def sample_arm(self) -> Iterator[None]:
-        """Anneal the pool's target starts with few microbatches, where a trial costs little, and repeat what is steady."""
-        while self.pool:
-            for begin in list(self.pool):
-                if self.left <= 0:
-                    return
-                few = self.samples[int(self.random.integers(len(self.samples)))]
-                small = shortened(self.g, few)
-                decoded = decode(small, shrunk_targets(begin.start, few, int(self.random.integers(1, few - 1))), begin.rule)
-                if decoded is not None:
-                    cost = self.cost * few / self.g.microbatches
-                    decoded, rounds = self.annealed_targets(small, decoded, least_value(small), cost)
-                    self.clock.spend(self.seconds_of(rounds, few))
-                    yield
-                    yield from self.stretch(decoded)
-                yield
-
-    def stretch(self, decoded: Decoded) -> Iterator[None]:
-        """Decode a schedule of few microbatches with its steady state repeated, the likeliest periods first."""
-        tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
-        for target in stretched_targets(decoded.start, self.g.microbatches, tries):
-            yield from self.decode_all(target, (decoded.rule,))
 
     def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
         """What one annealing over target starts finds, and its rounds; `cost`: seconds that one of them takes."""
