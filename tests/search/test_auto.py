@@ -16,9 +16,12 @@ from zbsolve.cli import main
 from zbsolve.ilp.every_split import proven_again
 from zbsolve.partition.by_name import NAMES
 from zbsolve.partition.splits import Splits
+from zbsolve.partition.stage_costs import least_step
 from zbsolve.search import auto
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.climb import Moved, moved_layers
+from zbsolve.show.solved_step import solved
+from zbsolve.show.solved_text import PARTITION, solved_as_text
 from zbsolve.step import Step
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
@@ -176,6 +179,17 @@ def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: py
     schedule, _ = solve_auto(uneven(), step, effort=0.5)
     assert schedule.problem.placement != ours.problem.placement
     assert schedule.every_split is None
+
+
+def test_the_higher_bound_of_every_split_is_told() -> None:
+    """In little time the one that a file proves may be below the simple one."""
+    step = Step(2, 2, "single", partition="auto")
+    ours, tried = solve_auto(uneven(), step, effort=0.5)
+    assert ours.every_split is not None
+    low = replace(ours, every_split=replace(ours.every_split, bound=1))
+    known = solved((uneven(), step), low, tried)
+    assert known.bounds == {PARTITION: {"single": least_step(step.costs(uneven()), "makespan")}}
+    assert "no certificate says that" in solved_as_text(known)
 
 
 def test_layers_are_moved_for_a_given_order() -> None:
