@@ -181,6 +181,16 @@ def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: py
     assert schedule.every_split is None
 
 
+def test_few_splits_are_all_tried() -> None:
+    """Stage 1 makes its first layer again: 3 µs of layer 1, 6 of layer 6, 9 of those between. No single layer moved from
+    an even split gains."""
+    again = (9, 3, 9, 9, 9, 9, 6)
+    layers = tuple(Layer(f"l{i}", 10, 0, 0, 20, 1, 0, 0, 0, X=float(time)) for i, time in enumerate(again))
+    profile = Profile("given", "again", layers, Link(0.0, 1e12), 0.0, None, {}, {})
+    schedule, _ = solve_auto(profile, Step(2, 1, partition="auto", fused=True, recompute="1:1"), effort=1.0)
+    assert (schedule.certificate.value, schedule.problem.layers) == (7 * 30 + 3, (1, 6))
+
+
 def test_the_higher_bound_of_every_split_is_told() -> None:
     """In little time the one that a file proves may be below the simple one."""
     step = Step(2, 2, "single", partition="auto")
