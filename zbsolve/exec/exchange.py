@@ -100,10 +100,10 @@ class Sum:
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
-    """The local gradient, laid out as its parameter from now on, so that ranks add up the same parts."""
+    """The local gradient, laid out as its parameter from now on and dense, so that ranks add up the same parts."""
     if p.grad is None:
         return torch.zeros_like(local(p))
-    p.grad = laid_out_as(p.grad, p)
+    p.grad = laid_out_as(p.grad, p) if p.grad.layout == torch.strided else p.grad.to_dense()
     return local(p.grad)
 
 
