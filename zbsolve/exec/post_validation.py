@@ -1,6 +1,5 @@
 """Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4). The global gradient norm and
-the check for NaN and inf need all ranks. Here a rank steps by what it knows so far, starts the next step, and receives the
-rest there."""
+the check for NaN and inf need all ranks. Here a rank steps by what it knows, and gets the rest in the next step."""
 
 from __future__ import annotations
 
@@ -42,15 +41,13 @@ class NormChain:
         Thread(target=self._work, daemon=True).start()
 
     def give(self, number: float) -> float:
-        """Set this rank's number. Never waits. Returns the sum up to this rank, or the number alone while the sum of the
-        ranks before has not arrived."""
+        """Set this rank's number. Never waits. Returns the sum up to this rank, or the number alone until that is known."""
         self._mine = number
         self._given.set()
         return number if self._before is None else self._before + number
 
     def wait(self, timeout: float) -> float:
-        """Wait for the total, at most `timeout` seconds. It is summed in `order`, so it has the same bits on every rank.
-        Raises LostRank."""
+        """Wait `timeout` seconds for the total, summed in `order`: the same bits on every rank. Raises LostRank."""
         error = self._error if self._done.wait(timeout) else f"nothing for {timeout:g} s"
         if error:
             place = self._order.index(self._wires.rank)
@@ -161,8 +158,7 @@ class PostValidated(Optimizer):
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make a provisional step. Waits for no rank, except as the class says. Raises RunFailed, and BadInput for a
-        closure."""
+        """Make a provisional step, which waits for no rank, except as the class says. Raises RunFailed, BadInput."""
         if closure is not None:
             raise BadInput("PostValidated: a step with a closure would run the model by itself")
         if self._snapshot is not None:
@@ -276,8 +272,7 @@ class OptimizerSnapshot:
         self._state: list[Any] | None = None
 
     def keep(self) -> int:
-        """Copy parameters and state. Returns bytes of the copies: with Adam three times the parameters, with plain SGD
-        once."""
+        """Copy parameters and state. Returns the bytes: with Adam three times the parameters, with plain SGD once."""
         optimizer = self._optimizer
         self._parameters = {p: p.detach().clone() for group in optimizer.param_groups for p in group["params"]}
         self._keys = list(optimizer.state)

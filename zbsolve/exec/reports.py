@@ -1,4 +1,4 @@
-"""From the reports of all ranks to a timeline for each step and a trace of the run; or only to numbers, for very long steps."""
+"""From the reports of all ranks to timelines of steps and a trace, or for very long steps only to numbers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ RUN_KIND = "run"  # of the document with the numbers of a run
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A measured step. columns: start, end, ready time and host time of every pass, µs since the first rank began, in the order
-    of the problem's table; shape (passes,) each. loss: the mean of the microbatches' losses."""
+    """A measured step. columns: start, end, ready time and host time of every pass, µs since the first rank began, in the
+    order of the problem's table; shape (passes,) each. loss: the mean of the microbatches' losses."""
 
     timeline: Timeline
     columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
@@ -144,8 +144,7 @@ class Reports:
 
 
 class StepReport:
-    """The reports of all ranks on one step. They are complete after `wait`, which everything else calls. mine: this rank's
-    whole report."""
+    """The reports of all ranks on one step, complete after `wait`, which everything else calls. mine: this rank's."""
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
@@ -221,8 +220,7 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
 def trace_of(
     schedule: Schedule, steps: Sequence[MeasuredStep | StepReport], memory: Sequence[Memory], facts: dict[str, Any]
 ) -> Trace:
-    """A trace of these steps; the first of them ran `schedule`. memory: of each rank, from one similar step; (): not
-    measured."""
+    """A trace of these steps; the first of them ran `schedule`. memory: of each rank, from one such step, or ()."""
     trace = Trace(
         schedule.problem,
         dict(schedule.order),
@@ -282,8 +280,7 @@ class RunNumbers:
 
 
 def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: dict[str, Any]) -> RunNumbers | None:
-    """The results of these steps on rank 0, None on the others. Every rank calls it, with its own part of the step and its
-    own `memory`."""
+    """These numbers on rank 0, None on the others. Every rank calls it, with its part of the step and its `memory`."""
     part = pipeline.view.part
     assert part is not None
     own = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}

@@ -1,5 +1,5 @@
-"""Side inputs while a rank runs. What a layer gives beside its output is sent once to each rank that takes it, and stays there
-until its last use; its gradients are summed there and sent back once (see `models.sides`, `build.sides`).
+"""Side inputs while a rank runs. What a layer gives beside its output is sent once to each rank that takes it, and stays
+there until its last use; its gradients are summed there and sent back once (see `models.sides`, `build.sides`).
 
 When ranks connect, they exchange what their layers give and take. Messages are those on the schedule's edges.
 """
@@ -70,8 +70,7 @@ class SideValues:
         return row
 
     def back_into(self, number: int, microbatch: int, given: Any) -> Any:
-        """The gradients of everything that the stage gave; None on the stage with the loss. given: of its output; None if
-        nothing used that."""
+        """The gradients of all that the stage gave; None on the stage with the loss. given: of its output, or None."""
         if number in self.last:
             return None
         count = self._rows.pop((number, microbatch))
@@ -109,8 +108,7 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name → giver and takers, in order. routes: of the problem. some: has the model any,
-    even within a stage?"""
+    """The side inputs between stages. ends: name → giver and takers, in order. some: has the model any, also in a stage?"""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
@@ -118,8 +116,8 @@ class Between(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[Names], counts: Sequence[int], problem: Problem) -> Between:
-        """names: of all layers. counts: layers of each stage. Raises BadInput where the schedule does not fit the layers, and
-        for features that do not go with side inputs."""
+        """names: of all layers. counts: layers of each stage. Raises BadInput where the schedule does not fit the layers,
+        and for features that do not go with side inputs."""
         stage, ends = [s for s, count in enumerate(counts) for _ in range(count)], dict[str, SideInput]()
         for name, (giver, takers) in sorted(side_values(names).items()):
             if later := tuple(sorted({stage[i] for i in takers} - {stage[giver]})):
@@ -195,8 +193,7 @@ class SideInputs(Part):
         return cls(between, program, stages) if between.some else None
 
     def around(self, kind: str, run: Run) -> Run:
-        """Around a forward: add the side inputs that its stage takes, store those that it gives; a backward does so with
-        gradients."""
+        """Around a forward: add the side inputs that its stage takes, store those that it gives; so too for gradients."""
 
         def forward(state: RankState, action: Action, given: Any) -> Any:
             stage, m, takes = action.stage, action.part, self.here.names[action.stage][1]

@@ -1,9 +1,9 @@
 """Slack at run time: a rank that waits for a message runs a later W of its order meanwhile, if it surely fits.
 
 A W depends on its own rank alone and gives others nothing, so no rank can wait for ever. W's keep their order among
-themselves, and overtake only F, X, B and BW, so every gradient is the same sum in the same order. A W takes no memory, and frees
-some earlier. It runs only if the passes that the sender must still run before the message, without its own W's, take at least
-as long by the schedule's times: then the rank is free again when the message comes.
+themselves, and overtake only F, X, B and BW, so every gradient is the same sum in the same order. A W takes no memory, and
+frees some earlier. It runs only if the passes that the sender must still run before the message, without its own W's, take
+at least as long by the schedule's times: then the rank is free again when the message comes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ADDING = tuple(kind for kind, handler in PLAIN.items() if handler.adds_gradients
 
 
 class Slack:
-    """Decides what one rank may run while it waits. cells: for all ranks, how many passes each has begun in all steps. early:
-    pass that ran before its turn in this step → its record. at: the place of the pass whose turn it is."""
+    """Decides what one rank may run while it waits. cells: for all ranks, how many passes each has begun in all steps.
+    early: pass that ran before its turn in this step → its record. at: the place of the pass whose turn it is."""
 
     def __init__(self, schedule: Schedule, programs: Sequence[Program], rank: int, cells: Cells) -> None:
         self.early: dict[str, Any] = {}
@@ -63,8 +63,8 @@ class Slack:
         return self._took[action.name] if action.kind in PASSED and action.kind != WEIGHTS else 0
 
     def begin(self, parameters: Iterable[nn.Parameter]) -> None:
-        """A step begins. parameters: all trained ones of this rank. In the first step, and if they have changed, nothing runs
-        early, and the rank finds out to which gradients B's and W's add."""
+        """A step begins. parameters: all trained ones of this rank. In the first step, and if they have changed, nothing
+        runs early, and the rank finds out to which gradients B's and W's add."""
         trained = list(parameters)
         if self._trained is None or list(map(id, trained)) != list(map(id, self._trained)):
             self._trained, self._from, self._added = trained, None, {True: set(), False: set()}
@@ -120,8 +120,7 @@ class Slack:
 def earliest(
     problem: Problem, syncs: Iterable[tuple[str, str]], actions: Sequence[Action], passed: Sequence[str]
 ) -> dict[int, int]:
-    """Place of each W in its rank's order → the first place at whose turn it may run instead. passed: kinds of passes that
-    it may overtake."""
+    """Place of each W in its rank's order → the first place where it may run. passed: kinds that it may overtake."""
     index, place = problem.index, {action.name: i for i, action in enumerate(actions)}
     needs: dict[str, list[str]] = {}
     for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):

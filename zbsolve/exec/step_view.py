@@ -25,8 +25,7 @@ from ..verifier import verify
 class StepView:
     """A step as a process sees it. schedule: passes in order, with their times: of the whole step, or of one rank and those
     passes of others that exchange messages with it. step: a problem with what holds for the whole step: ranks, stages,
-    routes, layers, capacity. It has all microbatches, or a single one if the schedule is a rank's part. part: that part; None:
-    the whole step."""
+    routes, layers, capacity; of all microbatches, or of one if the schedule is a rank's part. part: that, or None."""
 
     schedule: Schedule
     step: Problem
@@ -83,8 +82,8 @@ class StepView:
         return len(self.step.passes) if self.part is None else len(self.step.passes) * self.microbatches
 
     def forwards(self, count: int) -> StepView:
-        """The forwards of `count` microbatches alone, in the same order. A rank's part keeps the step's times: any times that
-        follow the same order on all ranks will do."""
+        """The forwards of `count` microbatches alone, in the same order. A rank's part keeps the step's times: any times
+        that follow the same order on all ranks will do."""
         problem, order = forwards_only(self.schedule.problem, count), self.schedule.order
         kept = {stream: tuple(name for name in names if name in problem.index) for stream, names in order.items()}
         schedule = Schedule(problem, {stream: names for stream, names in kept.items() if names})
@@ -103,8 +102,7 @@ class StepView:
 
 def forwards_only(problem: Problem, microbatches: int) -> Problem:
     """The forwards of `problem`'s first `microbatches` microbatches, with the passes that belong to them (AF; for a sharded
-    vocabulary VE, VB, S, VR), and the activations that they pass on. Nothing is held for a backward, so there is no
-    capacity."""
+    vocabulary VE, VB, S, VR), and the activations that they pass on. Nothing is held, so there is no capacity."""
     first = problem.head(microbatches)
     p = first.passes  # without a backward, F does all of its attention
     kept = p.that(half="forward") & ~p.that(feature=ATTENTION)

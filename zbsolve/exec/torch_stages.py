@@ -4,9 +4,9 @@ torch's own split keeps the graph from I to W, and goes through it again for eve
 backward, in which layers queue what their weight gradients need. The graph is freed, and W computes what is queued.
 
 This uses three public names of a stage. In its `forward_one_chunk` layers prepare a split backward. In its
-`backward_one_chunk` they queue, if the schedule has I and not B. torch gets the work of W from its `dw_builder`.
-Outside of these autograd works as always: in torch's shape inference, in evaluation, in a loss that runs a backward of its own.
-The module is not wrapped: its parameters keep their names, and FSDP2 or checkpointing may wrap parts of it afterwards.
+`backward_one_chunk` they queue, if the schedule has I and not B. torch gets the work of W from its `dw_builder`. Outside of
+these autograd works as always: in torch's shape inference, in evaluation, in a loss that runs a backward of its own. The
+module is not wrapped: its parameters keep their names, and FSDP2 or checkpointing may wrap parts of it afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def split_stage(stage: Any) -> Any:
     stage warns once. A B (the whole backward in one) is not split.
 
     Raises BadInput for anything but torch's own stage, and for one with a `dw_builder` of its own; here or at the first
-    forward also for wrappers that deferred gradients bypass: DistributedDataParallel, FSDP1, FSDP2 of parts of `submod` alone.
+    forward also for wrappers that deferred gradients bypass: DistributedDataParallel, FSDP1, FSDP2 of parts of `submod`
+    alone.
     """
     from torch.distributed.pipelining import PipelineStage
 
@@ -104,8 +105,8 @@ class _Passes:
         return result
 
     def backward(self, chunk: int, loss: Any = None, full_backward: bool = True, **more: Any) -> Any:
-        """I, which is split, or a whole B, which is not. Forwards that checkpointing repeats inside also prepare a split, since
-        they must save the same tensors as in F."""
+        """I, which is split, or a whole B, which is not. Forwards that checkpointing repeats inside also prepare a split,
+        since they must save the same tensors as in F."""
         self.pending = None if full_backward else deque()
         with self.deferral.during(True, self.pending):
             return self._backward(chunk, loss=loss, full_backward=full_backward, **more)

@@ -86,8 +86,8 @@ class Updates(Part):
 
 
 class WeightVersions:
-    """The versions of one stage's weights. parameters: the trained ones of its layers. update: makes an optimizer (or several)
-    of them. kept: version → its tensors, from the update that makes it to the last pass that uses it."""
+    """The versions of one stage's weights. parameters: the trained ones of its layers. update: makes an optimizer (or
+    several) of them. kept: version → its tensors, from the update that makes it to the last pass that uses it."""
 
     def __init__(self, parameters: NamedParameters, update: Update) -> None:
         self.parameters = parameters
@@ -259,8 +259,7 @@ def versions_of(problem: Problem) -> dict[Spot, int]:
 
 
 def groups_of(problem: Problem) -> dict[Spot, int]:
-    """(stage, microbatch) → the update that waits for its gradients. Raises BadInput if there are several, or it is of
-    another stage."""
+    """(stage, microbatch) → the update that waits for its gradients. Raises BadInput for several, or another stage's."""
     p, e = problem.passes, problem.edges
     update = p.are("U")
     rows = np.flatnonzero(~update[e.before] & update[e.after])

@@ -13,8 +13,8 @@ from .connecting import OwnWork
 
 
 class WorkBeside(Part):
-    """The user's work on a rank. work(rank, piece, pieces[, input]) is called for each piece of work (a pass J), with an input
-    if an edge brings one; what it returns goes to the piece that takes it. pieces: number of all ranks' pieces in a step."""
+    """The user's work on a rank. work(rank, piece, pieces[, input]) is called for each piece of work (a pass J), with an
+    input if an edge brings one; what it returns goes to the piece that takes it. pieces: of all ranks in a step."""
 
     name = "work"
     no_capture = "work beside the step is a function of the caller's, which runs anew in every step"

@@ -1,8 +1,8 @@
 """`Keeper`: takes what a microbatch keeps on a stage, so that it can be moved off the device.
 
-Autograd saves tensors through `torch.autograd.graph.saved_tensors_hooks`; a graph split passes on what its F saved. Each tensor
-is replaced by a `View` of a `Piece` of memory. Views with the same storage share a piece, so it moves once. A tensor that
-others hold, too (a message in transit, the next stage), keeps its memory until they are done with it.
+Autograd saves tensors through `torch.autograd.graph.saved_tensors_hooks`; a graph split passes on what its F saved. Each
+tensor is replaced by a `View` of a `Piece` of memory. Views with the same storage share a piece, so it moves once. A tensor
+that others hold, too (a message in transit, the next stage), keeps its memory until they are done with it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PAGE = 4096  # bytes
 
 class Piece:
     """One storage that is kept. storage: on the device (None: moved to the host); base: the piece's first byte in it. moved:
-    how many of its bytes, the first ones, go to the host. rest: the others, while the storage is away. place: where its bytes
-    lie in the host buffer."""
+    how many of its bytes, the first ones, go to the host. rest: the others, while the storage is away. place: where its
+    bytes lie in the host buffer."""
 
     __slots__ = ("base", "device", "moved", "place", "rest", "size", "storage")
 
@@ -133,8 +133,8 @@ class Keeper:
         return each_tensor(value, self.keep)
 
     def chosen(self, share: float = 1.0) -> list[Piece]:
-        """The pieces to move, with their `moved` and `place` set: this share of all bytes, in whole pieces except for at most
-        one. From now on only their views keep them."""
+        """The pieces to move, with their `moved` and `place` set: this share of all bytes, in whole pieces except for at
+        most one. From now on only their views keep them."""
         pieces, self.pieces = sorted(self.pieces.values(), key=lambda p: -p.size), {}
         total = sum(piece.size for piece in pieces)
         left = round(total * share)
@@ -195,8 +195,8 @@ def room_for(pieces: Iterable[Piece]) -> int:
 
 
 class HostPool:
-    """One rank's host buffers. pinned: the device can copy from and to them. keeps: keep buffers that are not used, in `free`;
-    else they are returned to the system. held: bytes that are in them now."""
+    """One rank's host buffers. pinned: the device can copy from and to them. keeps: keep buffers that are not used, in
+    `free`; else they are returned to the system. held: bytes that are in them now."""
 
     def __init__(self, pinned: bool, keeps: bool = True) -> None:
         self.pinned, self.keeps, self.held = pinned, keeps, 0
