@@ -54,8 +54,7 @@ class StepResult:
 @dataclass(eq=False)
 class RankRunner:
     """Runs the steps of one rank. ahead: begins steps before the optimizer's last update is validated, if set. gpu: the
-    rank's device, where that is a GPU; captures: its CUDA graphs, where steps are captured. last: the report of the
-    last step."""
+    device, if a GPU; captures: its CUDA graphs, if steps are captured. last: the report of the last step."""
 
     module: nn.Module
     peers: Peers

@@ -110,8 +110,7 @@ class _Rank:
         return self.host
 
     def enqueue(self, stream: str, text: str, before: Iterable[int | None] = (), end: int | None = None) -> int:
-        """Enqueue work on a stream, by the host's last call. end: the event that ends it (None: it ends on its own).
-        Returns its end."""
+        """Enqueue work on a stream, by the host's last call. end: the event that ends it, or None. Returns its end."""
         waits = [self.host, self.streamed.get(stream), *before, self.issued]
         start = self.issued = self.graph.event(f"{self.name} device {text}", waits)
         if end is None:

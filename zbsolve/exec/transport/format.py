@@ -182,8 +182,7 @@ class Format:
 
 
 def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None) -> None:
-    """Send a pytree of tensors and plain values outside of a step, through host memory. mesh: the pipeline's. Raises
-    BadInput, LostRank."""
+    """Send a pytree outside of a step, through host memory. mesh: the pipeline's. Raises BadInput, LostRank."""
     for work, _ in begin_value(wires, value, destination, mesh):
         wires.wait(work, destination)
 

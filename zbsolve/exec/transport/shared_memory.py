@@ -195,8 +195,7 @@ class ShmReceiver:
         return None
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> ReceiveWork:
-        """Like a backend's `recv`: receive the next message of this tag, after those asked for already, into this contiguous
-        CPU tensor."""
+        """Like a backend's `recv`: receive the next message of this tag into this contiguous CPU tensor."""
         work = ReceiveWork(self, tensors[0], tag)
         self._asked[tag].append(work)
         return work
