@@ -133,7 +133,7 @@ def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
     """What was given; words of a command that takes any number of them may stand between its options."""
     options, more = root.parse_known_args(words)
     if more and ("words" not in options or any(word.startswith("-") for word in more)):
-        Parser(prog=f"zbsolve {options.name}").error(f"unrecognized: {' '.join(more)}")
+        _Parser(prog=f"zbsolve {options.name}").error(f"unrecognized: {' '.join(more)}")
     if more:
         options.words += more
     return options
@@ -163,7 +163,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
         raise BadInput("--json and -o - both want standard output: choose one")
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, without the usage of all options."""
 
     def error(self, message: str) -> NoReturn:
@@ -180,7 +180,7 @@ class Help(argparse.HelpFormatter):
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """The command line: every command, each with its options; or only one's options, which is quicker."""
-    root = Parser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    root = _Parser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
     root.add_argument(DEBUG, action="store_true", help="show the traceback of an error; anywhere on the line")
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
