@@ -1,6 +1,6 @@
-"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one.
+"""`Step`: the options that turn a profile into a problem. Commands, races, the frontier and plans take one.
 
-Its first fields are rows of `PLAIN_FIELDS`. Further ones are those of the features (see `features.table`).
+Its first fields are rows of `PLAIN_FIELDS`; the others are the features' (see `features.table`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ BLOCKING = "a rank computes nothing while it sends a message (default: as the pr
 
 
 def _blocking(problem: Problem) -> bool | None:
-    """None where no message takes time: then the profile says whether messages block their sender."""
+    """Whether the problem's messages block their sender; None if no message takes time, so that the profile decides."""
     known = problem.sending.any() or problem.edges.lag.any()
     return bool(problem.sending.any()) if known else None
 
 
 def _of_fields() -> str:
-    """The fields, for the docstring."""
+    """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
     return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
 
@@ -78,14 +78,13 @@ OPEN = tuple(step_field.name for step_field in STEP_FIELDS if step_field.closed 
 
 
 class PlainStep:
-    """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
+    """The options of one training step: how the layers of a profile lie on ranks, within which memory, for which objective.
 
     placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn. A stage's
         parameters count on every rank that it lives on.
-    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W, for the ranks as
-        fast as they are.
-    memory: parameters, gradients and optimizer states, messages, and what passes take while they run come off first (see
-        `StageMemory.of_ranks`).
+    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W and ranks' speeds.
+    memory: of a rank. Activations have what parameters, gradients, optimizer states, messages and temporary tensors of
+        passes leave (see `StageMemory.of_ranks`).
     """
 
     if TYPE_CHECKING:
@@ -120,40 +119,40 @@ class PlainStep:
 
     @property
     def auto(self) -> bool:
-        """Whether something is left to `solve_auto`."""
+        """Whether some field is "auto", so that `solve_auto` has to choose it."""
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
     def keeping_open(self) -> bool:
-        """Whether it is left open what becomes of stages' activations."""
+        """Whether recompute or offload is "auto"."""
         return is_auto(self.recompute) or is_auto(self.offload)
 
     @property
     def closed(self) -> Self:
-        """The step where each field of a feature that is left open has its simplest value."""
+        """The step with the simplest value for each field of a feature that is "auto"."""
         step = self.in_slices(1) if is_auto(self.slices) else self
         still = [step_field for step_field in FIELDS if is_auto(getattr(step, step_field.name))]
         return replace(step, **{row.name: row.closed(step) if callable(row.closed) else row.closed for row in still})
 
     def in_slices(self, slices: Slices) -> Self:
-        """The step in these slices; an exchange of attention is there only between several even ones."""
+        """The step in these slices. Attention exchange stays only if there are several equal slices."""
         asked = said_of(slices)
         even = asked.number > 1 and not asked.even_work and len(set(asked.lengths)) < 2
         return replace(self, slices=slices, attention_exchange=self.attention_exchange and even)
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
-        """Stage → rank, of each route that microbatches take in turn. Raises BadInput for placement "auto"."""
+        """The routes that microbatches take in turn: stage → rank for each. Raises BadInput for placement "auto"."""
         return routes_of(self.placement, self.ranks)
 
     @property
     def title(self) -> str:
-        """The placement as one writes it."""
+        """The placement as text, as users write it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
     def group_note(self, profile: Any) -> str:
-        """A line where a data-parallel group shards parameters or sums gradients, and the profile does not know its link;
-        or ""."""
+        """A line for users if a data-parallel group shards parameters or sums gradients and the profile does not know its
+        link; else ""."""
         if max(self.shards, self.replicas) == 1 or profile.shard_link is not None:
             return ""
         what = "gathers and reductions" if self.shards > 1 else "sums over replicas"
@@ -162,9 +161,9 @@ class PlainStep:
         return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
     def copy_ratio(self, profile: Any) -> float | None:
-        """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
-        copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
-        profile knows no host link, nothing is kept or can be offloaded. Raises BadInput, Infeasible."""
+        """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch occupies the busiest
+        copy stream when all activations are offloaded, over µs that it occupies the busiest rank. None if the profile knows
+        no host link, or nothing can be offloaded. Raises BadInput, Infeasible."""
         if profile.host is None or has_sides(profile):
             return None
         kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
@@ -178,8 +177,8 @@ class PlainStep:
         return copying_work(problem) / problem.work
 
     def costs(self, profile: Any) -> StageCosts:
-        """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
-        what is held then is the schedule's matter. Raises BadInput."""
+        """Costs and memory of stages made of the profile's layers. With offload or slices there is no memory limit, since
+        what is held then depends on the schedule. Raises BadInput."""
         limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
         profile = self.model(profile)
         cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
@@ -189,8 +188,8 @@ class PlainStep:
         return StageCosts.of(model, self.routes, microbatches, limit, self.fused, self.shards, shard)
 
     def needs(self, profile: Any, schedule: Schedule) -> tuple[int, ...]:
-        """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
-        gradients, optimizer states, messages and what passes take while they run. Raises BadInput."""
+        """Bytes that each rank needs for a schedule of this step: its peak of activations, and parameters, gradients,
+        optimizer states, messages and temporary tensors of passes. Raises BadInput."""
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         costs, layers = self.costs(profile), schedule.problem.layers
@@ -199,8 +198,8 @@ class PlainStep:
         return tuple(ceil(sum(part)) for part in parts)
 
     def too_few_layers(self, profile: Any) -> str:
-        """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
-        the profile."""
+        """Why the profile has too few layers for the stages, or "". If `zbsolve numbers` made the profile, the text says how
+        to make enough."""
         stages = len(self.routes[0])
         if len(profile.layers) >= stages:
             return ""
@@ -211,7 +210,7 @@ class PlainStep:
         return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
 
     def counts(self, profile: Any) -> tuple[int, ...] | None:
-        """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
+        """The layers of each stage; None if partition is None. Raises BadInput, Infeasible."""
         if self.vocabulary == LAST and self.partition is None:
             return replace(self, partition=LAST_PARTITION).counts(profile)
         if isinstance(self.partition, str):
@@ -224,14 +223,14 @@ class PlainStep:
         return None if self.partition is None else tuple(self.partition)
 
     def with_backward(self, profile: Any, fused: bool) -> Self:
-        """The step with one backward pass BW, or with B and W. Layers lie on stages as with B and W in both cases, so that
-        they compare. Raises BadInput, Infeasible."""
+        """The step with one backward pass BW, or with B and W. The partition is that of B and W in both cases, so that the
+        two can be compared. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):
             return replace(self, fused=fused)
         return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
     def problem(self, profile: Any) -> Problem:
-        """The step of this model. Raises BadInput, also where something is left open; Infeasible."""
+        """The problem of this step with a profile. Raises BadInput, also if a field is "auto"; Infeasible."""
         for name in OPEN:
             if is_auto(getattr(self, name)):
                 raise BadInput(f"{name} 'auto': one problem needs it named; solve_auto and zbsolve solve try several")
@@ -263,7 +262,7 @@ class PlainStep:
         return Staged.of(self, self.model(profile), counts)
 
     def model(self, profile: Any) -> Any:
-        """The profile as this step runs it, such as with the lengths of its microbatches. Raises BadInput."""
+        """The profile as the features change it, such as by the lengths of microbatches. Raises BadInput."""
         for feature in FEATURES:
             profile = feature.model(profile, self)
         return profile
