@@ -1,6 +1,8 @@
 """What the executor knows of features, as two tables that are put together of what each feature's own folder has.
 
-`HANDLERS`: one handler a kind of pass; a kind without a row does not run. `PARTS`: what makes a rank's parts, in the order
+`HANDLERS`: one handler a kind of pass; a kind without a row does not run. `BESIDE`: which of a step's layers,
+of so many, every rank needs. `MAKE`: what features make of a rank's part of the model before ranks connect, in turn;
+`SPREAD`: the same once a person's function has spread it over a mesh. `PARTS`: what makes a rank's parts, in the order
 in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients. Around a pass
 later parts are outside of earlier ones: slices come first, for they keep what their stage is given.
 
@@ -12,6 +14,7 @@ A message on a link (MF, MB) does the same: what it hands on is sent when its ra
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,16 +31,17 @@ from .base.part import Data as Data
 from .base.part import Part as Part
 from .base.part import RankState as RankState
 from .base.program import Action
-from .connecting import Connecting
+from .connecting import Connecting, Given, Own
 from .exchange import Replicas, Shared
 from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .sides import SideInputs
-from .slices.stage import Slices
+from .slices.stage import Slices, sliced_loss
 from .updates import Updates
 from .vocabulary import rank as vocabulary
+from .vocabulary.parts import sharded_layers, with_shard
 from .vocabulary.rank import VocabularyShard
 
 
@@ -84,6 +88,14 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
     return problem.passes.are(*(kind for kind, known in fields.items() if (known == value if value else known)))
 
 
+BESIDE: list[Callable[[Problem, int], list[int]]] = [sharded_layers]
+SPREAD: list[Callable[[Own, Given], Own]] = [sharding.with_sharded]
+MAKE: list[Callable[[Own, Given], Own]] = [
+    lambda own, given: replace(own, loss=sliced_loss(own.view.step, own.loss, given.split)),
+    with_shard,
+    updates.checked,
+    lambda own, given: sharding.with_sharded(own, replace(given, parallelize=None)),
+]
 PARTS: list[Callable[[Connecting], Part | None]] = [
     lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Updates.of,
@@ -93,7 +105,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     SideInputs.of,
     Sharding.of,
     Shared,
-    lambda c: None if c.replicas is None else Replicas(c),
+    lambda c: None if c.given.replicas is None else Replicas(c),
     lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
 

@@ -42,6 +42,7 @@ class Field:
     read: what was written → the value; raises BadInput.
     closed: the simplest value, where the field may be left to the search ("auto"); or a function of the step that gives it.
     told: of a problem: the value that its passes have, None where they do not say it.
+    untold: what passes of the feature do not say, where they do not say the value.
     fixed: words for what of a problem the option would change, where a problem's file cannot be held against it.
     offered: values as one writes them, beside the default, that a page lets people choose from.
     """
@@ -55,6 +56,7 @@ class Field:
     read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
+    untold: str = ""
     fixed: str = ""
     offered: tuple[str, ...] = ()
 
@@ -150,6 +152,9 @@ class Feature:
     choices, moves: what a search tries where fields are left open. A choice that no move changes belongs to the place.
     holds: name of a condition → whether what was seen (see `table.Seen`) has it; {}: `name`, where a field is not as by
     default. apart: what such conditions do not go with.
+    partition: the partition of a step with it that names none; "": as of any other. note: of a step and a profile: what the
+    profile does not know of it, in a line; or "". beside: what other features' fields are beside the simplest values of its
+    own.
     """
 
     name: str
@@ -161,6 +166,15 @@ class Feature:
     moves: tuple[Moves, ...] = ()
     holds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     apart: tuple[Apart, ...] = ()
+    partition: Callable[[Any], str] = lambda step: ""
+    note: Callable[[Any, Any], str] = lambda step, profile: ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def closed(self, step: Any) -> Mapping[str, Any]:
+        """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""
+        still = [row for row in self.fields if is_auto(getattr(step, row.name))]
+        values = {row.name: row.closed(step) if callable(row.closed) else row.closed for row in still}
+        return {**values, **self.beside} if values else values
 
     @property
     def conditions(self) -> Mapping[str, Callable[[Any], bool]]:

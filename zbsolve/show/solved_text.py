@@ -102,7 +102,7 @@ class WorkBeside:
 class Solved:
     """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
     less memory came to, where there was one; noise: that for times that vary. timed: whether seconds say how long it took
-    (with an effort they do not). copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one
+    (with an effort they do not). copies: of a step that offloads, k (see `copy_ratio`). fused_saves: by which share one
     pass BW is shorter than B and W, which the schedule has; 0 where that is not known. attention: of a step where ranks may
     make attention for each other. tried: what became of each choice that was left open. bounds: what they hold for
     (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, where choices were tried, since others hold for their own;

@@ -173,7 +173,7 @@ def loss_scale(pipeline: OnRank, scaler: Any) -> float:
     step that another one makes."""
     if not scaler.is_enabled():
         return 1.0
-    ranks = dist.get_process_group_ranks(default_group() if pipeline.group is None else pipeline.group)
+    ranks = dist.get_process_group_ranks(pipeline.group)
     if pipeline.mesh is not None:
         ranks = pipeline.mesh.whole.mesh.reshape(-1).tolist()
     if len(ranks) > 1:

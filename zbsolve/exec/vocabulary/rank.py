@@ -25,7 +25,6 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
-from ..base.torch_private import default_group
 from ..choices import BACKENDS
 from ..connecting import Connecting
 from ..device.copying import SideWork
@@ -53,7 +52,7 @@ class Collectives(SideWork):
     @classmethod
     def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> Collectives:
         """Those of a pipeline's process group. All its ranks call this. Raises TimeoutError where one does not, on a GPU."""
-        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+        ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(
             ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
@@ -146,7 +145,8 @@ class VocabularyShard(Part):
             return None
         if shard.embedding is not None and 0 in c.stages:
             c.stages[0].takes_batch = False
-        return cls(shard, Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated), 1 / c.problem.microbatches)
+        collectives = Collectives.of(c.given.group, c.device, c.peers.timeout, c.hooks.emulated)
+        return cls(shard, collectives, 1 / c.problem.microbatches)
 
     def around(self, kind: str, run: Run) -> Run:
         """The last stage's outputs and their gradients go through the shards, as do the first stage's inputs where the input
