@@ -1,6 +1,6 @@
-"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one.
+"""`Step`: the options that turn a profile into a problem. Commands, races, the frontier and plans take one.
 
-Its first fields are rows of `PLAIN_FIELDS`. Further ones are those of the features (see `features.table`).
+Its first fields are rows of `PLAIN_FIELDS`; the others are the features' (see `features.table`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ BLOCKING = "a rank computes nothing while it sends a message (default: as the pr
 
 
 def _blocking(problem: Problem) -> bool | None:
-    """None where no message takes time: then the profile says whether messages block their sender."""
+    """Whether the problem's messages block their sender; None if no message takes time, so that the profile decides."""
     known = problem.sending.any() or problem.edges.lag.any()
     return bool(problem.sending.any()) if known else None
 
 
 def _of_fields() -> str:
-    """The fields, for the docstring."""
+    """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
     return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
 
@@ -72,14 +72,13 @@ OPEN = tuple(step_field.name for step_field in STEP_FIELDS if step_field.closed 
 
 
 class PlainStep:
-    """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
+    """The options of one training step: how the layers of a profile lie on ranks, within which memory, for which objective.
 
     placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn. A stage's
         parameters count on every rank that it lives on.
-    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W, for the ranks as
-        fast as they are.
-    memory: parameters, gradients and optimizer states, messages, and what passes take while they run come off first (see
-        `StageMemory.of_ranks`).
+    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W and ranks' speeds.
+    memory: of a rank. Activations have what parameters, gradients, optimizer states, messages and temporary tensors of
+        passes leave (see `StageMemory.of_ranks`).
     """
 
     if TYPE_CHECKING:
@@ -114,41 +113,41 @@ class PlainStep:
 
     @property
     def auto(self) -> bool:
-        """Whether something is left to `solve_auto`."""
+        """Whether some field is "auto", so that `solve_auto` has to choose it."""
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
     def closed(self) -> Self:
-        """The step where each field of a feature that is left open has its simplest value."""
+        """The step with the simplest value for each field of a feature that is "auto"."""
         return replace(self, **{name: value for feature in FEATURES for name, value in feature.closed(self).items()})
 
     @property
     def own_partition(self) -> str:
-        """The partition that comes with one of its features, where it names none; "": none does."""
+        """The partition that one of its features brings, for a step that names none; or ""."""
         return next(filter(None, (feature.partition(self) for feature in FEATURES)), "")
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
-        """Stage → rank, of each route that microbatches take in turn. Raises BadInput for placement "auto"."""
+        """The routes that microbatches take in turn: stage → rank for each. Raises BadInput for placement "auto"."""
         return routes_of(self.placement, self.ranks)
 
     @property
     def title(self) -> str:
-        """The placement as one writes it."""
+        """The placement as text, as users write it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
     def notes(self, profile: Any) -> tuple[str, ...]:
-        """What the profile does not know of its features, a line each."""
+        """Lines for users on what the profile does not know of the step's features."""
         return tuple(filter(None, (feature.note(self, profile) for feature in FEATURES)))
 
     def costs(self, profile: Any) -> StageCosts:
-        """What stages of the profile's layers cost and need on these ranks; without a limit where what is held is the
-        schedule's matter. Raises BadInput."""
+        """Costs and memory of stages made of the profile's layers. With offload or slices there is no memory limit, since
+        what is held then depends on the schedule. Raises BadInput."""
         return costs_of(self, self.model(profile), for_schedule=False)
 
     def needs(self, profile: Any, schedule: Schedule) -> tuple[int, ...]:
-        """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
-        gradients, optimizer states, messages and what passes take while they run. Raises BadInput."""
+        """Bytes that each rank needs for a schedule of this step: its peak of activations, and parameters, gradients,
+        optimizer states, messages and temporary tensors of passes. Raises BadInput."""
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         costs, layers = self.costs(profile), schedule.problem.layers
@@ -156,8 +155,8 @@ class PlainStep:
         return tuple(ceil(sum(parts)) for parts in zip(*beside, schedule.timeline().peak_bytes, strict=True))
 
     def too_few_layers(self, profile: Any) -> str:
-        """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
-        the profile."""
+        """Why the profile has too few layers for the stages, or "". If `zbsolve numbers` made the profile, the text says how
+        to make enough."""
         stages = len(self.routes[0])
         if len(profile.layers) >= stages:
             return ""
@@ -168,7 +167,7 @@ class PlainStep:
         return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
 
     def counts(self, profile: Any) -> tuple[int, ...] | None:
-        """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
+        """The layers of each stage; None if partition is None. Raises BadInput, Infeasible."""
         if self.partition is None and self.own_partition:
             return replace(self, partition=self.own_partition).counts(profile)
         if isinstance(self.partition, str):
@@ -181,14 +180,14 @@ class PlainStep:
         return None if self.partition is None else tuple(self.partition)
 
     def with_backward(self, profile: Any, fused: bool) -> Self:
-        """The step with one backward pass BW, or with B and W. Layers lie on stages as with B and W in both cases, so that
-        they compare. Raises BadInput, Infeasible."""
+        """The step with one backward pass BW, or with B and W. The partition is that of B and W in both cases, so that the
+        two can be compared. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):
             return replace(self, fused=fused)
         return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
     def problem(self, profile: Any) -> Problem:
-        """The step of this model. Raises BadInput, also where something is left open; Infeasible."""
+        """The problem of this step with a profile. Raises BadInput, also if a field is "auto"; Infeasible."""
         for name in OPEN:
             if is_auto(getattr(self, name)):
                 raise BadInput(f"{name} 'auto': one problem needs it named; solve_auto and zbsolve solve try several")
@@ -219,7 +218,7 @@ class PlainStep:
         return Staged.of(self, self.model(profile), counts)
 
     def model(self, profile: Any) -> Any:
-        """The profile as this step runs it, such as with the lengths of its microbatches. Raises BadInput."""
+        """The profile as the features change it, such as by the lengths of microbatches. Raises BadInput."""
         for feature in FEATURES:
             profile = feature.model(profile, self)
         return profile

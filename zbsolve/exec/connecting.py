@@ -1,4 +1,4 @@
-"""What a rank's parts are made of, from what a person gives to what the rank makes by itself."""
+"""What parts of a rank are made from: the arguments of `Pipeline`, and what the rank has built by itself."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .transport.wires import Wires
 
 Made = TypeVar("Made")
 Update = Callable[[list[nn.Parameter]], Any]
-OwnWork = Callable[..., Any]  # (rank, piece, pieces), or with what the piece takes: see `work.WorkBeside`
+OwnWork = Callable[..., Any]  # work(rank, piece, pieces[, input]): see `work.WorkBeside`
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a person gives a pipeline together with its schedule (see `Pipeline`). mesh: this rank's place in it. slack: W's
-    run while ranks wait (see `slack`). group, replicas: process groups of this pipeline, and of the same stages of all."""
+    """The arguments of `Pipeline` but for its schedule. mesh: with this rank's place in it. slack: may a W run while the
+    rank waits (see `slack`)? group, replicas: the process groups of this pipeline, and of the same stages of all."""
 
     layers: Layers
     loss: Loss | None
@@ -49,16 +49,15 @@ class Given:
 
 
 class Whole:
-    """A rank's parameters as parts of the whole model's. Here each is whole and has its own name. A feature that cuts
-    parameters over ranks says which: keys: such a one's name among this rank's modules → its names in the whole model."""
+    """Maps a rank's parameters to those of the whole model. Here each is whole and keeps its name; a feature that cuts some
+    over ranks overrides it. keys: name of such a one among this rank's modules → its names in the whole model."""
 
     def __init__(self, keys: Mapping[str, Sequence[str]] | None = None) -> None:
         self.keys = keys or {}
         self.cut = {key: own for own, keys in self.keys.items() for key in keys}
 
     def spread(self, name: str, part: Tensor) -> Any:
-        """This rank's `part` of the parameter `name`: where that is cut, as a DTensor of the whole one's shape. Raises
-        BadInput for a part of another shape, such as an optimizer's."""
+        """`part` of the parameter `name`, if that is cut as a DTensor of the whole. Raises BadInput for another shape."""
         return part
 
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Any]:
@@ -84,10 +83,10 @@ class Whole:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What one rank makes by itself. programs: of the ranks whose passes it sees. counts: layers of each stage. layers: this
-    rank's, by number; module: the same under their names in the whole model. tied: groups of places that hold one parameter.
-    names: of all layers in the whole model. loss: of the last stage; None: nobody gave one, or a feature makes it.
-    alone: no other rank takes part in a layer's forward. made: what features made of the model, by type."""
+    """What one rank builds by itself. programs: of all ranks whose passes it knows. counts: layers of each stage. layers: of
+    this rank, by number; module: the same layers under their names in the whole model. tied: groups of places with the same
+    parameter. names: of all layers in the whole model. loss: of the last stage; None where none was given or a feature makes
+    it. alone: no other rank takes part in a layer's forward. made: what features have built from the model, by type."""
 
     view: StepView
     programs: tuple[Program, ...]
@@ -105,7 +104,7 @@ class Own:
 
 @dataclass(frozen=True, eq=False)
 class Connecting:
-    """A rank that connects to the others. wires: the plain ones; those of `peers` are paired. parts: those made so far."""
+    """A rank while it connects to the others. wires: without connections for pairs; `peers` have those. parts: so far."""
 
     own: Own
     given: Given
@@ -117,14 +116,14 @@ class Connecting:
 
     @property
     def problem(self) -> Problem:
-        """What holds for all of the step."""
+        """The problem of the whole step (see `StepView`)."""
         return self.own.view.step
 
     @property
     def device(self) -> torch.device:
-        """This rank's."""
+        """The rank's device."""
         return self.given.device
 
     def made(self, kind: type[Made]) -> Made | None:
-        """What a feature made of the model; None where it has nothing to do."""
+        """What the feature with this type has built from the model; None where it does nothing here."""
         return self.own.made.get(kind)
