@@ -95,8 +95,7 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over all that a step leaves open ("auto"), and the result of each choice.
 
-    profile: the model's costs.
-    step: its fields that are "auto" are chosen. These values are tried:
+    profile, step: the model's costs; the step's fields that are "auto" are chosen. These values are tried:
         placement: single, loop with 2 and 4 chunks, vee; if layers are given, those with as many stages.
         partition: all names, then single layers moved from the best.
         fields of features: their `choices`, then their `moves` from the best (see `features.table`).
