@@ -37,14 +37,11 @@ WORDS += "--blocking --rank-factors --model"
 # Command, options, what to write now.
 OPTIONS = (
     ("show compare", "--size --title --palette --time-range", ONE_LOOK),
-    ("show", "--width", "say COLUMNS=90 before zbsolve"),
-    ("show", "--html", "-o x.html draws the space of a plan"),
     ("compare", f"{STEP} --seconds --effort --seed", "say it to solve: --method 1f1b,auto races schedules of one step"),
     ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
     ("solve", "--solver", "--method milp:highs says it"),
     ("bench", STEP, "say it behind the file: profile.json@ranks=4,microbatches=8,placement=vee"),
     ("explore", STEP, "say it in --state 'ranks=4&microbatches=8&placement=vee', or on the page"),
-    ("explore", "--open", "open the address that it prints"),
     ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
     ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
     ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),
@@ -67,16 +64,11 @@ def what_instead(command: str, words: Sequence[str]) -> str:
     """What to write in place of a command, or of the first of its options, that went; "" where none did."""
     if command in REMOVED:
         return f"went: {REMOVED[command]}"
-    names = [word.partition("=")[0] for word in words]
-    return next(
-        (
-            f"{word} went: {instead}"
-            for commands, options, instead in OPTIONS
-            for word in names
-            if command in commands.split() and word in options.split()
-        ),
-        "",
-    )
+    for name in (word.partition("=")[0] for word in words):
+        for commands, options, instead in OPTIONS:
+            if command in commands.split() and name in options.split():
+                return f"{name} went: {instead}"
+    return ""
 
 
 Command = Callable[[argparse.Namespace], int]
@@ -141,7 +133,7 @@ def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
     """What was given; words of a command that takes any number of them may stand between its options."""
     options, more = root.parse_known_args(words)
     if more and ("words" not in options or any(word.startswith("-") for word in more)):
-        root.error(f"unrecognized arguments: {' '.join(more)}")
+        _Parser(prog=f"zbsolve {options.name}").error(f"unrecognized: {' '.join(more)}")
     if more:
         options.words += more
     return options
@@ -171,6 +163,13 @@ def _check_outputs(options: argparse.Namespace) -> None:
         raise BadInput("--json and -o - both want standard output: choose one")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the usage of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 class Help(argparse.HelpFormatter):
     """Says each option's default where it has one."""
 
@@ -181,7 +180,7 @@ class Help(argparse.HelpFormatter):
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """The command line: every command, each with its options; or only one's options, which is quicker."""
-    root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    root = _Parser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
     root.add_argument(DEBUG, action="store_true", help="show the traceback of an error; anywhere on the line")
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)

@@ -114,7 +114,7 @@ def command(options: argparse.Namespace) -> int:
     from ..exec.run.job import Options
     from ..exec.run.launch import REPORT_SECONDS, run
     from ..exec.run.torchrun import torchrun_environment
-    from ..show.comparison import told_switches
+    from ..show.comparison import switch_lines
 
     place = torchrun_environment()
     try:
@@ -138,7 +138,7 @@ def command(options: argparse.Namespace) -> int:
     body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts
     crowded = options.local and not options.one_device and not options.emulate
     saves = [partial(trace.save, options.output)] * bool(options.output)
-    later = told_switches(trace) if isinstance(trace, Trace) else []
+    later = switch_lines(trace) if isinstance(trace, Trace) else []
     tell(options, lambda: body, lambda: [*_lines(predicted, numbers, crowded), *later], *saves)
     return 1 if check is not None and not check["passed"] else 0
 

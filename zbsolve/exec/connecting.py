@@ -1,4 +1,4 @@
-"""What a rank's parts are made of, from what a person gives to what the rank makes by itself."""
+"""What parts of a rank are made from: the arguments of `Pipeline`, and what the rank has built by itself."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .transport.wires import Wires
 
 Made = TypeVar("Made")
 Update = Callable[[list[nn.Parameter]], Any]
-OwnWork = Callable[..., Any]  # (rank, piece, pieces), or with what the piece takes: see `work.WorkBeside`
+OwnWork = Callable[..., Any]  # work(rank, piece, pieces[, input]): see `work.WorkBeside`
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a person gives a pipeline together with its schedule (see `Pipeline`). mesh: this rank's place in it. slack: W's
-    run while ranks wait (see `slack`)."""
+    """The arguments of `Pipeline` but for its schedule. mesh: with this rank's place in it. slack: may a W run while the
+    rank waits (see `slack`)?"""
 
     layers: Layers
     loss: Loss | None
@@ -47,10 +47,10 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What one rank makes by itself. programs: of the ranks whose passes it sees. counts: layers of each stage. layers: this
-    rank's, by number; module: the same under their names in the whole model. tied: groups of places that hold one parameter.
-    names: of all layers in the whole model. loss: of the last stage; None: nobody gave one, or a feature makes it.
-    alone: no other rank takes part in a layer's forward. made: what features made of the model, by type."""
+    """What one rank builds by itself. programs: of all ranks whose passes it knows. counts: layers of each stage. layers: of
+    this rank, by number; module: the same layers under their names in the whole model. tied: groups of places with the same
+    parameter. names: of all layers in the whole model. loss: of the last stage; None where none was given or a feature makes
+    it. alone: no other rank takes part in a layer's forward. made: what features have built from the model, by type."""
 
     view: StepView
     programs: tuple[Program, ...]
@@ -67,8 +67,8 @@ class Own:
 
 @dataclass(frozen=True, eq=False)
 class Connecting:
-    """A rank that connects to the others. wires: the plain ones; those of `peers` are paired. group, replicas: process
-    groups. parts: those made so far."""
+    """A rank while it connects to the others. wires: without connections for pairs; `peers` have those. group, replicas:
+    process groups. parts: those made so far."""
 
     own: Own
     given: Given
@@ -82,19 +82,19 @@ class Connecting:
 
     @property
     def problem(self) -> Problem:
-        """What holds for all of the step."""
+        """The problem of the whole step (see `StepView`)."""
         return self.own.view.step
 
     @property
     def device(self) -> torch.device:
-        """This rank's."""
+        """The rank's device."""
         return self.given.device
 
     @property
     def seconds(self) -> float:
-        """To wait for other ranks."""
+        """How long to wait for other ranks."""
         return self.peers.timeout.total_seconds()
 
     def made(self, kind: type[Made]) -> Made | None:
-        """What a feature made of the model; None where it has nothing to do."""
+        """What the feature with this type has built from the model; None where it does nothing here."""
         return self.own.made.get(kind)

@@ -1,4 +1,4 @@
-"""What one rank makes by itself of a schedule and a model, before ranks connect."""
+"""What one rank builds by itself from a schedule and a model, before ranks connect."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .transport.wires import Wires
 from .vocabulary.parts import sharded_layers, with_shard
 from .waits import circle
 
-MOST_NAMED = 6  # of what waits for each other
+MOST_NAMED = 6  # of the waits in a circle
 
 
 def own_part(view: StepView, wires: Wires, given: Given) -> Own:
-    """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
+    """Build this rank's part. Raises BadInput where the schedule, the model and the process group do not fit together."""
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view, training=not forwards_alone(problem))
@@ -49,7 +49,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     else:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
-        # Copies of those that are not the rank's own, or have no memory yet: a model that somebody holds stays as it is.
+        # Layers that other ranks own, or that have no memory yet, are copied: the caller's model stays as it is.
         copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
         kept = {i: parts[i] for i in numbers} | deepcopy(copied)
         layers = materialise(kept, given.device, given.init, given.seed, tied)
@@ -63,7 +63,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
 
 
 def parallel_part(own: Own, given: Given) -> Own:
-    """The part after a person's function has spread its stages over the mesh. Raises BadInput naming the stage."""
+    """This rank's part after `parallelize` was called for each of its stages. Raises BadInput naming the stage."""
     if given.parallelize is None or given.mesh is None:
         return own
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
@@ -93,8 +93,9 @@ def stages_of(
     microbatches: int,
     parts: Parts,
 ) -> dict[int, Stage]:
-    """One rank's stages of these layers; the last of all stages gets the loss. counts: layers of each stage; again: how many
-    of them a recompute makes again, () or 0: all. microbatches: whose mean gradient is made. parts: how layers are split."""
+    """One rank's stages of these layers; the last stage of the model gets the loss. counts: layers of each stage; again: how
+    many of them a recompute runs again, () or 0: all. microbatches: over how many the gradient is averaged. parts: how to
+    split."""
     made = {}
     for s in stages:
         own, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1

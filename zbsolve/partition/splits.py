@@ -281,7 +281,7 @@ class Lanes:
             for nth, (first, *others) in enumerate(on_rank[:-1]):
                 less = max(0, counts[first] - 1 - int(step * nth))
                 counts[first] -= less
-                counts[others[-1]] += less
+                counts[[first, *others][-1]] += less  # the only stage of a rank keeps what it has
                 if len(others) > 1:
                     counts[others[-1]] -= less // 2
                     counts[others[-2]] += less // 2

@@ -35,10 +35,8 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     """
     value, problem = int(schedule.timeline().value), schedule.problem
     bound = rounded_up(bound, value_unit(problem))
-    if bound.value > value:
-        check_bound(schedule, bound.value, bound.proof)
-        bound = work_bound(problem)
-    elif problem.ordered and out_of_order(schedule):
+    check_bound(schedule, bound.value, bound.proof)
+    if bound.value > value or (problem.ordered and out_of_order(schedule)):
         bound = work_bound(problem)
     bound = with_assumption(bound, problem)
     stated = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
@@ -66,9 +64,7 @@ def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
     A hint's lanes may run in another order, and where microbatches differ such a schedule may be shorter than the bound.
     """
     value = int(schedule.timeline().value)
-    if bound <= value:
-        return
-    if not out_of_order(schedule):
+    if bound > value and not out_of_order(schedule):
         raise WrongBound(
             f"problem {schedule.problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's "
             f"{value} µs; this is a defect in zbsolve: please report it with the problem"
