@@ -100,8 +100,7 @@ def solve_auto(
         partition: all names, then single layers moved from the best.
         fields of features: their `choices`, then their `moves` from the best (see `features.table`).
     seconds, effort, hint: as in `solve`; the time is for all choices together.
-    progress: called with a choice's name and the state of its search.
-    stop: asked between two searches whether to end.
+    progress, stop: called with a choice's name and its search's state; asked between two searches whether to end.
     options: of `solve`; `prefer` and `peaks` are for the winner alone. `workers` (`zbsolve.solvers_on`): who solves.
 
     Of equal schedules the one with the lowest peak wins. Raises Infeasible if nothing fits, BadInput.
