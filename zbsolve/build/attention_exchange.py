@@ -41,7 +41,7 @@ from .numbers import check_apart
 def with_attention_exchange(
     problem: Problem, costs: AttentionExchange, handings: Sequence[Handing] | None = None
 ) -> Problem:
-    """`problem`, a step in even slices, where passes hand attention to other ranks (SlimPipe, arXiv 2504.14519).
+    """`problem`, a step in even sequence slices, where passes hand attention to other ranks (SlimPipe, arXiv 2504.14519).
 
     costs: µs and bytes of attention between slices.
     handings: which passes hand how many blocks to which rank; None: as ranks that run one forward one backward would wait

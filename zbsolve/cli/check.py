@@ -1,4 +1,4 @@
-"""`zbsolve check`: verify a schedule from its file alone; its steady state; is it still good by a new profile."""
+"""`zbsolve check`: verify a schedule from its file alone; its steady state; whether it is still good on a new profile."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..planner.plan_file import CheckedPlan
 
 HOLDS = "each runs once, after all that it waits for, within the memory of its rank"
-MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took all of the time
+MIN_SECONDS = 0.1  # left for a new bound after re-proving the stated one
 
-USUAL_SHARE = "1%"  # that the order may take longer than the best that is found
+USUAL_SHARE = "1%"  # by which the order may exceed the best one found
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -98,8 +98,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _check_plan(options: argparse.Namespace) -> int:
-    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule; and the schedule's
-    own bound where that is possible without a search, or with --bound by one."""
+    """Whether everything that a plan states follows: its space, every layout's bound, its profile, its schedule; and the
+    schedule's own bound if that takes no search, or with --bound by a search."""
     from ..planner.plan_file import check_plan
 
     if options.output:
@@ -112,7 +112,7 @@ def _check_plan(options: argparse.Namespace) -> int:
 
 
 def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
-    """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
+    """What does not follow; otherwise what holds, the gap over the space, and what is proven for the schedule alone."""
     if checked_plan.wrong:
         return [f"{name}: {line}" for line in checked_plan.wrong]
     gap, passes = 1 - checked_plan.bound / checked_plan.step, len(checked_plan.schedule.problem.passes)
@@ -130,13 +130,13 @@ def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
 
 
 def _proven(certificate: Certificate | None) -> dict[str, Any]:
-    """What a proven certificate says, as fields; null where there is none, since something does not hold."""
+    """A proven certificate as fields; null if there is none because something does not hold."""
     names = ("value", "bound", "gap", "status")
     return {name: None if certificate is None else getattr(certificate, name) for name in names}
 
 
 def _prove(schedule: Schedule, seconds: float) -> Schedule:
-    """The schedule with the highest bound that is proven in so many seconds, or with its own where that is higher."""
+    """The schedule with the highest bound proven within this many seconds, or with its own bound if that is higher."""
     from ..search.certify import certified
 
     stated = schedule.certificate
@@ -147,7 +147,7 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
-    """What holds; then the certificate, with how its bound was proven here, or with what proves it."""
+    """What holds; then the certificate, with how its bound was proven here, or with what would prove it."""
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
         return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
@@ -156,7 +156,7 @@ def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
 
 
 def check_period(options: argparse.Namespace) -> int:
-    """How long a round takes in the steady state, the bound, and the best that is found in the time."""
+    """The time per round in the steady state, its bound, and the best one found within the time limit."""
     from ..ilp.steady.periodic import least_period, lower_bound
     from ..ilp.steady.rounds import period, rounds_of
 
@@ -190,8 +190,8 @@ def _line(what: str, time: float, microbatches: int, work: int) -> str:
 
 @dataclass(frozen=True)
 class StillGood:
-    """An order by a profile's times. wrong: why it does not hold, or "". value: what it takes, µs; before: by its file's
-    times; best: the shortest that was found; bound: what none is below. within: the share that it may be longer."""
+    """An order evaluated with a profile's times. wrong: why it does not hold, or "". value: its time, µs; before: with the
+    times in its file; best: the shortest found; bound: a lower bound on any. within: the accepted excess, as a share."""
 
     wrong: str
     value: int
@@ -202,12 +202,12 @@ class StillGood:
 
     @property
     def excess(self) -> float:
-        """How much longer than the best it is, as a share of the best."""
+        """The excess over the best, as a share of the best."""
         return self.value / self.best - 1 if self.best else 0.0
 
     @property
     def good(self) -> bool:
-        """It holds, and is within the share."""
+        """Whether it holds and is within the accepted share."""
         return not self.wrong and self.excess <= self.within
 
     def to_json(self) -> dict[str, Any]:
@@ -218,8 +218,8 @@ class StillGood:
 
 
 def check_again(options: argparse.Namespace) -> int:
-    """Time the order of a schedule's file by a profile, and search for a shorter one. 1 where it does not hold any more, or
-    one is shorter by more than `--within`. Raises BadInput."""
+    """Time the order of a schedule file with a profile's times, and search for a shorter one. Returns 1 if it no longer
+    holds, or if another is shorter by more than `--within`. Raises BadInput."""
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")
@@ -240,7 +240,7 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
     value, quick = int(timed.timeline().value), certified(timed, GIVEN).certificate
     assert quick is not None
     if value <= (1 + within) * quick.bound:
-        return StillGood("", value, before, value, quick.bound, within)  # no search finds one that is so much shorter
+        return StillGood("", value, before, value, quick.bound, within)  # the bound already shows it
     with searching("check") as (search, _):
         best = solve(timed.problem, seconds=options.seconds, hint=timed, prefer=None, progress=lambda s: search.show("", s))
     assert best.certificate is not None

@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Where a measured step differs from the predicted one; what schedules take and hold; how a profile changed."""
+    """Compare a measured step with the predicted one, several schedules in time and memory, or two profiles."""
     kinds = [document_kind(path) for path in options.what]
     if "profile" in kinds:
         return _profiles(options, kinds)
@@ -76,7 +76,7 @@ def _profiles(options: argparse.Namespace, kinds: list[str | None]) -> int:
 
 
 def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
-    """A schedule and a run of it, where these are named; None: schedules are. Raises BadInput."""
+    """A schedule and its run, if `what` names these; None if it names schedules only. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled
 
@@ -94,7 +94,7 @@ def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
 
 
 def _side_by_side(options: argparse.Namespace) -> int:
-    """Schedules, each with its certificate; those that cannot be with the reason."""
+    """Schedules, each with its certificate; for those that cannot have one, the reason."""
     from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
 
@@ -121,8 +121,8 @@ def _side_by_side(options: argparse.Namespace) -> int:
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:
-    """The schedule of a file, or that of a run, with a certificate; by the profile's times where one is given. Raises
-    BadInput for what does not hold there."""
+    """The schedule of a file, or of a run, with a certificate; with the profile's times if one is given. Raises BadInput if
+    something does not hold there."""
     from ..interchange.importing import import_schedule, read_order
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled

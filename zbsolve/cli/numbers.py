@@ -1,4 +1,4 @@
-"""`zbsolve numbers`: a profile from numbers that somebody gives."""
+"""`zbsolve numbers`: a profile from numbers given on the command line or in a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Write the profile that the numbers make."""
+    """Write a profile from these numbers."""
     from ..show.profile_meaning import rank_work_lines
     from ..show.profile_report import profile_as_text
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..planner.plan_file import Plan
 
 _Fields = dict[str, Any]
-ESTIMATED = (1, 4, 32)  # sequences a microbatch of the estimates that a plan takes
+ESTIMATED = (1, 4, 32)  # sequences per microbatch that a plan's estimates cover
 FURTHER_SHARE = 0.25  # of the plan's time, for each change and each point of a front
 
 
@@ -97,7 +97,7 @@ def command(options: argparse.Namespace) -> int:
     model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), tools.search_limits(options)
     only = parse_only(options.engine, options.fix)
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
-    changed_cases(base, options.what_if)  # bad ones are said before the search
+    changed_cases(base, options.what_if)  # errors are reported before the search
     over = parse_front(options.front) if options.front else None
     with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
         limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
@@ -116,7 +116,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _further(plan: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
-    """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
+    """The plan, updated by what was found on the way; the effects of changes, and the front, as texts and as fields."""
     from ..planner.answers import plan_front, what_if
     from ..show.plan_report import answer_as_json, front_as_text, what_if_as_text
 
@@ -133,7 +133,7 @@ def _further(plan: Plan, changes: list[str], over: Front | None, limits: dict[st
 
 
 def _estimated(spec: str, cluster: Cluster) -> Model:
-    """A model that `profile` knows by this name, by its estimates on the cluster's devices. Raises BadInput."""
+    """A model with a name that `profile` knows, estimated on the cluster's devices. Raises BadInput."""
     from ..planner.profiled_model import ProfiledModel
     from ..planner.shape import shape_by_name
 
@@ -144,7 +144,7 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     from ..models.by_name import NAMES, knows
 
     if not knows(spec):
-        return shape_by_name(spec, NAMES)  # says what is known
+        return shape_by_name(spec, NAMES)  # its error lists the known names
     if cluster.name not in DEVICES:
         raise BadInput(
             f"model '{spec[:60]}': estimates know no cluster '{cluster.name}', but {', '.join(DEVICES)}: profile it"
@@ -155,8 +155,8 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
 
 
 def _cluster(text: str) -> Cluster:
-    """The cluster that is named or in a file, with constants fitted to a file of rows and links of a profile where these are
-    named too. Raises BadInput."""
+    """The cluster of a name or file; if also named, its constants are fitted to a file of rows, and its links are those of a
+    profile. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
 

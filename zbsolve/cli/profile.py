@@ -23,7 +23,7 @@ from ..util.errors import BadInput, RunFailed
 from ..util.files import check_writable, write_document
 from .tools import need_torch, progress_line, searching, tell, word_and_number
 
-MOST_SLOW, TRAFFIC = 5, "traffic"  # things that are told to be slow; what --beside measures
+MOST_SLOW, TRAFFIC = 5, "traffic"  # slow things that are listed; what --beside measures
 if TYPE_CHECKING:
     import torch
 
@@ -103,7 +103,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Measure a model and write its profile; or what stands in for one."""
+    """Measure a model and write its profile; or derive a profile from files or estimates."""
     several = options.model
     options.model = several[0] if several else None
     if len(several) > 1:
@@ -120,7 +120,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
-    """One profile of several sizes of microbatches."""
+    """Combine profiles with several microbatch sizes into one."""
     for path in paths:
         if not path.endswith((".json", ".json.gz")):
             raise BadInput(f"{path}: one MODEL is measured at a time; several are profile.json … of one model")
@@ -165,7 +165,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _tensor_ranks(mesh: str) -> int:
-    """Of an estimate's mesh. Raises BadInput for another dimension."""
+    """The tensor-parallel size in an estimate's mesh. Raises BadInput for another dimension."""
     from ..exec.mesh import named_sizes
 
     sizes = named_sizes(mesh) if mesh else {}
@@ -175,8 +175,8 @@ def _tensor_ranks(mesh: str) -> int:
 
 
 def _measured(options: argparse.Namespace) -> Profile | None:
-    """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
-    was measured before goes into a file next to the output."""
+    """Under torchrun rank 0 measures the model and all ranks their links; None on the others. If memory runs out, what was
+    measured before goes into a file next to the output."""
     from profiler import measure
     from profiler.links import survey
     from profiler.measurement import join, take_part
@@ -221,7 +221,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
 
 
 def _device(options: argparse.Namespace) -> torch.device:
-    """What this process measures on. Raises BadInput."""
+    """The device to measure on. Raises BadInput."""
     import torch
 
     rank, ranks = local_place()
@@ -235,7 +235,7 @@ def _device(options: argparse.Namespace) -> torch.device:
 
 
 def from_trace(options: argparse.Namespace) -> int:
-    """Write the profile that a run amounts to, and say what its step could be."""
+    """Write the profile derived from a run, and say what its step could be."""
     from ..interchange.traces.reading import read_trace
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times, today_as_text, today_line

@@ -1,4 +1,4 @@
-"""`zbsolve run`: run a schedule on torch.distributed ranks, as torchrun's or here, and measure it."""
+"""`zbsolve run`: run a schedule on torch.distributed ranks, under torchrun or started here, and measure it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell, word_and_number
 
-NAN = "nan"  # what --watch looks for, where it says no more
+NAN = "nan"  # what --watch looks for by default
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _where(parser: argparse.ArgumentParser) -> None:
-    """Options that say where ranks run."""
+    """Options for where ranks run."""
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
@@ -127,7 +127,7 @@ def command(options: argparse.Namespace) -> int:
         ran = run(options.schedule, options.model, Options(**chosen), local=options.local, one_device=one_device)
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
-            time.sleep(REPORT_SECONDS)  # all hear of it and rank 0 says it, before torchrun ends it for another's end
+            time.sleep(REPORT_SECONDS)  # let rank 0 report it before torchrun kills it
             return 2
         raise
     if ran is None:
@@ -144,7 +144,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
-    """What is said of a run. crowded: whether ranks may take turns on cores."""
+    """The report of a run. crowded: whether ranks may share cores."""
     from ..models.presets import STAND_IN
     from ..util.machine import cores
 
@@ -166,7 +166,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
         yield f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else "")
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peaks, strict=True)]
     for rank, room in enumerate(problem.capacity or ()):
-        if trace.peaks[rank] > room + sent[rank]:  # messages are not among what the capacity is for
+        if trace.peaks[rank] > room + sent[rank]:  # the capacity does not cover messages
             held, has = exact_bytes(trace.peaks[rank]), exact_bytes(room)
             yield f"WARNING: rank {rank} held {held} of activations; its capacity is {has}"
     alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
@@ -196,7 +196,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
 
 
 def _of_rows(counts: dict[str, Any] | None) -> str:
-    """What is to be known of how a loss counts rows: that it is no mean; a warning where they do not count alike."""
+    """How a loss weighs rows: a note if it is no mean; a warning if rows do not count equally."""
     if counts is None:
         return ""
     if counts["uneven"] > 1:
@@ -211,7 +211,7 @@ def _of_rows(counts: dict[str, Any] | None) -> str:
 
 
 def _of_gpu(facts: dict[str, Any]) -> list[str]:
-    """What is said of a run on GPUs: its memory by the allocator, its graphs, and who shared a GPU."""
+    """The report of a run on GPUs: its memory according to the allocator, its graphs, and who shared a GPU."""
     if not facts.get("on", "cpu").startswith("cuda"):
         return []
     lines = []
@@ -233,7 +233,7 @@ def _other_split(source: str, split: str) -> str:
 
 
 def _verdict(check: dict[str, Any]) -> str:
-    """The check in a line; without a number where it failed by something that is none."""
+    """The check in one line; without a number if it failed with a non-finite one."""
     from ..exec.check import NOT_A_NUMBER
 
     over = f"over {check['tensors']} {check.get('compared', 'gradient')}s and the loss"

@@ -21,7 +21,7 @@ from ..util.files import checked, document_kind, read_one_of, write_text
 from ..util.text import format_times
 from .tools import print_json, run_of, tell
 
-SYSTEMS = "systems"  # the word for the schedules of the literature
+SYSTEMS = "systems"  # the argument that selects the literature's schedules
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, *names: str) -> None:
-    """Raise BadInput for options that say nothing of this file."""
+    """Raise BadInput for options that do not apply to this file."""
     for name in names:
         if getattr(options, name):
             raise BadInput(f"--{name.replace('_', '-')}: is of no use for {options.what}")
@@ -88,7 +88,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _systems(options: argparse.Namespace) -> int:
-    """The systems of the literature: formulas, and what each measures on one step."""
+    """The literature's systems: formulas, and what each achieves on one step."""
     from ..show.gallery import exhibits, gallery_as_page, gallery_as_text
 
     _check_page(options.output)
@@ -102,7 +102,7 @@ def _systems(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
+    """A profile's contents, and what it means for a pipeline of this many ranks: its stages, and possible partitions."""
     from ..partition.by_name import named_partitions
     from ..show.profile_meaning import stages
     from ..show.profile_report import partitions_as_text, profile_as_page, profile_as_text, stages_as_text
@@ -134,13 +134,13 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _check_page(path: str | None) -> None:
-    """Raise BadInput for a file that is no page."""
+    """Raise BadInput for a file that is not an HTML page."""
     if path not in (None, "-") and not path.endswith(".html"):
         raise BadInput(f"{path}: it is a page: name a file that ends in .html")
 
 
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
-    """What the file holds, and a line to say below its picture. Raises BadInput."""
+    """The file's contents, and a line for below its picture. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import KIND, load, schedule_to_show
 
@@ -161,7 +161,7 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
 
 
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
-    """How long the step of a plan is, whose pipeline alone the schedule is. Raises BadInput."""
+    """The step time of a plan, of whose step the schedule is only the pipeline. Raises BadInput."""
     from ..planner.plan_file import PlanForm
 
     form = checked(body, PlanForm, path)
@@ -175,7 +175,7 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
 
 
 def draw(schedule: Schedule, trace: Trace | None = None) -> None:
-    """The schedule in the terminal, as wide as that is."""
+    """Print the schedule at the width of the terminal."""
     from ..show.schedule_report import schedule_as_text
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

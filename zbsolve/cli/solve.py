@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     Given = tuple[Profile, Step] | Problem
 
 POINTS = 12  # memory limits; the peaks of named schedules are added
-NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+NOT_HERE = ("memory", "hint")  # options of a single search that a frontier varies
 PREFERENCES = ("time", "memory")
-CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
+CLOSED = ("placement", "partition", "gathers", "vocabulary")  # fixed for all points
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +127,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
-    """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
+    """What to solve. With a named schedule the step has that schedule's placement and backward, unless options differ."""
     from ..search.auto import splits_differ
     from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
@@ -146,7 +146,7 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
 
 
 def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) -> str:
-    """A line where stages that somebody gave one by one are joined, and nothing on the command line says so; else ""."""
+    """A note if stages given one by one are joined although nothing on the command line says so; else ""."""
     if not isinstance(asked, tuple) or {options.placement, options.partition} != {None}:
         return ""
     from ..systems.table import is_named
@@ -165,7 +165,7 @@ def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) 
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `solve` is told, from the command line."""
+    """The arguments of `solve` from the command line."""
     from ..noise import Aim
 
     method, solver = tools.method_of(options.method)
@@ -177,7 +177,7 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
-    """Solve by each method, compare what they found beside a schedule that the file holds, and write the best."""
+    """Solve by each method, compare the results and any schedule in the file, and write the best."""
     from ..search.solver import check_options
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
@@ -201,14 +201,14 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
 
 def _held(path: str) -> list[tuple[str, Schedule]]:
-    """The schedule of a file, with its name, where it is one."""
+    """The schedule of a file, with its name, if the file holds one."""
     from ..search.certify import proven
 
     return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 
 
 def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
-    """The schedule of a method: a named one on its own placement, with its own backward and layers balanced. Raises
+    """The schedule of a method: a named one on its own placement, with its own backward and balanced layers. Raises
     BadInput, Infeasible, NotFound."""
     from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
@@ -249,7 +249,7 @@ def solve_frontier(options: argparse.Namespace) -> int:
         if getattr(step, name) == "auto":
             raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
     limits = tools.search_limits(options) | {"points": options.frontier}
-    for folder in folders:  # before any time is spent
+    for folder in folders:  # before the search
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -265,7 +265,7 @@ def solve_frontier(options: argparse.Namespace) -> int:
 
 
 class _Found(NamedTuple):
-    """What came out: as text and as JSON, how a file of it is written, and points by the names of their schedules."""
+    """The results: as text and as JSON, how to write one to a file, and points by the names of their schedules."""
 
     text: str
     body: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What commands share: JSON on standard output, one line of progress, and Ctrl-C that keeps what was found."""
+"""Shared by the commands: JSON on standard output, a progress line, and Ctrl-C that keeps what was found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_json(body: Any) -> None:
 
 
 def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: str, same: str) -> None:
-    """How long to search, by time or by work, and the seed. same: what then is the same on any machine."""
+    """Add options for how long to search, in time or work, and the seed. same: what is then the same on any machine."""
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--seconds", type=float, default=seconds, help=meaning)
     limit.add_argument(
@@ -49,7 +49,7 @@ def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: 
 
 
 def search_limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds or effort, and the seed, as searches take them. Raises BadInput."""
+    """Seconds or effort, and the seed, as arguments of searches. Raises BadInput."""
     if options.effort is None:
         return {"seconds": options.seconds, "seed": options.seed}
     if not 0 < options.effort < float("inf"):
@@ -58,7 +58,7 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Who computes."""
+    """Add the options for which processes and machines search."""
     parser.add_argument(
         "--on",
         metavar="WHERE",
@@ -68,15 +68,15 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser, json: str, files: str) -> None:
-    """Where results go: what is printed as JSON, and what files may be written."""
+    """Add the options for where results go: what is printed as JSON, and which files may be written."""
     parser.add_argument("--json", action="store_true", help=f"{json} as JSON on standard output")
     parser.add_argument("-o", "--output", action="append", default=[], help=f"{files}; may be given more than once")
 
 
 def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
-    """The workers that the command line asks for; a line on standard error tells where one dies. threads: that one search
-    takes where seconds are the limit. Starting processes takes a second or two, so a short search has none where nobody
-    asks. Raises BadInput."""
+    """The workers requested on the command line; a line on standard error reports when one dies. threads: how many a single
+    search uses if limited by seconds. Starting processes takes a second or two, so a short search has none unless requested.
+    Raises BadInput."""
     from ..search.task_runner import solvers_on
     from ..util.machine import cores
 
@@ -89,7 +89,7 @@ def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> Abst
 
 @contextmanager
 def saving(*saves: Callable[[], None]) -> Iterator[None]:
-    """Write results by these calls, then do what is inside, which prints them: where a file cannot be written too. The other
+    """Write results with these calls, then run the block, which prints them even if a file cannot be written. The other
     files are written then as well. Raises the first error at the end."""
     failed: list[ZbsolveError] = []
     for save in saves:
@@ -114,8 +114,8 @@ def outputs_of(options: argparse.Namespace) -> list[str]:
 def tell(
     options: argparse.Namespace, body: Callable[[], Any], text: Callable[[], str | list[str]], *saves: Callable[[], None]
 ) -> None:
-    """Write results (see `saving`), and print them: as JSON where that was asked for, else as a text, or lines, where
-    standard output is no file's."""
+    """Write results (see `saving`), and print them: as JSON if requested, else as text or lines, unless standard output is
+    one of the files."""
     with saving(*saves):
         if options.json:
             print_json(body())
@@ -125,7 +125,7 @@ def tell(
 
 
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
-    """A schedule's file, or its picture, by the ending."""
+    """Write a schedule's file or picture, depending on the file's extension."""
     from ..long_steps.files import save, schedule_to_show
     from ..schedule import Schedule
     from ..show.pictures.files import save_schedule_picture
@@ -137,13 +137,13 @@ def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
 
 
 def method_of(text: str) -> tuple[str, str]:
-    """A method, and the solver of milp, from `milp:highs`."""
+    """The method and, for milp, its solver, from text such as `milp:highs`."""
     method, _, solver = text.partition(":")
     return (method, solver or "cbc") if method == "milp" else (text, "cbc")
 
 
 def run_of(schedule: Schedule, path: str) -> Trace:
-    """The run of a schedule in a file of ours or of another engine, which knows passes but not the schedule's own times.
+    """The schedule's run from a trace file of ours or of another engine, which has passes but not the schedule's own times.
     Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..trace import Trace
@@ -153,8 +153,8 @@ def run_of(schedule: Schedule, path: str) -> Trace:
 
 
 def profile_from(path: str, command: str, body: Any = None) -> Profile:
-    """The profile of a file, whose `body` may have been read before; what is to be doubted of it is told on standard error.
-    Raises BadInput."""
+    """The profile of a file, whose `body` may already have been read; doubts about it are printed to standard error. Raises
+    BadInput."""
     from ..profile.doubtful import doubts
     from ..profile.profile import Profile
 
@@ -165,7 +165,7 @@ def profile_from(path: str, command: str, body: Any = None) -> Profile:
 
 
 def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None:
-    """A line on standard error where a schedule is timed by the profile of another model."""
+    """Print a line on standard error if a schedule is timed by the profile of another model."""
     from ..profile.doubtful import other_model
 
     if line := other_model(schedule.problem.source, profile.model):
@@ -173,7 +173,7 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
 
 
 def noise_of(text: str) -> Noise:
-    """How times vary, in words, or as in the run of a trace's file."""
+    """How times vary: described in words, or as measured in a trace file's run."""
     from ..interchange.traces.reading import others_trace
     from ..noise import Noise
     from ..trace import Trace
@@ -184,7 +184,7 @@ def noise_of(text: str) -> Noise:
 
 
 def need_torch() -> None:
-    """Raise BadInput where torch is not there."""
+    """Raise BadInput if torch is missing."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -192,25 +192,25 @@ def need_torch() -> None:
 
 
 def progress_line() -> Callable[[str], None]:
-    """One line on standard error, written over again; nothing where that is no terminal. An empty text clears it."""
+    """Updates one line on standard error; nothing if that is no terminal. An empty text clears it."""
 
     def show(text: str) -> None:
         if sys.stderr.isatty():
-            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be written over
+            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be overwritten
             print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
     return show
 
 
-LEAST_SECONDS = 0.01  # that a search gets
-LEAST_FOR_PROCESSES = 10.0  # seconds, or effort, of a search that starts processes
+LEAST_SECONDS = 0.01  # for a search, at least
+LEAST_FOR_PROCESSES = 10.0  # seconds, or effort, from which a search starts processes
 
 
 @dataclass
 class Search:
-    """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
-    it is written again every second, so that the time elapsed goes on where nothing better is found. `came`: the signals
-    that ended it early."""
+    """A search's progress on a terminal: `show(where, state)` writes the line, at most ten times a second; inside `ticking`
+    it is rewritten every second, so that the elapsed time advances even if nothing better is found. `came`: the signals that
+    ended it early."""
 
     began: float
     came: list[int] = field(default_factory=list)
@@ -218,7 +218,7 @@ class Search:
     last: tuple[str, State] | None = None
 
     def rest(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """The limits, less what building took since the search began, and as much again for verifying and writing."""
+        """The limits, minus twice the time since the search began: for building, and for verifying and writing."""
         if not limits.get("seconds", 0) > 0:
             return limits
         return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - 2 * (time.monotonic() - self.began))}
@@ -240,7 +240,7 @@ class Search:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Keep the line going, on a terminal; an empty line at the end."""
+        """Keep updating the line, if on a terminal; end with an empty line."""
         ended = threading.Event()
 
         def tick() -> None:
@@ -260,7 +260,7 @@ class Search:
 
 
 def compiling(name: str) -> AbstractContextManager[None]:
-    """A line on standard error where kernels are compiled inside."""
+    """Prints a line on standard error if kernels are compiled inside the block."""
     from ..util.kernels import before_compiling
 
     return before_compiling(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
@@ -270,9 +270,9 @@ def compiling(name: str) -> AbstractContextManager[None]:
 def searching(
     name: str, method: str = "auto", further: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Search, Callable[[], bool]]]:
-    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
-    then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt. What method
-    "auto" needs is compiled before; further: compiles what else the command needs."""
+    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether a signal came, clears the line at the end,
+    and then reports on standard error what an interruption left. A second Ctrl-C raises KeyboardInterrupt again. Kernels for
+    method "auto" are compiled before; further: compiles what else the command needs."""
     from ..search.solver import ready
 
     if method == "auto":
@@ -288,27 +288,27 @@ def searching(
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs inside as Ctrl-C does: in order. Not so torchrun's ranks: one that waits inside gloo would hear
-    of it late, and torchrun ends them all."""
+    """Inside the block SIGTERM, like Ctrl-C, ends the work in an orderly way. Not for torchrun's ranks: one waiting inside
+    gloo would notice it late, and torchrun ends them all."""
     with interrupts(() if under_torchrun() else (signal.SIGTERM,), []):
         yield
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process, as far as its environment says."""
+    """Whether torchrun started this process, according to its environment."""
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
 @contextmanager
 def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[None]:
-    """Each of these signals is noted in `came` and raises KeyboardInterrupt with its number."""
+    """Each of these signals is appended to `came` and raises KeyboardInterrupt with its number."""
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         raise KeyboardInterrupt(number)
 
     before: dict[signal.Signals, Any] = {}
-    with suppress(ValueError):  # not the main thread: whoever runs it handles signals
+    with suppress(ValueError):  # not the main thread: the caller handles signals
         before = {which: signal.signal(which, note) for which in signals}
     try:
         yield
@@ -318,8 +318,8 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
 
 def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
-    """Of an option that takes a word, a number, or both with a comma between: whether the word is there, and the number (0
-    where there is none). Raises BadInput."""
+    """For an option that takes a word, a number, or both with a comma between: whether the word is given, and the number (0
+    if none). Raises BadInput."""
     words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):

@@ -1,5 +1,5 @@
-"""Decoder blocks as published models draw them: normalised attention and MLP with residual paths, experts, and a model's two
-ends."""
+"""Decoder blocks as in published models: normalised attention and MLP with residual connections, mixtures of experts, and
+the embedding and head."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .slicing import slice_offset, sliced_attention
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1). query_rank, key_rank: widths of the vectors that
-    queries, and keys and values, are made from. rotated: of a head's query and key, the width that has positions; all heads
-    share that part of the key. The rest is `BlockSizes.head_width` wide, and so is a head's value."""
+    """Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1). query_rank, key_rank: widths of the latent vectors
+    of the queries, and of the keys and values. rotated: the part of a head's query and key that has rotary positions; all
+    heads share that part of the key. The rest has width `BlockSizes.head_width`, and so has a head's value."""
 
     query_rank: int
     key_rank: int
@@ -28,10 +28,10 @@ class LatentSizes:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How tokens choose experts. taken: experts a token. shared: experts that every token goes through besides, as one wide
-    MLP. groups > 0: scores are sigmoids, and a token chooses within `groups_taken` groups of experts (DeepSeek-V3,
-    2412.19437, section 2.1.2); 0: they are a softmax (Mixtral). scale: of the shares, whose sum it is. room: tokens that an
-    expert takes, in percent of its even share."""
+    """How tokens choose experts. taken: experts per token. shared: shared experts, which process every token in addition, as
+    one wide MLP. groups > 0: scores are sigmoids, and a token chooses within `groups_taken` groups of experts (DeepSeek-V3,
+    2412.19437, section 2.1.2); 0: they are a softmax (Mixtral). scale: factor of the normalised weights. room: the capacity
+    of an expert in tokens, in percent of its even share."""
 
     taken: int = 2
     shared: int = 0
@@ -43,10 +43,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """A decoder block. heads, kv_heads: of queries, and of keys and values (grouped-query attention, 2305.13245), each
-    head_width wide. ffn: the MLP's inner width. activation: of the gate. post_norm: norms after attention and after the MLP
-    too (Gemma 2). qkv_bias: as in Qwen 2. experts > 1: that many MLPs, of which each token takes some (see `Routing`).
-    latent: keys and values come from one narrow vector a token (every head has its own, whatever kv_heads says)."""
+    """A decoder block. heads, kv_heads: number of heads of queries, and of keys and values (grouped-query attention,
+    2305.13245), each of width head_width. ffn: the MLP's inner width. activation: of the gate. post_norm: norms after
+    attention and after the MLP too (Gemma 2). qkv_bias: as in Qwen 2. experts > 1: that many MLPs, of which each token uses
+    some (see `Routing`). latent: latent attention (every head has its own keys and values; kv_heads is ignored)."""
 
     width: int
     heads: int
@@ -62,7 +62,7 @@ class BlockSizes:
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """An nn.Linear of such weights, and biases of 0."""
+    """An nn.Linear with normally distributed weights, and biases of 0."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=0.02)
     if bias:
@@ -71,7 +71,7 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 class BatchedLinear(nn.Module):
-    """Several linear layers of one size, each for rows of its own: one product for all of them."""
+    """Several linear layers of one size, each applied to its own rows, as one batched matrix product."""
 
     def __init__(self, number: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Gated(nn.Module):
-    """A gated MLP (2002.05202), or several. make: its layers, of inputs and outputs."""
+    """A gated MLP (2002.05202), or several. make: builds its linear layers from (inputs, outputs)."""
 
     def __init__(self, sizes: BlockSizes, make: Callable[[int, int], nn.Module] = linear) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each token goes through its best MLPs. Every expert takes the same number of tokens, its even share times the room of
-    the routing (2006.16668, capacity), and drops the rest. So shapes, and times, do not depend on the data."""
+    """Each token goes through its best MLPs. Every expert takes the same number of tokens, its capacity (2006.16668), and
+    drops the rest. So shapes, and times, do not depend on the data."""
 
     correction: Tensor
 
@@ -146,7 +146,7 @@ class Experts(nn.Module):
         return share / share.sum(-1, keepdim=True), expert
 
     def _within_groups(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The same. A group counts as much as its two best experts."""
+        """The same with groups of experts. A group's score is the sum of its two best."""
         scores = self.router(tokens).float().sigmoid()
         choice = scores.detach() + self.correction
         grouped = choice.view(len(tokens), self.routing.groups, -1)
@@ -164,7 +164,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _hold_positions(layer: nn.Module, length: int, width: int, theta: float, dtype: torch.dtype) -> None:
-    """Give a layer cosines and sines of its positions, (length, width) each, as buffers `cos` and `sin`."""
+    """Register a layer's rotary cosines and sines, (length, width) each, as buffers `cos` and `sin`."""
     half = width // 2
     angles = torch.arange(length).float()[:, None] * theta ** (-torch.arange(half).float() / half)
     angles = torch.cat((angles, angles), -1)
@@ -173,7 +173,7 @@ def _hold_positions(layer: nn.Module, length: int, width: int, theta: float, dty
 
 
 def _here(length: int) -> slice:
-    """Where in the sequence a layer's tokens are."""
+    """The positions of a layer's tokens in the sequence."""
     return slice(slice_offset(), slice_offset() + length)
 
 
@@ -206,9 +206,9 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Causal multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1) as training runs it: keys and values of all
-    heads are made from one narrow vector a token. Values are padded with zeros to the width of keys, since torch's fused
-    attention on CPUs wants equal widths; so it computes more than the published sizes say."""
+    """Causal multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1) in the form used for training: keys and
+    values of all heads are computed from one latent vector per token. Values are zero-padded to the width of keys, since
+    torch's fused attention on CPUs needs equal widths; so it computes more than the published sizes imply."""
 
     cos: Tensor
     sin: Tensor
@@ -265,7 +265,7 @@ class Decoder(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Token numbers (batch, length) → vectors (batch, length, width), times `scale` (Gemma)."""
+    """Token ids (batch, length) → vectors (batch, length, width), times `scale` (Gemma)."""
 
     def __init__(self, vocabulary: int, width: int, scale: float = 1.0) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class Tokens(nn.Module):
 
 
 class Scores(nn.Module):
-    """Vectors → a score for every next token, kept within ±cap where there is one (Gemma 2)."""
+    """Hidden states → logits, soft-capped to ±cap where that is set (Gemma 2)."""
 
     def __init__(self, vocabulary: int, width: int, cap: float = 0.0) -> None:
         super().__init__()

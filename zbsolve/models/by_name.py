@@ -32,11 +32,11 @@ def load(spec: str, seed: int = 0) -> Model:
     `mlp-24` has 24 small layers.
 
     `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
-    their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
-    a tensor or a pytree of tensors; or a function of (microbatch, step) that gives such a sample, or an iterable of them
-    (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (of all its
-    floating-point tensors, added up). Functions `parallelize`, `work` and `optimizer` beside it are the
-    model's. Raises BadInput.
+    order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is a
+    tensor or a pytree of tensors; or a function of (microbatch, step) that returns such a sample, or an iterable of them
+    (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (summed
+    over its floating-point tensors). Functions `parallelize`, `work` and `optimizer` in the same module belong to the model.
+    Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -56,12 +56,12 @@ def load(spec: str, seed: int = 0) -> Model:
 
 
 def knows(spec: str) -> bool:
-    """Whether it is a name that `load` looks for further."""
+    """Whether `load` accepts such a name or looks it up further."""
     return ":" in spec or STAND_IN.fullmatch(spec) is not None or spec.partition("@")[0] in NAMES
 
 
 def sized(spec: str, batch: int) -> str:
-    """The name of the same model with so many sequences a microbatch; as it is where it says them, or cannot."""
+    """The name of the same model with `batch` sequences per microbatch; unchanged if it says them, or cannot."""
     head, brace, tail = spec.rpartition("}")
     name, _, setting = tail.partition("@")
     if "batch=" in setting or not (spec.startswith("hf:") or spec.partition("@")[0] in PUBLISHED):
@@ -70,7 +70,7 @@ def sized(spec: str, batch: int) -> str:
 
 
 def _own(spec: str, seed: int) -> Model:
-    """The user's model: the function is called once, in every process that needs it."""
+    """The user's own model: the function is called once in every process that needs it."""
     place, _, name = spec.rpartition(":")
     module = _module(place, spec)
     function = getattr(module, name, None)
@@ -110,7 +110,7 @@ def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
             f"{where} returns a {type(layers).__name__}, whose forward is its own: return the layers in their order"
         )
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        # `named_children` would name a module once that is there twice.
+        # `named_children` would list a module that occurs twice only once.
         children = layers.named_modules(remove_duplicate=False)
         rows = [(name, layer) for name, layer in children if name and "." not in name]
     else:

@@ -1,5 +1,5 @@
-"""A Hugging Face causal language model made from its config, without its decoder layers; what such a layer is called
-with beside its input (positions, masks), and what of it belongs to a slice of the sequence."""
+"""A Hugging Face causal language model built from its config, without its decoder layers; the arguments such a layer
+receives besides its input (positions, masks), and the part of them that belongs to a slice of the sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .slicing import slice_offset
 
 
 def causal_of(config: Any) -> Any:
-    """The library's own model of a config, with random numbers."""
+    """The library's own model for a config, with random weights."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
@@ -33,12 +33,12 @@ def causal_of(config: Any) -> Any:
 
 
 def without_layers(config: Any) -> Any:
-    """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
+    """The causal model with an empty list of layers. It is built with one layer, since some initialise by layer number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
-    if bare.num_hidden_layers != 1:  # counted by the list of kinds
+    if bare.num_hidden_layers != 1:  # the layer count follows from layer_types
         _set_kind(bare, bare.layer_types[0])
-    bare.output_router_logits = False  # no router is left: the functions below make that loss
+    bare.output_router_logits = False  # no router is left: the functions below compute that loss
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -47,7 +47,7 @@ def without_layers(config: Any) -> Any:
 
 
 def inner_of(causal: Any) -> tuple[str, Any]:
-    """The model inside, which makes hidden states, and its name there. Some (Llama 4's) are not what their prefix names."""
+    """The inner model, which computes hidden states, and its attribute name. Some (Llama 4) do not follow their prefix."""
     if causal.base_model is not causal:
         return causal.base_model_prefix, causal.base_model
     inner = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
@@ -57,8 +57,8 @@ def inner_of(causal: Any) -> tuple[str, Any]:
 
 
 def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
-    """The module that holds the decoder layers, and their name there: the outermost list of modules that is as long as the
-    config says. Raises BadInput."""
+    """The module that owns the decoder layers, and their attribute name: the outermost ModuleList with as many entries as
+    the config says. Raises BadInput."""
     for module in inner_of(causal)[1].modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
@@ -67,14 +67,14 @@ def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
 
 
 def final_norm(causal: Any) -> tuple[nn.Module, str] | None:
-    """The norm behind the last layer: by its name in the module that holds the layers."""
+    """The norm after the last layer: found by its name in the module that owns the layers."""
     owner, _ = owner_of(causal, 0)
     names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
     return (owner, names[-1]) if names else None
 
 
 def without_norm(causal: Any) -> Any:
-    """A model without layers that hands on what its norm would get."""
+    """A model without layers that returns the input of its last norm."""
     norm = final_norm(causal)
     if norm is not None:
         setattr(*norm, nn.Identity())
@@ -82,7 +82,7 @@ def without_norm(causal: Any) -> Any:
 
 
 def of_eight_words(config: Any) -> Any:
-    """A config that differs in its vocabulary: what is no weight of tokens is as it was."""
+    """A config with a vocabulary of 8: everything but the token weights stays the same."""
     small = copy.deepcopy(config)
     small.vocab_size = 8
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -102,8 +102,8 @@ class Sample(NamedTuple):
 
 
 class Given(NamedTuple):
-    """value: positional and named arguments. along: of each leaf of it, which dimensions are as long as the sequence. batch:
-    the samples that it is for."""
+    """value: positional and keyword arguments. along: for each leaf, the dimensions that are as long as the sequence. batch:
+    the samples that it was made for."""
 
     value: Any
     along: tuple[tuple[int, ...], ...]
@@ -111,7 +111,7 @@ class Given(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Tokens that a layer runs for: samples, the first one's position, and how many."""
+    """The tokens that a layer currently processes: samples, the first one's position, and how many."""
 
     batch: int
     first: int
@@ -119,10 +119,10 @@ class Here(NamedTuple):
 
 
 def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Tensor:
-    """What the tokens `here` need of a leaf for `batch` samples. A mask, which is as long as the sequence along two
-    dimensions, keeps all keys up to theirs. Raises BadInput where the sequence is shorter than that."""
+    """The part of a leaf made for `batch` samples that the tokens `here` need. A mask, which has two dimensions of the
+    sequence's length, keeps all keys up to them. Raises BadInput where the sequence is shorter than that."""
     if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch != here.batch:
-        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # no sample's tokens say what it is given
+        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # it does not depend on the sample's tokens
     if not along:
         return leaf
     length = leaf.shape[along[0]]
@@ -137,7 +137,7 @@ def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Ten
 
 
 class Answer:
-    """What an inner model returns: the hidden states, first and by name. Anything else is None."""
+    """An inner model's output: the hidden states, by index 0 and by name. Any other attribute is None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -150,14 +150,14 @@ class Answer:
 
 
 class Held(nn.Module):
-    """A layer, called as its model calls it. What it gets with its input is in buffers; a slice, or a shorter sequence,
-    takes of them what it needs."""
+    """A layer, called as its model calls it. Its further arguments are in buffers; a slice, or a shorter sequence, uses the
+    part of them that it needs."""
 
     def __init__(self, layer: nn.Module, given: Given) -> None:
         super().__init__()
         self.layer = layer
         leaves, form = tree_flatten(given.value)
-        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
+        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns if a tree spec is copied
         self.along, self.batch = given.along, given.batch
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in enumerate(leaves):
@@ -165,13 +165,13 @@ class Held(nn.Module):
                 self.register_buffer(f"given{n}", leaf, persistent=False)
 
     def call(self, x: Tensor, others: Mapping[int, Any] = MappingProxyType({})) -> Any:
-        """What the layer gives. others: in place of leaves that it holds."""
+        """The layer's output. others: replacements for leaves that it holds."""
         here = Here(x.shape[0], slice_offset(), x.shape[1])
         args, kwargs = tree_map(lambda n: others[n] if n in others else self._leaf(n, here), self.numbers)
         return self.layer(x, *args, **kwargs)
 
     def _leaf(self, n: int, here: Here) -> Any:
-        """What these tokens get of the leaf n."""
+        """The part of leaf n for these tokens."""
         leaf: Any = getattr(self, f"given{n}", self.fixed[n])
         return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
 
@@ -180,16 +180,16 @@ Words = Mapping[str, str]
 
 
 def words_of(layer: nn.Module) -> Words:
-    """What a layer says of itself in words, by name."""
+    """A layer's string attributes by name."""
     return {name: word for name, word in vars(layer).items() if isinstance(word, str) and not name.startswith("_")}
 
 
 class Noted(Exception):
-    """Carries what a layer is called with."""
+    """Carries the arguments of a layer's call."""
 
 
 class _Note(nn.Module):
-    """Stands where a decoder layer was, with its words: some models ask a layer for its `attention_type` or `block_type`."""
+    """Replaces a decoder layer, with its string attributes: some models read a layer's `attention_type` or `block_type`."""
 
     def __init__(self, words: Words) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class _Note(nn.Module):
 
 
 def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
-    """What layer i gets with its input. It is found with a small vocabulary; nothing of it is a weight."""
+    """The arguments that layer i receives besides its input. Found with a small vocabulary; none of them is a weight."""
     small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -219,7 +219,8 @@ _given: dict[tuple[str, Sample], Given] = {}
 
 
 def _set_kind(config: Any, kind: str) -> None:
-    """Make it the config of one layer of this kind. Some (Jamba's) say kinds by a rule, which a subclass replaces."""
+    """Make this the config of one layer of this kind. In some (Jamba) a property derives the kinds; a subclass replaces
+    it."""
     cls = type(config)
     name = getattr(cls, "attribute_map", {}).get("layer_types", "layer_types")
     if isinstance(getattr(cls, name, None), property):
@@ -239,8 +240,8 @@ def _noted(config: Any, words: Words, sample: Sample) -> Given:
 
 
 def _check_first(causal: Any, length: int) -> None:
-    """Raise BadInput where the first layer gets something else than what the model without layers would hand to its norm:
-    then it does more before and behind its layers, as with several streams of hidden states."""
+    """Raise BadInput where the first layer's input differs from what the model without layers would pass to its norm: then
+    it does more before and after its layers, as with several streams of hidden states."""
     x = _called_with(causal, 1, length, 0)[2]
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -266,7 +267,7 @@ def _with_note(config: Any, words: Words) -> Any:
 
 
 def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
-    """Arguments of the first layer for a sequence of one word, and its input."""
+    """Arguments of the first layer for a sequence that repeats one token, and its input."""
     try:
         with torch.no_grad():
             inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)
@@ -276,8 +277,8 @@ def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
 
 
 def _along(value: Any, shorter: Any, length: int) -> tuple[tuple[int, ...], ...]:
-    """Dimensions that a sequence one token shorter shortens. Where it makes no such tensor (a mask that only longer ones
-    need): those of the sequence's length."""
+    """Dimensions that get shorter if the sequence is one token shorter. If no such tensor exists then (a mask that only
+    longer sequences need): those of the sequence's length."""
     rows, others = (tree_leaves(tree) for tree in (value, shorter))
     others = others if len(others) == len(rows) else [None] * len(rows)
     return tuple(_dimensions(leaf, other, length) for leaf, other in zip(rows, others, strict=True))
@@ -293,13 +294,14 @@ def _dimensions(leaf: Any, other: Any, length: int) -> tuple[int, ...]:
 
 Sums = dict[str, Tensor]
 
-_listening: list[list[Tensor]] = []  # the innermost last: logits of the routers that run
+_listening: list[list[Tensor]] = []  # innermost last: logits of the routers that run
 
 
 @dataclass(frozen=True)
 class Balance:
-    """kind: the class of routers. place: of the logits in what a router gives. experts, chosen: how many there are, and are
-    taken for a token. weight: of the loss."""
+    """The load-balancing loss of routers. kind: the routers' class. place: index of the logits in a router's output.
+    experts,
+    chosen: number of experts, and of those chosen per token. weight: of the loss."""
 
     kind: Any
     place: int
@@ -308,12 +310,12 @@ class Balance:
     weight: float
 
     def begun(self, hidden: Tensor) -> Sums:
-        """What the first layer is given: sums of 0 that get gradients, as all later ones do."""
+        """The first layer's input: sums of 0 that require gradients, as all later ones do."""
         zeros = torch.zeros(self.experts, device=hidden.device)
         return {"hidden": hidden, "assigned": zeros, "shares": zeros + hidden.flatten()[:0].sum().float()}
 
     def added(self, before: Sums, hidden: Tensor, logits: list[Tensor]) -> Sums:
-        """The sums with those of one more layer: tokens of each expert, and its share of them by the router."""
+        """The sums including one more layer's: tokens assigned to each expert, and its router probabilities."""
         assigned, shares = before["assigned"], before["shares"]
         for tensor in logits:
             weights = tensor.softmax(-1)
@@ -323,15 +325,15 @@ class Balance:
         return {"hidden": hidden, "assigned": assigned, "shares": shares}
 
     def add_loss(self, sums: Sums) -> None:
-        """Add the loss of all layers."""
+        """Add the load-balancing loss over all layers."""
         rows = sums["assigned"].sum() / self.chosen
         value = self.experts * (sums["assigned"] / rows * (sums["shares"] / rows)).sum()
         auxiliary_loss(self.weight * value)
 
 
 def balance_of(causal: Any) -> Balance | None:
-    """Of a model whose config asks for the loss of its routers; None for others. Raises BadInput for a family whose loss is
-    another one."""
+    """The load-balancing loss of a model whose config asks for it; None for others. Raises BadInput for a family that uses
+    another loss."""
     if not getattr(causal.config, "output_router_logits", False):
         return None
     recorder: Any = (getattr(inner_of(causal)[1], "_can_record_outputs", None) or {}).get("router_logits")
@@ -345,7 +347,7 @@ def balance_of(causal: Any) -> Balance | None:
 
 
 def hear(layer: nn.Module, balance: Balance) -> None:
-    """From now on routers in `layer` tell their logits to `heard`."""
+    """From now on routers in `layer` report their logits to `heard`."""
     for module in layer.modules():
         if isinstance(module, balance.kind):
             module.__class__ = _telling(balance.kind, balance.place)
@@ -364,7 +366,7 @@ def heard() -> Iterator[list[Tensor]]:
 
 @cache
 def _telling(kind: Any, place: int) -> Any:
-    """A router that does what `kind` does, and tells its logits. It stays of the same class in all layers."""
+    """A subclass of router `kind` that also reports its logits. The same class is used in all layers."""
     plain: Callable[..., Any] = kind.forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The loss of a language model as data: what a vocabulary that is split over ranks needs to know of it. And losses that
-layers make themselves, such as the balance of experts: they count beside the loss of the model's output."""
+"""A language model's loss as data: what a vocabulary-parallel output layer needs to know about it. And losses that layers
+add themselves, such as load balancing of experts, to the loss of the model's output."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ class CrossEntropy:
 
 
 def without_metrics(value: Any) -> Any:
-    """The loss, of what a loss function returned: that itself, or the first of `(loss, metrics)`, where metrics is a dict,
-    as the loss functions of Megatron-LM return it."""
+    """The loss in the value returned by a loss function: the value itself, or the first of `(loss, metrics)`, where metrics
+    is a dict, as in Megatron-LM."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
         return value[0]
     return value
 
 
 def exact(kind: torch.dtype) -> torch.dtype:
-    """The type that sums over a vocabulary are made in: float64 for float64, else float32."""
+    """The type for sums over a vocabulary: float64 for float64, else float32."""
     return torch.float64 if kind == torch.float64 else torch.float32
 
 
 class AuxiliaryLosses:
-    """Collects the losses that layers make. total: their sum, a tensor of one number; None where there are none. recording:
-    whether gradients are wanted."""
+    """Collects the losses that layers add. total: their sum, a tensor of one number; None where there are none. recording:
+    whether gradients are needed."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
@@ -89,12 +89,12 @@ _collecting: list[AuxiliaryLosses] = []  # the innermost last
 
 
 def auxiliary_loss(value: Tensor) -> None:
-    """Add `value`, a tensor of one number, to the loss: a layer's forward calls this, as often as it likes.
+    """Add `value`, a tensor of one number, to the loss: called in a layer's forward, any number of times.
 
-    In a pipeline it counts in the loss of the microbatch that runs, whichever stage the layer is on: a step's loss is the
-    mean over its microbatches of their losses with all that their layers added, and so are the gradients. In plain code
-    `auxiliary_losses` collects it; where nobody collects, nothing happens. Raises BadInput for another value, and where
-    gradients are wanted but none is recorded (inside a reentrant checkpoint, for example).
+    In a pipeline it counts for the microbatch being processed, whichever stage the layer is on: a step's loss is the mean
+    over its microbatches of their losses including all that their layers added, and gradients follow. In plain code
+    `auxiliary_losses` collects it; outside of it, nothing happens. Raises BadInput for any other value, and where gradients
+    are needed but not recorded (inside a reentrant checkpoint, for example).
     """
     if not _collecting:
         return
@@ -110,7 +110,7 @@ def auxiliary_loss(value: Tensor) -> None:
 
 @contextmanager
 def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
-    """Collect what layers add by `auxiliary_loss` while the block runs, for a model in one process:
+    """Collect what layers add with `auxiliary_loss` inside the block, for a model in one process:
 
     with auxiliary_losses() as extra:
         output = model(inputs)

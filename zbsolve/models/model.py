@@ -1,4 +1,4 @@
-"""A model as a row of layers, and what a name may say about one."""
+"""A model as a sequence of layers, and what a model's name may specify."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a row of layers.
+    """A model as a sequence of layers.
 
-    layers: builders; each makes one layer, with the same numbers whichever rank calls it. A layer takes one value and gives
-    one: any pytree of tensors. layer_names: a name each. batch(microbatch, step): inputs and targets, pytrees of tensors.
-    loss(output, target): a mean, one number. tied: groups of places that hold one parameter; the first place of a group
-    gives the starting values. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh beside "pp" (see
-    `exec.Pipeline`); None: nobody knows how. work(rank, piece, pieces): what ranks do beside the step.
-    optimizer(parameters): makes torch optimizers, one or a list, of a rank's parameters; `parameters.names` are their names.
+    layers: functions that each build one layer, with the same initial weights on every rank. A layer maps one value to one:
+    any pytree of tensors. layer_names: one name per layer. batch(microbatch, step): inputs and targets, pytrees of tensors.
+    loss(output, target): a mean, one number. tied: groups of places that share one parameter; the first place of a group
+    provides the initial values. parallelize(stage, mesh): shards a stage over the mesh dimensions other than "pp" (see
+    `exec.Pipeline`); None: not available. work(rank, piece, pieces): other work that ranks do during the step.
+    optimizer(parameters): builds one torch optimizer, or a list, for a rank's parameters; `parameters.names` are their
+    names.
     """
 
     name: str
@@ -40,8 +41,8 @@ class Model:
     optimizer: Callable[[Any], Any] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
-        """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied
-        parameter whose first place is not among them has that place's starting values all the same."""
+        """The layers with the numbers `layers` (None: all), tied to each other where several places of a group are included.
+        A tied parameter whose first place is not included still starts from that place's initial values."""
         numbers = list(range(len(self.layers))) if layers is None else list(layers)
         made = {i: self.layers[i]() for i in numbers}
         for group in self.tied:
@@ -52,15 +53,15 @@ class Model:
         return [made[i] for i in numbers]
 
     def in_steps_of(self, microbatches: int, sizes: Sequence[int] = ()) -> Model:
-        """The same model, trained in steps of so many microbatches, of all pipelines together: where batches come from an
-        iterable, their number says which item begins a step. sizes: rows of each microbatch, if not as the model has them.
+        """The same model, trained with this many microbatches per step, over all pipelines: where batches come from an
+        iterable, this says which item begins a step. sizes: rows of each microbatch, if they differ from the model's own.
         Raises BadInput."""
         batch = self.batch.of(0 if sizes else microbatches) if isinstance(self.batch, Items) else self.batch
         return replace(self, batch=Sized.of(batch, sizes, self.name) if sizes else batch)
 
 
 def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
-    """Groups of places that hold one parameter, where it is in more than one layer. layers: (number, layer)."""
+    """Groups of places that share one parameter, for those that occur in several layers. layers: (number, layer)."""
     places: dict[int, list[Place]] = {}
     for i, layer in layers:
         for name, parameter in layer.named_parameters():
@@ -69,7 +70,7 @@ def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ..
 
 
 def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:
-    """Let all places of `group` that are in `layers` hold `parameter`."""
+    """Make all places of `group` that are in `layers` refer to `parameter`."""
     for i, name in group:
         if i in layers:
             parent, _, last = name.rpartition(".")
@@ -77,7 +78,7 @@ def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn
 
 
 def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A builder whose random numbers (seed, layer) fix; torch's generator is left as it was."""
+    """A build function whose random numbers depend on (seed, layer) only; torch's generator keeps its state."""
 
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -90,8 +91,8 @@ def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[]
 def language_model(
     name: str, seed: int, builders: Sequence[Callable[[], nn.Module]], batch: Callable[[int, int], Any], tied: Sequence[str]
 ) -> Model:
-    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the weight that its ends share, in
-    the one and in the other; () where they share none."""
+    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the weight that embedding and head
+    share, in the first and in the second; () where they share none."""
     last = len(builders) - 1
     return Model(
         name,
@@ -105,7 +106,7 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What `@key=value,…` behind a name changes: samples a microbatch, their length, blocks, type. None: as published."""
+    """What `@key=value,…` after a name changes: samples per microbatch, their length, blocks, type. None: as published."""
 
     batch: int | None = None
     length: int | None = None
@@ -113,7 +114,7 @@ class Setting:
     dtype: str | None = None
 
     def named(self, name: str) -> str:
-        """The name that gives this model again."""
+        """The name that selects this model again."""
         parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
         return f"{name}@{','.join(parts)}" if parts else name
 

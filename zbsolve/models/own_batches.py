@@ -1,4 +1,4 @@
-"""What an own model is fed: its one sample with rows drawn anew, or the microbatches of a function or an iterable."""
+"""Batches of the user's own model: one sample with randomly drawn rows, or the microbatches of a function or an iterable."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FEW = 6  # rows, of which 462 draws differ
 
 
 def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
-    """(microbatch, step) → input and target, of what a model's function gave as its sample.
+    """A function (microbatch, step) → input and target, from what a model's function returned as its sample.
 
-    given: a sample; a function of (microbatch, step) that gives one; or an iterable of samples that is none itself (a
-    DataLoader, a generator). target: a sample has a target, else it is an input alone. Random numbers of torch's that the
-    function or the iterable draws are fixed by `seed`, so every rank gets the same. Raises BadInput, which begins with
-    `where`.
+    given: a sample; a function of (microbatch, step) that returns one; or an iterable of samples that is not itself a sample
+    (a DataLoader, a generator). target: a sample has a target, else it is an input alone. torch random numbers drawn in the
+    function or the iterable are fixed by `seed`, so every rank gets the same. Raises BadInput with a message that begins
+    with `where`.
     """
     if _is_sample(given):
         return DrawnRows(checked_sample(given, target, where), seed)
@@ -35,7 +35,7 @@ def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int
 
 
 def checked_sample(sample: Any, target: bool, where: str) -> Batch:
-    """Input and target of a sample; of an input alone the target is a 0. Raises BadInput."""
+    """Input and target of a sample; for an input alone the target is 0. Raises BadInput."""
     if not _is_sample(sample):
         raise BadInput(
             f"{where} must be (input, target), or an input that is no tuple; each a tensor, or tuples, lists and dicts of "
@@ -51,11 +51,11 @@ def checked_sample(sample: Any, target: bool, where: str) -> Batch:
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """One sample, whose rows are drawn anew (with repeats) for each microbatch and step, so hardly two of a step are alike:
-    where the wrong one of them is used, gradients differ. The first microbatch of the first step is the sample itself.
+    """One sample, whose rows are drawn at random (with repeats) for each microbatch and step, so two of a step rarely equal
+    each other: if the wrong one is used, gradients differ. The first microbatch of the first step is the sample itself.
 
-    Rows are those of the input's first tensor. A tensor with as many keeps its row beside that of the others; all else stays
-    as it is, and all of it where a tensor is not a plain dense one.
+    Rows are those of the input's first tensor. Tensors with the same number of rows are drawn alike; everything else stays
+    as it is, and so does the whole sample where a tensor is not a plain dense one.
     """
 
     sample: Batch
@@ -79,8 +79,8 @@ class DrawnRows:
         return tree_map(of, self.sample)
 
     def _drawn(self, rows: int, microbatch: int, step: int) -> Tensor:
-        """Numbers of as many rows. Of a few rows two draws are often of the same ones, so a step goes through all that there
-        are, in an order of its own."""
+        """Indices of the drawn rows. With few rows two draws are often equal, so a step goes through all possible draws, in
+        a random order."""
         generator = torch.Generator().manual_seed(_number(self.seed, microbatch, step))
         if rows > FEW:
             return torch.randint(rows, (rows,), generator=generator)
@@ -96,7 +96,7 @@ class DrawnRows:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a function gives for (microbatch, step)."""
+    """Samples from a function of (microbatch, step)."""
 
     give: Callable[[int, int], Any]
     seed: int
@@ -115,8 +115,8 @@ class _Asked:
 
 @dataclass
 class Items:
-    """Those of an iterable: microbatch m of step s is number s · per_step + m, or m where nobody says how many a step has.
-    An iterable that can be begun anew is, when it ends. Items from the step before on may be asked for again.
+    """Samples from an iterable: microbatch m of step s is item s · per_step + m, or m if per_step is unknown. An iterable
+    that can be restarted is, when it ends. Items since the previous step can be requested again.
     """
 
     given: Iterable[Any]
@@ -144,11 +144,11 @@ class Items:
         return checked_sample(tuple(item) if pair else item, self.target, self.where)
 
     def of(self, per_step: int) -> Items:
-        """The same of steps of so many microbatches, from the first item on."""
+        """The same with this many microbatches per step, from the first item on."""
         return Items(self.given, self.seed, self.target, self.where, per_step)
 
     def _next(self) -> Any:
-        """The next item, with random numbers that go on from the last one's, whatever else draws some."""
+        """The next item; its random numbers continue from the last one's, whatever else draws some."""
         with torch.random.fork_rng(devices=[]):
             if self._state is None:
                 torch.default_generator.manual_seed(self.seed)
@@ -172,10 +172,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Sized:
-    """Microbatches of other sizes: the rows of those that a function gives, one after the other, cut anew.
+    """Microbatches of other sizes: the rows of a function's batches, concatenated and split differently.
 
-    give: (microbatch, step) → input and target. rows: of the first tensor of each of these; tensors with as many are cut,
-    all else stays. starts: the row of a step with which each microbatch begins, and behind the last one its end.
+    give: (microbatch, step) → input and target. rows: of the first tensor of each of these; tensors with the same number are
+    split, everything else stays. starts: the first row of each microbatch within its step, and the end of the last one.
     """
 
     give: Callable[[int, int], Batch]
@@ -184,7 +184,7 @@ class Sized:
 
     @classmethod
     def of(cls, give: Callable[[int, int], Batch], sizes: Sequence[int], where: str) -> Sized:
-        """Of so many rows each. Raises BadInput where batches have no rows."""
+        """With this many rows each. Raises BadInput where batches have no rows."""
         rows, starts = _rows(give(0, 0)), (0, *accumulate(sizes))
         if not rows:
             raise BadInput(f"model '{where}': its batches have no rows, and the schedule says how many each microbatch has")
@@ -214,7 +214,7 @@ def _rows(batch: Batch) -> int:
 
 
 def _number(seed: int, microbatch: int, step: int) -> int:
-    """Different for each, as those of the models by name."""
+    """A seed that differs for each, as for the models by name."""
     return (seed * 1_000_003 + step) * 65_537 + microbatch
 
 

@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, length, width) → a score for every next token (batch, length, vocabulary)."""
+    """Hidden states (batch, length, width) → logits (batch, length, vocabulary)."""
 
     def __init__(self, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Side inputs of a model: a layer's attribute `gives` names what it returns behind its output, and `takes` names what later
-layers are called with behind their input. One that `begins` takes the batch, and not what the layer before returned (see
-`docs/side-inputs.md`)."""
+"""Side inputs of a model: a layer's attribute `gives` names what it returns after its output, and `takes` names the
+arguments that later layers receive after their input. A layer with `begins` takes the batch instead of the previous layer's
+output (see `docs/side-inputs.md`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..util.errors import BadInput
 
 
 class Carried(NamedTuple):
-    """What goes from layer to layer where there are side inputs: the row's value, and those by name."""
+    """What layers pass on where there are side inputs: the main value, and the side inputs by name."""
 
     row: Any
     sides: dict[str, Any]
 
 
 def names_of(layer: nn.Module, number: int | None = None) -> Names:
-    """What a layer gives and takes, and whether it begins a row. number: of the layer, for errors. Raises BadInput for
-    something else than names, and than yes or no."""
+    """The side inputs that a layer gives and takes, and whether it starts from the batch. number: of the layer, for errors.
+    Raises BadInput for wrong types."""
     each, where = dict[str, tuple[str, ...]](), type(layer).__name__ if number is None else f"layer {number}"
     for what in ("gives", "takes"):
         value = getattr(layer, what, ())
@@ -36,7 +36,7 @@ def names_of(layer: nn.Module, number: int | None = None) -> Names:
 
 
 def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What some layers in turn give, and what they take of layers before them and of the batch, sorted."""
+    """What layers give together, and what they take from earlier layers and from the batch, sorted."""
     gives, takes = set[str](), set[str]()
     for layer in layers:
         given, taken, begins = names_of(layer)
@@ -46,19 +46,19 @@ def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def batch_with(layers: Any, inputs: Any, target: Any) -> Any:
-    """What the first of all `layers` gets: the inputs, with what later ones take of the batch."""
+    """The input of the first of all `layers`: the inputs, with what later layers take from the batch."""
     batch = {name: {INPUTS: inputs, TARGETS: target}[name] for name in outer_names(layers)[1] if name in (INPUTS, TARGETS)}
     return Carried(inputs, batch) if batch else inputs
 
 
 def called(layer: nn.Module, x: Any) -> Any:
-    """What a layer makes of its input, with side inputs where there are some. Raises BadInput where it does not give what it
-    says, or something is not there that it takes."""
+    """A layer's output, with side inputs where there are some. Raises BadInput where it does not give what it declares, or
+    takes something that does not exist."""
     return called_by(layer, names_of(layer), x)
 
 
 def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
-    """The same of a layer whose names are known: what a trace goes through."""
+    """The same for a layer with known names: the form that can be traced."""
     gives, takes, begins = names
     row, sides = x if isinstance(x, Carried) else (x, {})
     row = sides.get(INPUTS, row) if begins else row
@@ -74,5 +74,5 @@ def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
 
 
 def row_of(x: Any) -> Any:
-    """What goes on without side inputs."""
+    """The main value without side inputs."""
     return x.row if isinstance(x, Carried) else x

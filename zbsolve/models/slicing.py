@@ -1,7 +1,7 @@
-"""Attention of a model whose sequences may run in slices: what a layer calls, and what it is told of its slice.
+"""Attention for models whose sequences may run in slices: the function that a layer calls, and what it knows of its slice.
 
-Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `running_slice`, as `auxiliary_losses`
-collects losses.
+This module does not know who splits sequences. `exec.slices` does, and says so with `running_slice`, just as
+`auxiliary_losses` collects losses.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a query sees besides what is causal. scale: of scores; None: 1/√width. window: how many keys up to its own; None:
-    all. documents: (batch, length), whole numbers; a token sees those of its own document alone. None: all are one. mask:
-    (…, queries, keys) of torch's function, for these queries and all keys from the sequence's first; None: none."""
+    """What a query sees, beyond causality. scale: of scores; None: 1/√width. window: number of keys seen, its own included;
+    None: all. documents: (batch, length), whole numbers; a token sees only its own document. None: one document. mask:
+    torch's, (…, queries, keys), for these queries and all keys from the start of the sequence; None: none."""
 
     scale: float | None = None
     window: int | None = None
@@ -31,14 +31,14 @@ class AttentionRule:
 
 
 class Slicing(Protocol):
-    """The slice that runs."""
+    """The slice that is running."""
 
     @property
     def offset(self) -> int:
-        """The position of its first token in the sequence."""
+        """The position of the slice's first token in the sequence."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """The attention of this slice's queries to its own and to all earlier keys; like `query`."""
+        """The attention of this slice's queries to its own and all earlier keys; shaped like `query`."""
 
 
 _slicing: list[Slicing] = []  # the innermost last
@@ -46,7 +46,7 @@ _slicing: list[Slicing] = []  # the innermost last
 
 @contextmanager
 def running_slice(slicing: Slicing) -> Iterator[None]:
-    """While the block runs, `sliced_attention` and `slice_offset` ask `one`."""
+    """Inside the block `sliced_attention` and `slice_offset` use `slicing`."""
     _slicing.append(slicing)
     try:
         yield
@@ -55,13 +55,13 @@ def running_slice(slicing: Slicing) -> Iterator[None]:
 
 
 def in_slice() -> bool:
-    """Does a layer run for a slice of a sequence?"""
+    """Whether a layer is running for a slice of a sequence."""
     return bool(_slicing)
 
 
 def slice_offset() -> int:
-    """The position of the first token that a layer is given: 0, unless the sequence runs in slices. Positions (rotary,
-    learned) count from here."""
+    """The position of a layer's first token: 0, unless the sequence runs in slices. Layers add it to their positions
+    (rotary, learned)."""
     return _slicing[-1].offset if _slicing else 0
 
 
@@ -110,7 +110,7 @@ def sliced_attention(
 
 
 def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, **settings: Any) -> Tensor:
-    """torch's function for a whole sequence under this rule. settings: those of torch's function."""
+    """torch's function for a whole sequence under this rule. settings: keyword arguments for torch's function."""
     queries, keys = query.shape[-2], key.shape[-2]
     mask = visible((0, rule.documents), (0, rule.documents), queries, keys, rule, query.device)
     if mask is not None:
@@ -126,9 +126,9 @@ def visible(
     rule: AttentionRule,
     device: torch.device,
 ) -> Tensor | None:
-    """Which keys which queries see, shape (queries, keys) or (batch, 1, queries, keys), True where they do; where the rule
-    has a mask, as it broadcasts to (batch, heads, queries, keys), and of its type. None: all up to their own where both
-    start alike, else all. query, key: position of the first, and documents. device: on which it is made."""
+    """Which queries see which keys, shape (queries, keys) or (batch, 1, queries, keys), True where visible; if the rule has
+    a mask, of the mask's type and broadcastable to (batch, heads, queries, keys). None: causal where both start at the same
+    position, else all. query, key: position of the first, and documents. device: of the result."""
     (first, ours), (start, theirs) = query, key
     mask = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
@@ -144,18 +144,18 @@ def visible(
 
 
 def both(mask: Tensor, seen: Tensor) -> Tensor:
-    """A mask, bool or added to scores, that also hides what is not seen."""
+    """A mask, bool or additive, that also hides the keys that `seen` excludes."""
     return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """Which keys a mask hides: False, or as good as -inf."""
+    """The keys that a mask hides: False, or close to -inf."""
     return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
 
 
 def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | None:
-    """What torch's mask of a whole sequence, or of the slice's queries alone, says of these and of all keys up to theirs.
-    first: the position of the slice. Raises BadInput for a mask that is too short, or shows later keys."""
+    """The part of torch's mask, given for the whole sequence or for the slice's queries alone, for these queries and all
+    keys up to them. first: start of the slice. Raises BadInput for a mask that is too short, or shows later keys."""
     if mask is None:
         return None
     _check_type(mask)
@@ -177,8 +177,8 @@ def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | Non
 
 
 def _first_of(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """What a mask of a longer sequence says of the first tokens, also where it has their rows alone: it hides all later
-    keys then."""
+    """The part of a longer sequence's mask for the first tokens, also if it has only their rows, provided that it hides all
+    later keys."""
     if mask.shape[-1] > keys and (mask.shape[-2] > queries or bool(hidden(mask[..., keys:]).all())):
         return mask[..., :queries, :keys]
     return mask

@@ -19,7 +19,7 @@ from ..util.errors import BadInput
 from ..util.statistics import quartiles
 from ..util.text import aligned, first_difference, format_time, times_note
 
-MOST_NAMED = 6  # kinds of passes in a line
+MOST_NAMED = 6  # kinds of passes per line
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
 
 
@@ -27,8 +27,8 @@ NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose t
 class Parts:
     """One rank's share of a step, whole µs: the parts add up to the step time (`total`) exactly.
 
-    passes: kind → time in compute passes. waiting: idle until the next pass had its inputs. launch: from then to its
-    start. before, after: from the step's start to the rank's first compute pass, from its last to the step's end.
+    passes: kind → time in compute passes. waiting: idle until the next pass had its inputs. launch: from then to its start.
+    before, after: from the step's start to the rank's first compute pass, and from its last one to the step's end.
     """
 
     passes: dict[str, int]
@@ -43,7 +43,7 @@ class Parts:
         return sum(self.passes.values()) + self.waiting + self.launch + self.before + self.after
 
     def minus(self, other: Parts) -> Parts:
-        """Part by part; its total is the difference of the totals."""
+        """Part by part; the result's total is the difference of the totals."""
         passes = {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in {**self.passes, **other.passes}}
         idle = (getattr(self, name) - getattr(other, name) for name in ("waiting", "launch", "before", "after"))
         return Parts(passes, *idle)
@@ -89,11 +89,11 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
-    of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
-    `emulated`: one line where devices were emulated, with how many passes this machine was late with. `launching`: one of a
-    run on GPUs, with what the hosts' launching meant for the step. `later`: a line for each order that ran in place of the
-    schedule's later; all else is of the steps before.
+    """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (an actual one; the lower
+    of two), `median_step` its number. `limiting`: the rank with the longest measured window, first start to last end.
+    `emulated`: one line if devices were emulated, with how many passes this machine was late. `launching`: one line for a
+    run on GPUs, with how launching on the hosts affected the step. `later`: a line for each order that replaced the
+    schedule's during the run; everything else is about the steps before.
     """
 
     digest: str
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] | None = None) -> Comparison:
-    """A run of a schedule against its prediction. The step time is the problem's objective, makespan or span.
+    """A run of a schedule compared with its prediction. The step time is the problem's objective, makespan or span.
 
     schedule: what was predicted.
     trace: a run of it.
@@ -164,7 +164,7 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
 
 
 def told_switches(trace: Trace) -> list[str]:
-    """A line for each order that ran in place of the schedule's, with its median step beside that of the order before."""
+    """A line for each order that replaced the schedule's, with its median step and that of the order before."""
     runs = trace.by_order()
     medians = [step_time(run.median()) for run in runs]
     return [
@@ -175,8 +175,8 @@ def told_switches(trace: Trace) -> list[str]:
 
 
 def _launching(trace: Trace, step: int, limiting: RankParts) -> str | None:
-    """What a GPU's times owe to the host: how long launching took, which passes took longer to launch than to compute, and
-    how long the limiting rank had all inputs of its next pass and no pass to run."""
+    """The host's effect on a GPU's times: how long launching took, which passes took longer to launch than to compute, and
+    how long the limiting rank was idle although its next pass had all inputs."""
     if not str(trace.facts.get("on", "")).startswith("cuda") or not trace.host:
         return None
     problem, timeline, host = trace.problem, trace.steps[step], trace.host[step]
@@ -216,17 +216,17 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
 
 
 def _whole(times: NDArray[Any]) -> Ints:
-    """Whole µs, so that sums are exact whatever their order; each time moves by at most half of one."""
+    """Rounded to whole µs, so that sums are exact in any order; each time changes by at most half of one."""
     return np.rint(times).astype(np.int64)
 
 
 def step_time(timeline: Timeline) -> int:
-    """The objective (makespan or span) in whole µs: itself rounded, so that every command says the same."""
+    """The objective (makespan or span) rounded to whole µs, so that every command says the same."""
     return int(np.rint(timeline.value))
 
 
 def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
-    """Walk a rank's compute passes by their start: what lies between two of them is waiting, then launch."""
+    """Go through a rank's compute passes by start: the time between two of them is first waiting, then launch."""
     problem = timeline.problem
     starts = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
     origin = starts.min()  # times count from here, so that the last end is the step time, rounded once
@@ -239,7 +239,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     before = at
     kinds = problem.passes.kind[rows].tolist()
     for kind, s, e, r in zip(kinds, start[rows].tolist(), end[rows].tolist(), inputs.tolist(), strict=True):
-        # Clocks and two compute streams may let passes overlap: what `at` has passed is counted already.
+        # Clock errors and two compute streams may make passes overlap: time before `at` is already counted.
         begin, stop = max(s, at), max(e, at)
         had = min(max(r, at), begin)
         waiting, launch = waiting + had - at, launch + begin - had
@@ -260,7 +260,7 @@ def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:
 
 
 def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> Speedup:
-    """Problems may differ (another placement, a fused backward), but not the work."""
+    """Problems may differ (another placement, a fused backward), but not in their work."""
     check_trace(other, run, "baseline")
     run = run.by_order()[0]
     count, theirs = (each_schedule.problem.microbatches for each_schedule in (schedule, other))
@@ -290,7 +290,7 @@ def _ratio(base: float, ours: float) -> float:
 
 
 def comparison_as_text(comparison: Comparison) -> str:
-    """The comparison as text: step times, one pass a kind, and the difference rank by rank in ms."""
+    """The comparison as text: step times, one pass per kind, and the difference rank by rank in ms."""
     c = comparison
     steps, unit, scale = sorted(c.steps), *(("ms", 1e3) if max(c.measured, c.predicted) >= 10_000 else ("µs", 1.0))
 

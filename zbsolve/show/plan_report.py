@@ -1,5 +1,5 @@
-"""A plan as text: the best layouts, what they need, and what the others lost by; and its space as one HTML page: every
-layout where its bound lies, by any of its fields, and the same in words."""
+"""A plan as text: the best layouts, what they need, and why others lost; and its space as one HTML page: every layout at its
+bound, by any of its fields, and the same in words."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..util.text import aligned, format_bytes, format_gap, format_time, format_t
 from .pages import packed, render
 
 MOST_ROWS = 12
-WIDE_GAP = 0.2  # beyond, the first line says it too
-LEAST_SHARE = 1e-3  # of a step, that a link is said to limit
+WIDE_GAP = 0.2  # above this the first line mentions it too
+LEAST_SHARE = 1e-3  # of a step: the smallest share by which a link is reported as limiting
 PROVEN = "against: step over this plan's; proven: between these lies the best step there is over the best without the change"
 
 
@@ -36,7 +36,7 @@ def plan_as_text(plan: Plan) -> str:
 
 
 def space_lines(space: SolvedSpace) -> Iterator[str]:
-    """What was planned for, how many layouts there are, and what became of them."""
+    """What was planned for, the number of layouts, and what became of them."""
     bounds, only = space.bounds, f"; only layouts {space.only.title}" if space.only.title else ""
     yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step{only}"
     counts = zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
@@ -48,7 +48,7 @@ def space_lines(space: SolvedSpace) -> Iterator[str]:
 
 
 def _near(plan: Plan) -> Iterator[str]:
-    """The plans that the model cannot order."""
+    """The plans whose order the model cannot determine."""
     shown = plan.near[:MOST_ROWS]
     wide = f"; a step shorter by up to {format_gap(plan.gap)} is not excluded" if plan.gap > WIDE_GAP else ""
     yield f"plans within {NEAR:.0%} of the best ({len(plan.near)}); the model cannot order these{wide}"
@@ -77,8 +77,8 @@ def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str
 
 
 def _behind(best: Candidate, cluster: Cluster) -> str:
-    """How much of the exchange of gradients (and of gathers) nothing hides, of how much, and what contention it is counted
-    with; then what else comes behind."""
+    """How much of the gradient exchange (and of gathers) is exposed, of how much, and with which contention; then other work
+    after the pipeline."""
     problem = best.schedule.problem
     rows = problem.rows("C", "RS")
     if not len(rows):
@@ -91,7 +91,7 @@ def _behind(best: Candidate, cluster: Cluster) -> str:
 
 
 def bound_line(space: SolvedSpace) -> str:
-    """The step, the bound of the space, and whose it is."""
+    """The step, the bound of the space, and the layout that has it."""
     step, bound = format_times(space.value, space.bound)
     return f"step {step}, proven bound over the space {bound} (gap {format_gap(space.gap)}): {space.bound_by}"
 
@@ -105,22 +105,22 @@ def _lost(plan: Plan) -> Iterator[str]:
 
 
 def lost_share(lost: float) -> str:
-    """What a family loses, in words."""
+    """A family's loss in words."""
     return "no room" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
 
 
 def unit_of(model: Model) -> str:
-    """What rates count: sequences where nobody knows how many tokens one has."""
+    """The unit of rates: sequences if the number of tokens per sequence is unknown."""
     return "tokens" if model.sequence else "sequences"
 
 
 def share_or_dash(value: float | None) -> str:
-    """`43.1%`; a dash for what is not known."""
+    """`43.1%`; a dash for an unknown value."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def honest_line(model: Model, cluster: Cluster) -> str:
-    """What the proof is of, and how far that is from measured steps, or that nobody measured it."""
+    """What the proof is about, and how far that is from measured steps, or that nobody measured it."""
     off = "nobody measured their error"
     if cluster.error is not None:
         off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was held against"
@@ -128,7 +128,7 @@ def honest_line(model: Model, cluster: Cluster) -> str:
 
 
 def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
-    """A line a change, and which link limits where links were asked about."""
+    """A line per change, and which link limits if links were asked about."""
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
     planned = [answer for answer in answers if answer.plan]
     times = steps_and_bounds([(answer.plan.best.value, answer.bound) for answer in planned if answer.plan])
@@ -145,7 +145,7 @@ def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
 
 
 def front_as_text(front: PlanFront) -> str:
-    """A line a point, as of a frontier, and what is not on the Pareto front."""
+    """A line per point, as for a frontier, and what is not on the Pareto front."""
     head = (front.over, "needed", "step", "bound", "gap", "layout")
     rows, times = [head], steps_and_bounds([(point.value, point.bound) for point in front.points])
     for at, point, efficient, both in zip(front.at, front.points, front.efficient, times, strict=True):
@@ -159,8 +159,8 @@ def front_as_text(front: PlanFront) -> str:
 
 
 def _proven(before: Plan, answer: Answer) -> tuple[float, float]:
-    """Between which shares the best step with the change differs from the best without it. What makes nothing harder makes
-    no step longer, and what makes nothing easier none shorter."""
+    """Bounds on the relative difference between the best step with the change and the best without it. A change that makes
+    nothing harder cannot make a step longer, and one that makes nothing easier cannot make it shorter."""
     assert answer.plan is not None
     low, high, base = answer.bound / before.best.value - 1, answer.plan.best.value / before.bound - 1, case_of(before)
     return max(low, 0.0) if no_harder(base, answer.case) else low, min(high, 0.0) if no_harder(answer.case, base) else high
@@ -177,7 +177,7 @@ def answer_as_json(before: Plan, answer: Answer) -> dict[str, Any]:
 
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
-    """Which link limits, of those that were asked about twice as fast."""
+    """Which link limits, among those asked about at twice the speed."""
     links = {answer.change: (answer.plan, answer) for answer in answers if answer.plan and answer.change in LINK_CHANGES}
     saved = {change: 1 - plan.best.value / before.best.value for change, (plan, _) in links.items()}
     if len(saved) < 2:
@@ -197,11 +197,11 @@ def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
 
 
 WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}
-MOST_SOLVED = 60  # layouts in the table of those that were solved
+MOST_SOLVED = 60  # layouts in the table of solved ones
 
 
 def plan_as_page(space: SolvedSpace) -> str:
-    """The page as text; it loads nothing."""
+    """The page as text; it is self-contained."""
     title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
     lines = *space_lines(space), bound_line(space), honest_line(space.shape, space.cluster)
     lost = [(FIELDS[row.field], row.value, f"{row.layouts:,}", lost_share(row.lost)) for row in families(space)]
@@ -219,7 +219,7 @@ def plan_as_page(space: SolvedSpace) -> str:
 
 
 def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note)."""
+    """The large figures at the top: (label, value, note)."""
     rate = f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device; MFU counts {MFU_COUNTS}"
     return [
         ("step", format_time(space.value), space.bounds.layout.row(space.best).title),
@@ -230,7 +230,7 @@ def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
 
 
 def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
-    """A header and the layouts that were solved, the best first."""
+    """A header and the solved layouts, the best first."""
     head = ("layout", "step", "above the best", "bound", "MFU", f"{unit_of(space.shape)}/s a device")
     shown_rows: list[tuple[str, ...]] = [head]
     rows = sorted(space.solved.items(), key=lambda item: item[1])[:MOST_SOLVED]
@@ -254,9 +254,9 @@ def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
 
 
 def _data(space: SolvedSpace) -> dict[str, Any]:
-    """Everything the script draws: words, and packed columns in the order of the space. Of each layout its bound (whole µs,
-    rounded down; −1: none), the rule, what dominates it, whether it is open, and the bytes that its fullest rank needs at
-    least."""
+    """Everything the script draws: words, and packed columns in the order of the space. For each layout its bound (whole µs,
+    rounded down; −1: none), the rule, what dominates it, whether it is open, and the least bytes needed on its fullest
+    rank."""
     bounds = space.bounds
     columns = {name: np.asarray(column, np.int64) for name, column in bounds.layout._asdict().items()}
     varying = [name for name, column in columns.items() if len(column) and (column != column[0]).any()]

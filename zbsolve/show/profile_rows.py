@@ -23,14 +23,14 @@ from ..util.statistics import median_error
 from ..util.text import BINARY, format_bytes, printable, time_unit
 from .profile_meaning import PlainStage
 
-# Columns where there is any.
+# Columns shown only if they have values.
 MORE = {"message": "message", "all-to-all": "all_to_all", "frozen": "frozen_bytes", "buffers": "buffer_bytes"}
-DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
-AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
-TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
+DOMINATING = 1 / 3  # of the time of slices: above it, the part independent of length exceeds half of the rest
+AS_FORWARD = "= F"  # the time of X if unknown: see `Profile.problem`
+TIMED = ("F", "B", "W", "BW", "X", "U")  # kinds with times in a profile, a column each
 SIZED = {"until B": "held_until_B", "until W": "held_until_W", "from B": "held_from_B"}
 SIZED |= {"transient": "transient", "parameters": "parameter_bytes", "output": "output_bytes"}
-UNSURE = 0.05  # of a median: where half of its 95 % interval is wider, the time is marked
+UNSURE = 0.05  # of a median: a time is marked if half of its 95 % interval is wider
 COLOURS = {"until B": TABLE["B"].colour, "until W": TABLE["W"].colour, "parameters": "#888"}
 
 
@@ -53,14 +53,14 @@ IN_FULL = Units("µs", "B")
 
 
 def _digits(value: float) -> str:
-    """Three digits behind the point; of less than 0.1 three digits that count."""
+    """Three digits after the point; three significant digits below 0.1."""
     if not value:
         return "0"
     return f"{value:,.{2 - math.floor(math.log10(value)) if value < 0.1 else 3}f}"
 
 
 def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
-    """The units of the largest time and the largest bytes of any layer, and of any of the stages."""
+    """The units for the largest time and the largest bytes of all layers and stages."""
     times = [getattr(layer, kind) for layer in profile.layers for kind in TIMED]
     sizes = [getattr(layer, size) for layer in profile.layers for size in SIZED.values()]
     for stage in stages:
@@ -69,7 +69,7 @@ def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
 
 
 def layer_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
+    """A header and a row per layer, with equal neighbours joined: times with spread, host time, memory."""
     more = {title: field for title, field in MORE.items() if any(getattr(layer, field) for layer in profile.layers)}
     heads = (f"{title} {units.size if _is_size(field) else units.time}" for title, field in (SIZED | more).items())
     rows: list[tuple[str, ...]] = [("layer", *(f"{kind} {units.time}" for kind in TIMED), f"F host {units.time}", *heads)]
@@ -85,7 +85,7 @@ def _is_size(field: str) -> bool:
 
 
 def _host(profile: Profile, layer: Layer, units: Units) -> str:
-    """Time of the host in F: on a GPU measured, on a CPU the least it can be."""
+    """Host time of F: measured on a GPU, a lower bound on a CPU."""
     hosts = profile.facts.get("host_us")
     time = hosts.get(f"{layer.name}/F") if isinstance(hosts, dict) else None
     return units.of_time(time) if isinstance(time, float) else "–"
@@ -99,14 +99,14 @@ def _time(profile: Profile, layer: Layer, kind: str, units: Units) -> str:
 
 
 def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
-    """Half of the 95 % interval of a layer's time as a part of it; None where there are no samples."""
+    """Half of the 95 % interval of a layer's time, relative to it; None without samples."""
     samples = profile.samples.get(f"{layer.name}/{kind}", [])
     return median_error(samples) if len(samples) > 1 else None
 
 
 class Bar(NamedTuple):
-    """A part of a row of the picture: what it is, its colour, its number in words, where it begins and how long it is as
-    parts of the row, and whether its number is not known well."""
+    """A part of a row of the picture: what it is, its colour, its number in words, its begin and length as fractions of the
+    row, and whether its number is uncertain."""
 
     what: str
     colour: str
@@ -117,8 +117,8 @@ class Bar(NamedTuple):
 
 
 class BarRow(NamedTuple):
-    """A layer in the picture, equal neighbours in one: bars of F, B, W and below them of BW, which begins where F ends;
-    (B + W) / BW, "" where one is not known, and whether it is far from 1; bars of what F keeps, and below of parameters."""
+    """A layer in the picture, with equal neighbours joined: bars of F, B, W and below them BW, which begins where F ends;
+    (B + W) / BW, "" if one is unknown, and whether it is far from 1; bars of what F keeps, and below of parameters."""
 
     name: str
     times: tuple[list[Bar], list[Bar]]
@@ -153,7 +153,7 @@ def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
 
 
 def picture(profile: Profile, units: Units) -> dict[str, Any]:
-    """What the page needs of the picture: its rows, what its colours mean, and what is hatched where something is."""
+    """The page's data for the picture: its rows, the meaning of its colours, and that of hatching if used."""
     rows = bar_rows(profile, units)
     unsure = any(bar.unsure for row in rows for line in row.times for bar in line)
     keys = [(TABLE[kind].colour, f"{kind} {TABLE[kind].words}") for kind in TIMED[:4]]
@@ -162,13 +162,13 @@ def picture(profile: Profile, units: Units) -> dict[str, Any]:
 
 
 def further_rows(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
-    """The tables of what not every profile has."""
+    """The tables that only some profiles have."""
     tables = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
     return [rows for rows in tables if len(rows) > 1]
 
 
 def stage_rows(profile: Profile, stages: Sequence[PlainStage], units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a stage."""
+    """A header and a row per stage."""
     timed = ("F", "B", "W", "BW", "message", *(("all_to_all",) if any(row.all_to_all for row in stages) else ()))
     sized = {"one microbatch": "held", "parameters, states": "fixed", "messages, inside passes": "moving"}
     heads = (f"{field.replace('_', '-')} {units.time}" for field in timed)
@@ -181,7 +181,7 @@ def stage_rows(profile: Profile, stages: Sequence[PlainStage], units: Units) -> 
 
 
 def link_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a message size that was measured."""
+    """A header and a row per measured message size."""
     sizes = sorted(int(key[5:]) for key in profile.samples if key.startswith("link/") and key[5:].isdecimal())
     rows: list[tuple[str, ...]] = [("message", units.time, f"fit {units.time}", "GB/s")]
     for size in sizes:
@@ -199,7 +199,7 @@ SHARED = {
 
 
 def ratio_line(profile: Profile) -> str:
-    """(B + W) / BW, and the link as a line."""
+    """(B + W) / BW, and the link in one line."""
     fused, split = (sum(sum(getattr(c, kind) for kind in kinds) for c in profile.layers) for kinds in (("BW",), ("B", "W")))
     ratio = f"(B + W) / BW {split / fused:.3f}; " if fused and split else ""
     link, sites = profile.link, profile.site_link
@@ -213,8 +213,8 @@ def ratio_line(profile: Profile) -> str:
 
 
 def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a pair of neighbours: how much longer the largest message takes while one goes the other way, and
-    a fixed piece of work beside both."""
+    """A header and a row per pair of neighbours: how much longer the largest message takes while one goes the other way, and
+    a fixed computation takes during both."""
     rows: list[tuple[str, ...]] = [("ranks", f"latency {units.time}", "GB/s", "both ways at once", "work beside messages")]
     pairs = profile.facts.get("links")
     known = {"ranks", "latency", "bytes_per_us", "both_ways", "work_beside"}
@@ -226,8 +226,8 @@ def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a size of host↔device copies that was measured: time to the device and back, alone and beside
-    compute."""
+    """A header and a row per measured size of host↔device copies: time to the device and back, alone and during
+    computation."""
     rows: list[tuple[str, ...]] = [
         ("copy", f"to device {units.time}", "beside compute", f"to host {units.time}", "beside compute")
     ]
@@ -239,8 +239,8 @@ def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a number of ranks over which the vocabulary may be sharded: times of S and T with one barrier
-    and with two, what S keeps for T, parameters of a shard."""
+    """A header and a row per number of ranks over which the vocabulary may be sharded: times of S and T with one barrier and
+    with two, what S keeps for T, parameters of a shard."""
     heads = (f"{what} {units.time}" for what in ("S", "T", "two barriers: S", "T"))
     rows: list[tuple[str, ...]] = [("vocabulary over", *heads, f"until T {units.size}", f"parameters {units.size}")]
     for row in () if profile.vocabulary is None else profile.vocabulary.shards:
@@ -250,8 +250,8 @@ def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a kind of layer whose slices were timed: times of the first and the last, by the line through those
-    that were, and how far these lie from it at the most; attention of a whole sequence, and its keys and values."""
+    """A header and a row per kind of layer with timed slices: times of the first and the last by the fitted line, and the
+    largest deviation of timed slices from it; attention over a whole sequence, and its keys and values."""
     facts = profile.facts.get("slices")
     lengths = facts.get("lengths") if isinstance(facts, dict) else None
     if not isinstance(facts, dict) or not lengths:
@@ -269,8 +269,8 @@ def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def overheads_line(profile: Profile) -> str:
-    """What the slices that were timed take beside the whole sequence, and where what each takes whatever its length makes
-    most of that, what helps; "" where none were timed."""
+    """The time of the timed slices relative to the whole sequence, and advice if most of that does not depend on their
+    length; "" if none were timed."""
     facts = profile.facts.get("slices")
     lengths = facts.get("lengths") if isinstance(facts, dict) else None
     if not lengths:
@@ -286,7 +286,7 @@ def overheads_line(profile: Profile) -> str:
 
 
 def _runs(profile: Profile) -> list[tuple[str, Layer]]:
-    """Neighbours that differ in nothing but their names as one: their names, and the first of them."""
+    """Neighbours that differ only in their names, joined: their names, and the first of them."""
     groups = groupby(profile.layers, key=lambda layer: replace(layer, name=""))
     return [(_names(first, [first, *others][-1]), first) for _, (first, *others) in groups]
 

@@ -1,4 +1,4 @@
-"""Schedules side by side: what each takes and holds, where its time goes, and how its order differs from the first one's."""
+"""Schedules side by side: time and memory of each, where its time goes, and how its order differs from the first one's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..util.text import first_difference, format_times
 if TYPE_CHECKING:
     from ..noise import UnderNoise
 
-PARTS = ("S", "FQ")  # kinds that have a part of F or of a backward
+PARTS = ("S", "FQ")  # kinds that contain a part of F or of a backward
 BACKWARDS = ("B", "W", "BW")
 
 
@@ -37,8 +37,8 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True)
 class OrderDifference:
-    """How an order differs from the first schedule's. `moved`: passes that follow another pass on their rank than there.
-    `first`: (rank, place, pass there, pass here), for each rank the first place where the two differ."""
+    """How an order differs from the first schedule's. `moved`: passes with another predecessor on their rank. `first`:
+    (rank, place, pass there, pass here), for each rank the first place where the two differ."""
 
     moved: int
     first: tuple[tuple[int, int, str, str], ...]
@@ -48,10 +48,10 @@ class OrderDifference:
 class ComparedSchedule:
     """One schedule of a comparison.
 
-    value: of its problem's objective, µs. bubble: the share of that in which the busiest rank does nothing. peaks: bytes of
-    activations a rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for the
-    first one, and for a schedule of other passes. other_times: in words, where its times are not the first schedule's, so
-    that the ratio is not of its order alone; or "".
+    value: of its problem's objective, µs. bubble: the share of that in which the busiest rank is idle. peaks: bytes of
+    activations per rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for
+    the first one, and for a schedule with other passes. other_times: in words, how its times differ from the first
+    schedule's, so that the ratio is not due to its order alone; or "".
     """
 
     name: str
@@ -66,12 +66,12 @@ class ComparedSchedule:
 
     @property
     def certificate(self) -> Certificate | None:
-        """What is proven about it; None: nothing is."""
+        """What is proven about it; None: nothing."""
         return self.schedule.certificate
 
     @property
     def busiest(self) -> int:
-        """The rank with the most work, the first of equals."""
+        """The rank with the most work, the first of several."""
         return max(range(len(self.shares)), key=lambda rank: self.shares[rank].work)
 
     def to_json(self) -> dict[str, Any]:
@@ -86,9 +86,8 @@ class ComparedSchedule:
 
 @dataclass(frozen=True)
 class ScheduleComparison:
-    """Schedules of the same work in the order in which they were named, the first is the one that others are held against;
-    `absent`: (name, why) of those that cannot be. `objective`: "makespan" or "span". `noise`: what they take where times
-    vary, where that was asked."""
+    """Schedules of the same work in the order given; the first is the reference. `absent`: (name, why) of those that cannot
+    be compared. `objective`: "makespan" or "span". `noise`: their times under noise, if requested."""
 
     rows: tuple[ComparedSchedule, ...]
     absent: tuple[tuple[str, str], ...]
@@ -97,11 +96,11 @@ class ScheduleComparison:
 
     @property
     def best(self) -> ComparedSchedule:
-        """The one with the least value, the first of equals."""
+        """The one with the least value, the first of several."""
         return min(self.rows, key=lambda row: row.value)
 
     def to_json(self) -> dict[str, Any]:
-        """All rows, and those that cannot be with their reason."""
+        """All rows, and the absent ones with their reason."""
         absent = [{"name": name, "why": why} for name, why in self.absent]
         rows = [row.to_json() for row in self.rows]
         noise = {} if self.noise is None else {"under_noise": self.noise.to_json()}
@@ -109,13 +108,13 @@ class ScheduleComparison:
 
 
 def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:
-    """Schedules side by side, each held against the first one.
+    """Schedules side by side, each compared with the first one.
 
     named: names with their schedules. Their problems may differ in placement and backward, but not in ranks, microbatches,
-        layers or objective: a schedule that does goes to the absent.
+        layers or objective: a schedule that does becomes absent.
     absent: further names, each with the reason why it has no schedule.
 
-    Raises BadInput where none is left.
+    Raises BadInput if none is left.
     """
     if not named:
         raise BadInput("compare: " + "; ".join(f"{name}: {why}" for name, why in absent))
@@ -130,8 +129,8 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
 
 
 def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
-    """The rows with the highest bound that any schedule of the same problem proves. A row that is shorter keeps its own: a
-    bound is for lanes in table order, and its lanes may run otherwise."""
+    """The rows with the highest bound proven for any schedule of the same problem. A row with a smaller value keeps its own:
+    a bound assumes lanes in table order, and its lanes may run in another order."""
     highest: dict[str, Certificate] = {}
     for row in rows:
         if row.certificate is not None:
@@ -147,7 +146,7 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
 
 
 def _other_work(first: Schedule, schedule: Schedule) -> str:
-    """Why two schedules are not of the same work, or ""."""
+    """Why two schedules do not have the same work, or ""."""
     a, b = first.problem, schedule.problem
     if a.objective != b.objective:
         return f"its objective is {b.objective}, not {a.objective}"
@@ -189,7 +188,7 @@ def time_shares(schedule: Schedule, rank: int) -> TimeShares:
 
 
 def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
-    """None where it is the first one itself, or has other passes."""
+    """None for the first one itself, and for other passes."""
     if schedule is first or sorted(first.problem.names) != sorted(schedule.problem.names):
         return None
     before = _followed(first)
@@ -202,10 +201,10 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
 
 
 def other_times(first: Problem, problem: Problem) -> str:
-    """In words, where two problems of the same work have other times; "" where none are seen.
+    """Describes how two problems of the same work differ in times; "" if no difference is found.
 
-    Of the same passes of the same layers each time counts. Else what all layers take together is held against each other, a
-    kind at a time, where both have all of it: then rounding alone differs.
+    With the same passes of the same layers each time is compared. Otherwise the total over all layers is compared for each
+    kind that both have completely: then only rounding makes small differences.
     """
     if problem is first:
         return ""
@@ -214,7 +213,7 @@ def other_times(first: Problem, problem: Problem) -> str:
     if any((kind in first.passes.kinds) != (kind in problem.passes.kinds) for kind in PARTS):
         return ""
     kinds = set(first.passes.kinds)
-    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # else each has another part
+    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # else their parts differ
     for kind in ("F", *(BACKWARDS if whole else ())):
         rows = first.rows(kind), problem.rows(kind)
         there, here = (
@@ -227,7 +226,7 @@ def other_times(first: Problem, problem: Problem) -> str:
 
 
 def _one_by_one(first: Problem, problem: Problem) -> str:
-    """The first pass or message that takes another time in one of two problems with the same passes; or ""."""
+    """The first pass or message whose time differs between two problems with the same passes; or ""."""
     other = np.flatnonzero(first.passes.duration != problem.passes.duration)
     if len(other):
         i = int(other[0])

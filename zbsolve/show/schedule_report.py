@@ -1,5 +1,5 @@
-"""A schedule as one HTML page: a chart to zoom into, memory under it, the certificate, and a run if there is one. And in the
-terminal: a row a stream, scaled to the width, with peak memory, bubble and certificate."""
+"""A schedule as one HTML page: a zoomable chart, memory below it, the certificate, and a run if there is one. And for the
+terminal: a row per stream, scaled to the width, with peak memory, bubble and certificate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are w
 
 
 def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str | None = None) -> str:
-    """The page as text; it loads nothing. With a `trace` its median step is drawn under the prediction, on one axis.
+    """The page as text; self-contained. With a `trace` its median step is drawn below the prediction, on one axis.
 
     Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
     """
@@ -41,7 +41,7 @@ def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str 
 
 
 def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
-    """The page in words, for readers who do not see the chart."""
+    """The page in words, for screen readers."""
     lines = [headline(schedule), value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     if comparison is not None:
         lines.append(
@@ -52,7 +52,7 @@ def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
 
 
 def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note)."""
+    """The large figures at the top: (label, value, note)."""
     timeline, certificate, problem = schedule.timeline(), schedule.certificate, schedule.problem
     figures = [(problem.objective, format_time(timeline.value), "predicted")]
     if comparison is not None:
@@ -60,7 +60,7 @@ def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[st
         figures.append((problem.objective, format_time(comparison.measured), f"measured, {share}"))
     figures.append(("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(problem.work)}"))
     if certificate is not None:
-        if certificate.objective != problem.objective:  # of the step that this is a part of
+        if certificate.objective != problem.objective:  # the certificate is of the whole step
             figures.append((certificate.objective, format_time(certificate.value), "predicted"))
         what, more = ("proven bound", "") if certificate.checked else ("bound", ", as a file says")
         gap = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
@@ -135,14 +135,15 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
 
 
 def _run(name: str, timeline: Timeline, value: float, scale: int) -> dict[str, Any]:
-    """One timeline's words. scale: units of its columns in a µs."""
+    """One timeline's texts. scale: units of its columns per µs."""
     counted = "counted after passes" if timeline.held is not None else name if name == "predicted" else NOT_COUNTED
     return {"name": name, "value": value, "scale": scale, "peaks": list(timeline.peak_bytes), "memory": counted}
 
 
 def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None = None) -> dict[str, Ints]:
-    """One timeline's columns, named by its number: start and length of each pass since the first start, in `scale` units a
-    µs; when it had its inputs, where that was measured; its turn, where passes without length need one; bytes counted."""
+    """One timeline's columns, with its number in their names: start and length of each pass since the first start, in
+    `scale` units per µs; when its inputs were ready, if measured; its turn, if passes of length 0 need one; bytes
+    counted."""
     origin = float(timeline.start.min())
 
     def since(times: NDArray[Any]) -> Ints:
@@ -214,7 +215,7 @@ def _memory(schedule: Schedule, track: Track, timeline: Timeline) -> str:
 
 
 class Painter:
-    """Draws one row at a time. Labels such as `F12` where nearly all of them fit their pass, else a letter a cell.
+    """Draws rows. Labels such as `F12` if nearly all of them fit into their pass, else one letter per cell.
 
     columns: cells of a row. cell: µs that a cell stands for. colour: ANSI colours, else plain letters.
     """
@@ -244,7 +245,7 @@ class Painter:
     def _letters(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
         edges = begin + self.cell * np.arange(self.columns + 1)
         kinds = cell_kinds(timeline, track.rows, edges).tolist()
-        # In colour the letter stands once, where a run of its kind begins.
+        # In colour the letter appears once, at the start of a run of its kind.
         again = [self.colour and i > 0 and kinds[i - 1] == kind for i, kind in enumerate(kinds)]
         idle, pairs = " " if self.colour else IDLE, zip(kinds, again, strict=True)
         return [idle if kind < 0 else " " if skip else self.letter[KINDS[kind]] for kind, skip in pairs], kinds
@@ -262,7 +263,7 @@ class Painter:
         return text, kinds
 
     def legend(self) -> str:
-        """What letters and colours mean."""
+        """The meaning of letters and colours."""
         parts = [
             (_painted(f" {letter} ", kind) if self.colour else letter) + f" {TABLE[kind].words}"
             for kind, letter in self.letter.items()
@@ -274,7 +275,7 @@ class Painter:
 
 
 def _painted(text: str, kind: str) -> str:
-    """Text on its kind's colour, from the 256 that terminals share."""
+    """Text on its kind's colour, from the 256-colour palette of terminals."""
     colour = TABLE[kind].colour
     red, green, blue = (int(np.abs(np.subtract(TERMINAL_LEVELS, level)).argmin()) for level in levels(colour))
     ink = 16 if brightness(colour) > 140 else 231

@@ -1,5 +1,5 @@
-"""What is known of a solved step beside its schedule: 1F1B on the same ranks, bounds over all that was tried, what a fused
-backward, copies and attention of other ranks bring."""
+"""Information about a solved step besides its schedule: 1F1B on the same ranks, bounds over everything tried, the effects of
+a fused backward, copies and attention on other ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ..util.errors import BadInput, Infeasible
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SIZES, SLICES, AttentionGain, Solved, WorkBeside
 
 Given = tuple[Profile, Step] | Problem
-SLIMPIPE = "slimpipe"  # whose order is held against itself without an exchange of attention
+SLIMPIPE = "slimpipe"  # whose order is compared with and without exchange of attention
 
 
 def solved(
@@ -46,9 +46,9 @@ def solved(
     timed: bool = True,
     work: WorkBeside | None = None,
 ) -> Solved:
-    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that were left
-    open. second: what the search for less memory, or for times that vary, came to. timed: whether seconds say how long it
-    took. work: what became of work beside the step of which something was left open."""
+    """Everything that `solve` reports for a schedule of a profile's step, or of a problem. tried: the results of choices
+    that were left open. second: the result of the search for less memory, or under noise. timed: whether to report the
+    seconds taken. work: the results for other work during the step whose placement was left open."""
     gain, work = _attention_gain(given, schedule.problem), work or _work_beside(schedule)
     noise = second if isinstance(second, LeastUnderNoise) else None
     peak = second if isinstance(second, LeastPeak) else None
@@ -66,7 +66,7 @@ def solved(
 
 
 def _work_beside(schedule: Schedule) -> WorkBeside | None:
-    """The work of a schedule, and its order without that; None where it has none."""
+    """The other work in a schedule, and its order without that; None if it has none."""
     problem, works = schedule.problem, schedule.problem.passes.that(feature=WORK)
     if not works.any():
         return None
@@ -75,7 +75,7 @@ def _work_beside(schedule: Schedule) -> WorkBeside | None:
 
 
 def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:
-    """What is to be known of the profile's numbers in this step, a line each."""
+    """Notes on the profile's numbers in this step, a line each."""
     fused = "BW" in problem.passes.kinds
     far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
     notes = (rounding_note(profile, problem.layers), step.group_note(profile), far, gain.note if gain else "")
@@ -83,7 +83,8 @@ def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain |
 
 
 def _fused_saves(profile: Profile, schedule: Schedule) -> float:
-    """By which share one pass BW is shorter than B and W, where a profile has both and the schedule runs them apart."""
+    """How much shorter one pass BW is than B and W, as a share, if a profile has both and the schedule splits the
+    backward."""
     if "W" not in schedule.problem.passes.kinds:
         return 0.0
     apart, fused = (sum(us) for us in zip(*((c.B + c.W, c.BW) for c in profile.layers), strict=True))
@@ -91,8 +92,8 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """What bounds hold for, and placement → µs, where partitions or what stages keep were tried: other bounds hold for
-    their own."""
+    """What bounds hold for, and placement → µs, if partitions or what stages keep were tried: a schedule's own bound holds
+    only for its choice."""
     if step.slices == AUTO:
         return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
@@ -104,9 +105,9 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         sizes = batch_of(step, profile), numbers_of(step, profile)
         return _least_on_layers(SIZES, steps, tried, lambda plain_step: _bound_of_sizes(free, plain_step, *sizes))
     if step.slices != 1:
-        return {}  # slices of unlike times have no bound of their own here
+        return {}  # no such bound for slices with unequal times
     if step.partition == AUTO and (step.lengths or step.sizes):
-        return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
+        return {}  # the bound over partitions assumes work proportional to length; some is quadratic, or constant
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
@@ -116,7 +117,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
 
 
 def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str, tuple[int, ...]], Step]:
-    """The step on the layers of stages that were tried on a placement, wherever the vocabulary may be, by both."""
+    """The step on each partition tried on a placement, keyed by both, wherever the vocabulary may be."""
     return {
         (place + name, row.layers): one if isinstance(one.partition, Partition) else replace(one, partition=row.layers)
         for name, one in vocabularies(step)
@@ -126,7 +127,8 @@ def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str,
 
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
-    """µs that no choice takes less than on a placement. Of the vocabulary's places alone what was proven of each counts."""
+    """A lower bound in µs over the choices on a placement. If only the vocabulary's place is open, what was proven for each
+    counts."""
     bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
     proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
@@ -135,9 +137,9 @@ def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[
 def _least_on_layers(
     what: str, steps: dict[str, Step], tried: Sequence[Tried], bound: Callable[[Step], int]
 ) -> dict[str, dict[str, int]]:
-    """What it holds for, and placement → the least `bound` of its step without a limit of memory, on the layers that were
-    tried. What else is open is closed, as it adds passes and takes none away. Nothing where number and microbatch do not
-    change places alone."""
+    """What it holds for, and placement → the least `bound` of its step without a memory limit, on the partitions that were
+    tried. Other open choices are closed, since they only add passes. Nothing unless number and microbatch are the only
+    ones that change places."""
     every = {place: _on_tried(place, replace(step, memory=None), tried).values() for place, step in steps.items()}
     try:
         return {what: {place: min(bound(plain_step.closed) for plain_step in those) for place, those in every.items()}}
@@ -146,7 +148,7 @@ def _least_on_layers(
 
 
 def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequence[int]) -> int:
-    """µs that no sizes of the step's microbatches take less than. Raises BadInput."""
+    """A lower bound in µs over all sizes of the step's microbatches. Raises BadInput."""
     check_numbers(step.problem(profile))
     sizes = range(1, batch.sequences - numbers[0] + 2)
     each = [replace(step, microbatches=1, sizes=(size,)).problem(profile) for size in sizes]
@@ -154,8 +156,8 @@ def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequenc
 
 
 def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
-    layers of stages are given."""
+    """`_bounds_of_all` for any slices, and the number of slices from which on they are longer than the best, if that number
+    is open and the partition is given."""
     value = min(attempt.value for attempt in tried if attempt.value is not None)
     if step.partition == AUTO:
         return {}
@@ -173,7 +175,7 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
 
 
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
-    """What ranks make of each other's attention, where that was asked for: of a profile's step beside the step without."""
+    """The gain from attention on other ranks, if requested: for a profile's step compared with the step without."""
     p, helping = problem.passes, problem.rows("FH", "BH")
     possible = int((p.slice[attending(problem)] > 0).sum())
     even = len(set(problem.slice_lengths)) < 2
@@ -195,12 +197,12 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
 
 
 def _without_exchange(profile: Profile, step: Step, problem: Problem) -> Problem:
-    """The step on the same stages without an exchange, and without a limit of memory. Raises BadInput, Infeasible."""
+    """The step on the same stages without an exchange, and without a memory limit. Raises BadInput, Infeasible."""
     open_now = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
     return _on_stages(open_now, step, problem).problem(replace(profile, capacity=None))
 
 
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
-    """A step on the stages of the problem that was solved for the one that was asked for."""
+    """A step on the stages of the problem that was solved for the step `asked`."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
     return replace(step, placement=problem.model_routes, partition=layers, vocabulary=vocabulary_of(problem))

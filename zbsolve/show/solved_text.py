@@ -1,5 +1,5 @@
-"""What `solve` found, in words: how long it takes, what is proven about that, what memory it needs, and both beside 1F1B;
-a search while it runs, and what it tried."""
+"""`solve`'s result in words: its time, what is proven about that, its memory, and both compared with 1F1B; a search while it
+runs, and what it tried."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from ..search.state import State
 
 
-# Which bounds hold for all.
+# What bounds over all choices hold for.
 PARTITION, CHOICE, SLICES, ORDER, SIZES = "partition", "choice", "slicing", "order of microbatches", "size of microbatches"
-LONGER = "longer_from"  # so many slices or more
-MAX_RANKS = 16  # whose peaks stand in a line
-NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
-SMALL = 0.01  # of the room: peaks have a unit of their own then
-NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
+LONGER = "longer_from"  # this many slices or more
+MAX_RANKS = 16  # whose peaks are listed in one line
+NOTABLE = 0.005  # of B and W: a fused backward shorter by this is mentioned
+SMALL = 0.01  # of the capacity: smaller peaks have their own unit
+NO_CHANGE = 0.0005  # a smaller share would be shown as 0.0 %
 HELD_BEFORE_COPIES = (
     "offload: the fullest rank holds more than 1F1B without it, which has room, too: forwards run ahead, and what waits for "
     "its copy stays on the device; with less memory (--memory) they wait for copies"
@@ -51,10 +51,10 @@ HELD_BEFORE_COPIES = (
 
 
 class AttentionGain(NamedTuple):
-    """handed: how many passes hand attention over, of the `possible` ones behind a first slice; time: µs of attention that
-    other ranks make. value, without: µs of SlimPipe's order with the exchange and without it; None where that order is not
-    defined, or the step without it is not known. slices: how many the step has; even: whether they are as long. note: what
-    was taken as less than profiled; or ""."""
+    """handed: number of passes that hand over attention, of the `possible` ones after a first slice; time: µs of attention
+    computed on other ranks. value, without: µs of SlimPipe's order with and without the exchange; None if that order is not
+    defined, or the step without it is unknown. slices: the step's number of slices; even: whether they have equal length.
+    note: what was assumed smaller than profiled; or ""."""
 
     handed: int
     possible: int
@@ -72,15 +72,15 @@ class AttentionGain(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkBeside:
-    """Work beside a step. alone: the step without it, with its certificate. found: what became of what was left open of
-    it."""
+    """Other work during a step. alone: the step without it, with its certificate. found: the results for its open
+    choices."""
 
     alone: Schedule
     found: Placed | Room | None = None
 
     def facts(self, schedule: Schedule) -> dict[str, Any]:
-        """Of all ranks' time in a step, what the work takes, and what the step alone leaves idle; what that takes, µs, and
-        at least; and what is proven of every choice that was left open."""
+        """The share of the ranks' time in a step that the work takes, and that the step alone leaves idle; the step's extra
+        time, µs, and a lower bound of it; and what is proven for every open choice."""
         problem, alone = schedule.problem, self.alone.certificate
         assert alone is not None
         busy = self.alone.problem.busy.sum()
@@ -100,14 +100,14 @@ class WorkBeside:
 
 @dataclass(frozen=True)
 class Solved:
-    """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
-    less memory came to, where there was one; noise: that for times that vary. timed: whether seconds say how long it took
-    (with an effort they do not). copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one
-    pass BW is shorter than B and W, which the schedule has; 0 where that is not known. attention: of a step where ranks may
-    make attention for each other. tried: what became of each choice that was left open. bounds: what they hold for
-    (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, where choices were tried, since others hold for their own;
-    LONGER: from how many slices on a step is longer. notes: what is to be known of the profile's numbers. work: beside the
-    step."""
+    """A solved schedule. usual: 1F1B of the same layers on the same ranks, if it exists. peak: the result of the search for
+    less memory, if there was one; noise: of that under noise. timed: whether to report the seconds taken (not with an
+    effort).
+    copies: for a step that offloads, k (see `Step.copy_ratio`). fused_saves: how much shorter one pass BW is than the
+    schedule's B and W, as a share; 0 if unknown. attention: for a step where ranks may compute attention for each other.
+    tried: the result of each open choice. bounds: what they hold for (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement →
+    µs, if choices were tried, since a certificate's bound holds for its own choice only; LONGER: the number of slices from
+    which on a step is longer. notes: on the profile's numbers. work: other work during the step."""
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -124,20 +124,22 @@ class Solved:
 
     @property
     def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
-        """The default split that was tried in the winner's place, and the layers moved from there to the winner's (see
-        `moves_between`); None where that has it, or none was tried."""
+        """The default partition that was tried on the winner's placement, and the layers moved from there to the winner's
+        (see `moves_between`); None if the winner has it, or none was tried."""
         rows = [attempt for attempt in self.tried if attempt.value is not None]
         for best in (row for row in rows if not row.why):
             for row in rows:
-                default = "balanced" in row.partition.split("=") and "," not in row.partition  # where layers moved is one
+                default = (
+                    "balanced" in row.partition.split("=") and "," not in row.partition
+                )  # listed layers come from moves
                 if default and row.placement.split()[0] == best.placement.split()[0] and row.layers != best.layers:
                     return row, moves_between(row.layers, best.layers)
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The certificate; what was tried, and bounds over it; where stages are; lengths of uneven slices; what a fused
-        backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and
-        the changes against 1F1B as shares of its value and of its largest peak."""
+        """The certificate; what was tried, and bounds over it; the placement; lengths of uneven slices; what a fused
+        backward saves; peaks and capacities, bytes per rank; the memory that every schedule of this value needs, as far as
+        proven; and the changes against 1F1B as shares of its value and of its largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         certificate = self.schedule.certificate
         assert certificate is not None
@@ -187,7 +189,8 @@ class Solved:
 
 
 def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
-    """What `schedule` takes more than `other`, as shares of the other's value and of its largest peak; None where that is
+    """How much more time and memory `schedule` takes, as shares of the other's value and of its largest peak; None if that
+    is
     0."""
     own, its = schedule.timeline(), other.timeline()
     most = max(its.peak_bytes)
@@ -237,7 +240,7 @@ def solved_as_text(solved: Solved) -> str:
 
 
 def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
-    """What work beside the step costs, and what is proven of it."""
+    """The cost of other work during the step, and what is proven about it."""
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
     pieces = "" if most is None else f" ({facts['pieces']} pieces)"
@@ -257,7 +260,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
 
 
 def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
-    """What steps take where times vary, and how much less that is than of the shortest order by the given times."""
+    """Step times under noise, and how much shorter they are than those of the shortest order without noise."""
     aim, drawn = least_under_noise.aim, least_under_noise.drawn
     unit, show = time_unit(max(spread.at(0.5)[0] for spread in drawn.spreads.values()))
     rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
@@ -275,7 +278,7 @@ def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
 
 
 def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:
-    """Which layers lie elsewhere than in the default split, and what that saves."""
+    """Which layers differ from the default partition, and what that saves."""
     moved = ", ".join(f"{count} from stage {giver} to stage {taker}" for giver, taker, count in moves)
     value = default.value or 1
     change = _change(schedule.timeline().value / value - 1, "time")
@@ -284,7 +287,7 @@ def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[in
 
 
 def _bound_lines(solved: Solved) -> Iterator[str]:
-    """What holds for all that was tried, a line each."""
+    """Bounds over everything that was tried, a line each."""
     for what, every in solved.bounds.items():
         if what == LONGER:
             counts = ", ".join(f"{count} on {placement}" for placement, count in every.items())
@@ -297,7 +300,7 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
 
 
 def _slices_in_words(problem: Problem) -> list[str]:
-    """How long uneven slices are, in a line: in tokens, or where nobody knows the sequence's in parts of it."""
+    """The lengths of uneven slices in one line: in tokens, or as fractions if the sequence's length is unknown."""
     lengths = problem.slice_lengths
     if not lengths:
         return []
@@ -324,7 +327,7 @@ def _attention_in_words(gain: AttentionGain) -> str:
 
 
 def _memory_lines(solved: Solved) -> list[str]:
-    """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
+    """Each rank's activations, or the fullest rank's if there are many; the result of the search for less memory."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
     rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
     rows += _waiting_rows(solved.schedule)
@@ -339,7 +342,7 @@ def _memory_lines(solved: Solved) -> list[str]:
 
 
 def _waiting_rows(schedule: Schedule) -> list[str]:
-    """Where more messages wait at once than is kept free for them, in a line; none where memory has no limit."""
+    """A line where more messages wait at once than memory is reserved for; none without a memory limit."""
     problem = schedule.problem
     if problem.messages is None or problem.capacity is None:
         return []
@@ -416,8 +419,8 @@ def state_as_text(state: State, elapsed: float) -> str:
 
 
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
-    """What each placement and partition reached and why it lost, a row each, all times in one unit; the memory of the
-    fullest rank where any is known."""
+    """The result of each placement and partition and why it lost, a row each, all times in one unit; the fullest rank's
+    memory if any is known."""
     split, full = len({attempt.partition for attempt in tried}) > 1, any(attempt.memory for attempt in tried)
     head = "placement, partition" if split else "placement"
     unit, show = time_unit(max(attempt.value for attempt in tried if attempt.value is not None), digits=3)

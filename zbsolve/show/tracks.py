@@ -1,5 +1,5 @@
-"""What charts share: a track a stream, stages by number, colours of kinds, which kind of pass fills a cell of time; and a
-schedule for Perfetto and chrome://tracing."""
+"""Shared by charts: a track per stream, stage numbers, colours of kinds, the kind of pass that fills a cell of time; and a
+schedule as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from ..trace import Trace
 from ..util.text import printable
 from .comparison import check_trace
 
-PALEST = 0.6  # the share of white in the colour of the last of three stages or more
+PALEST = 0.6  # the share of white in the last stage's colour, with three stages or more
 
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """One stream of one rank. rows: of the problem's table, the passes on it. first: whether it is its rank's first one."""
+    """One stream of one rank. rows: its passes' rows in the problem's table. first: whether it is its rank's first
+    stream."""
 
     stream: str
     rank: int
@@ -38,7 +39,8 @@ class Track:
 
 
 def tracks_of(problem: Problem) -> list[Track]:
-    """A track for every stream, ordered by rank, compute streams first; what a card receives is its own rank's."""
+    """A track for every stream, ordered by rank, compute streams first; a card's receiving stream belongs to its own
+    rank."""
     lowest = {stream: int(problem.passes.rank[rows].min()) for stream, rows in problem.members.items() if len(rows)}
     lowest |= {stream: int(stream.removeprefix("in:")) for stream in lowest if stream.startswith("in:")}
     lanes = [(rank, stream, problem.members[stream]) for stream, rank in lowest.items()]
@@ -47,10 +49,10 @@ def tracks_of(problem: Problem) -> list[Track]:
 
 
 def chunk_numbers(problem: Problem) -> Ints:
-    """Which of its rank's stages each pass belongs to (0 for the lowest stage), shape (passes,)."""
+    """The position of each pass's stage among its rank's stages (0 for the lowest), shape (passes,)."""
     p = problem.passes
     width = int(p.stage.max()) + 1
-    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # of rank and stage, in their order
+    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # distinct (rank, stage), sorted
     first = np.searchsorted(pairs, np.arange(problem.ranks) * width)
     return np.asarray(row - first[p.rank], np.int64)
 
@@ -69,7 +71,7 @@ def cell_kinds(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> Ints:
 
 
 def _busy(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> NDArray[np.float64]:
-    """µs of each cell that these passes fill: differences of the busy time up to each edge, linear in between."""
+    """µs of each cell that these passes fill: differences of the cumulative busy time at edges, linearly interpolated."""
     order = rows[np.argsort(timeline.start[rows], kind="stable")]
     times = np.stack([timeline.start[order], timeline.end[order]], axis=1).ravel().astype(np.float64)
     busy = np.repeat(np.cumsum(timeline.end[order] - timeline.start[order]), 2).astype(np.float64)
@@ -78,7 +80,7 @@ def _busy(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> NDArray[np.flo
 
 
 def letters(present: Sequence[str]) -> dict[str, str]:
-    """The letter of every kind that a schedule has: a fused backward is B where no other pass is."""
+    """The letter for every kind in a schedule: a fused backward is B if no other pass is."""
     taken: dict[str, str] = {}
     for kind in present:
         free = (letter for letter in TABLE[kind].letters if letter not in taken.values())
@@ -93,14 +95,13 @@ def levels(colour: str) -> tuple[int, int, int]:
 
 
 def brightness(colour: str) -> float:
-    """How light a colour looks, 0 to 255 (luma, ITU-R BT.601)."""
+    """The perceived brightness of a colour, 0 to 255 (luma, ITU-R BT.601)."""
     red, green, blue = levels(colour)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def shades(kind: str, chunks: int) -> tuple[str, ...]:
-    """The colour of a kind on each of a rank's `chunks` stages: the later the stage, the paler, so that they can be told
-    apart."""
+    """A kind's colour on each of a rank's `chunks` stages: paler for later stages, to tell them apart."""
     full = levels(TABLE[kind].colour)
     shares = (PALEST * chunk / max(chunks - 1, 2) for chunk in range(chunks))
     return tuple("#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in full) for share in shares)
@@ -116,7 +117,7 @@ Event = dict[str, Any]
 
 def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
     """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs; with a `trace` the median
-    step's ranks follow: each pass with what it waited for inputs, the host time before it, and the bytes held after it.
+    step's ranks follow: each pass with the time it waited for inputs, host time before it, and bytes held after it.
 
     Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
     """
@@ -139,14 +140,14 @@ def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
 def _run(
     schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
 ) -> list[Event]:
-    """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
+    """One timeline's events; process numbers start at `offset`. `extra`: argument → a value for each pass."""
     events: list[Event] = []
     home: dict[int, tuple[int, int]] = {}
     for rank in range(schedule.problem.ranks):
         events.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
     for thread, track in enumerate(tracks_of(schedule.problem)):
-        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # a bus is several ranks'
+        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # several ranks may share a bus
             events.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
         events += _slices(timeline, track, offset, thread, extra or {})
         for row in track.rows.tolist():
@@ -181,8 +182,8 @@ def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: M
 
 
 def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
-    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
-    one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
+    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of one
+    and after the start of the other. Ids are numbers: Perfetto reads text as hexadecimal, or drops the arrow.
     """
     problem, events = timeline.problem, list[Event]()
     rank = problem.passes.rank
@@ -200,7 +201,7 @@ def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int)
 
 
 def _within(timeline: Timeline, row: int) -> float:
-    """A tenth of a µs, or half of a pass that is shorter: readers cut times to whole nanoseconds, each on its own."""
+    """A tenth of a µs, or half of a shorter pass: readers truncate times to whole nanoseconds, each in its own way."""
     length: float = (timeline.end[row] - timeline.start[row]).item()
     return min(0.1, length / 2)
 
@@ -210,7 +211,7 @@ def _memory(timeline: Timeline, offset: int) -> list[Event]:
         return []
     problem, events = timeline.problem, list[Event]()
     homes = [(rank, "memory") for rank in range(problem.ranks)]
-    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # beside the first rank that has bytes there
+    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # next to the first rank that has bytes there
         users = problem.passes.rank[problem.edges.before[problem.edges_in(pool)]]
         homes.append((int(users.min(initial=problem.ranks - 1)), printable(problem.pool_name(pool))))
     for pool, (rank, name) in enumerate(homes):
