@@ -73,7 +73,7 @@ def command(options: argparse.Namespace) -> int:
         return check_again(options)
     if options.within is not None or options.replicas is not None:
         raise BadInput("--within and --replicas go with --profile")
-    other = {"plan": _check_plan, "rounds": check_repeated}.get(document_kind(options.schedule))
+    other = {"plan": _check_plan, "rounds": check_repeated}.get(document_kind(options.schedule) or "")
     if other is not None:
         return other(options)
     schedule = Schedule.load(options.schedule)
