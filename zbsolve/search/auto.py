@@ -25,7 +25,6 @@ from typing import Any
 
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
-from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..features.table import FEATURES
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
@@ -101,15 +100,14 @@ def solve_auto(
         partition: all names, then single layers moved from the best.
         fields of features: their `choices`, then their `moves` from the best (see `features.table`).
     seconds, effort, hint: as in `solve`; the time is for all choices together.
-    progress: called with a choice's name and the state of its search.
-    stop: asked between two searches whether to end.
+    progress, stop: called with a choice's name and its search's state; asked between two searches whether to end.
     options: of `solve`; `prefer` and `peaks` are for the winner alone. `workers` (`zbsolve.solvers_on`): who solves.
 
     Of equal schedules the one with the lowest peak wins. Raises Infeasible if nothing fits, BadInput.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
-    step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
+    step = replace(step, partition=step.partition or step.own_partition or "balanced")
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
@@ -257,7 +255,7 @@ class _Bounds:
     def runs(self, race: Race) -> list[Run]:
         """New runs: splits that look good by their bounds, and rising ones."""
         runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
+        for first in [run for run in race.runs if run.name in self.searches and not run.step.own_partition]:
             search = self.searches[first.name]
             ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
             for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
@@ -377,7 +375,7 @@ def splits_differ(profile: Profile, step: Step) -> bool:
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
     """Try the partitions with names together with the choices of the best run, if these are not the first ones."""
     best = race.best()
-    if best is not None and best.name != best.place and best.step.vocabulary != LAST:
+    if best is not None and best.name != best.place and not best.step.own_partition:
         known = {(run.name, run.layers) for run in race.runs}
         runs = _runs(profile, replace(best.step, partition=AUTO), best.place, best.name.removeprefix(best.place))
         runs = [run for run in runs if (run.name, run.layers) not in known]
@@ -389,7 +387,7 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
     """The ways in which steps are changed one by one."""
 
     def layers(run: Run) -> Iterator[Run]:
-        others = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        others = [] if run.step.own_partition else ordered_neighbours(run.step.costs(profile), run.layers)
         name = run.partition.removesuffix(MOVED) + MOVED
         for counts in bounds.near(run, others):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
