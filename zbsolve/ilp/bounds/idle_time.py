@@ -1,11 +1,12 @@
-"""Idle time of one rank that no order can avoid: until memory is freed first, and once all memory was taken.
+"""Idle time of one rank that every order has: until its first memory is freed, and while its memory is full.
 
-While a rank's memory is full of what one pass's descendants free, nothing else runs there. Take a pass x of a rank, and the
-bytes that x and what comes before it have taken, and that what comes behind x frees. Suppose another pass of the rank,
-neither before x nor behind, has part in holding bytes that do not fit beside those: it takes them, frees them, or comes
-between. Then it does not run from x's end until something behind x has run on the rank, which a longest path keeps away for
-a while. Of one microbatch in slices, whose last backward comes first, all slices are there then: where a rank has memory for
-one microbatch, it waits in each until the last slice has gone to the last rank and come back.
+While a rank's memory is full of bytes that only descendants of one pass free, no other pass can run there. Take a pass x of
+a rank, and the bytes that x and its ancestors take and that its descendants free. Suppose another pass of the rank is
+neither ancestor nor descendant of x, and takes part in holding bytes that do not fit beside those: it takes them, frees
+them, or lies between. Then it does not run from x's end until a descendant of x has run on the rank, and the longest path
+gives the least time until then. With slices, whose backwards run from the last slice to the first, all slices of a
+microbatch are held at once. So a rank with memory for one microbatch waits in each until the last slice has gone to the last
+rank and come back.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .memory_arcs import bytes_within
 # --- Between passes, while memory is full ---
 
 
-MAX_PASSES = 5_000  # of a problem: beyond, paths take too long
+MAX_PASSES = 5_000  # most passes of a problem: with more, paths take too long
 MAX_ON_RANK = 800
-MAX_WAITS = 16  # of a rank that are looked for, where memory is fullest
+MAX_WAITS = 16  # most waits of a rank that are computed, those where memory is fullest
 
 
 class Wait(NamedTuple):
-    """Behind pass `x` (of the rank, by its place there) the rank waits `time` µs at least, but for what `free` says: which
-    of its passes may run meanwhile. `apart`: which cannot, and are neither before x nor behind."""
+    """A wait of a rank after one of its passes. x: the pass, by its index on the rank; time: the least µs of the wait; free:
+    [pass], whether it may run meanwhile; apart: [pass], whether it cannot, being neither ancestor nor descendant of x."""
 
     x: int
     time: int
@@ -42,7 +43,7 @@ class Wait(NamedTuple):
 
 
 class Reach:
-    """Which passes come behind which, whatever the order."""
+    """Which passes are descendants of which, by the edges of the problem alone."""
 
     def __init__(self, problem: Problem) -> None:
         count, edges = len(problem.passes), problem.edges
@@ -51,19 +52,19 @@ class Reach:
             self.outputs[a].append((b, lag))
         outputs = {row: [b for b, _ in self.outputs[row]] for row in range(count)}
         self.order = list(TopologicalSorter(outputs).static_order())[::-1]
-        self.behind = [0] * count  # bit b of behind[a]: b comes behind a
+        self.behind = [0] * count  # bit b of behind[a]: b is a descendant of a
         for row in reversed(self.order):
             for b, _ in self.outputs[row]:
                 self.behind[row] |= self.behind[b] | 1 << b
 
     def table(self, rows: Ints) -> Bools:
-        """Whether rows[j] comes behind rows[i], shape (n, n)."""
+        """[i, j]: whether rows[j] is a descendant of rows[i], shape (n, n)."""
         size = (len(self.duration) + 7) // 8
         data = np.frombuffer(b"".join(self.behind[i].to_bytes(size, "little") for i in rows.tolist()), np.uint8)
         return np.unpackbits(data.reshape(len(rows), size), axis=1, bitorder="little")[:, rows].astype(bool)
 
     def soonest(self, row: int, others: set[int]) -> int:
-        """µs from the end of a pass to the start of whichever of others, all behind it, can be first."""
+        """The least µs from the end of a pass to the start of one of `others`, which are descendants of it."""
         after = dict[int, int]()
         ready = {row: 0}
         for x in self.order:
@@ -78,16 +79,16 @@ class Reach:
 
 
 def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait]:
-    """Waits of a rank whose passes are `rows`, no two of which are at a time. room: bytes that it has."""
+    """Waits of a rank that cannot overlap. rows: its passes; room: bytes of its memory."""
     behind, at = reach.table(rows), {row: i for i, row in enumerate(rows.tolist())}
     edges = problem.edges
     kept = np.flatnonzero((edges.pool == 0) & (edges.bytes > 0) & np.isin(edges.before, rows) & np.isin(edges.after, rows))
     takes, frees = (np.array([at[row] for row in column[kept].tolist()], int) for column in (edges.before, edges.after))
     size, here = edges.bytes[kept], np.eye(len(rows), dtype=bool)
-    until = behind | here  # [i, j]: j is i or comes behind it
-    held = until[takes].T & behind[:, frees]  # [x, edge]: it holds its bytes from x's start until something behind x ended
+    until = behind | here  # [i, j]: j is i or a descendant of it
+    held = until[takes].T & behind[:, frees]  # [x, edge]: bytes are held from x's start until a descendant of x has ended
     full = room - held @ size
-    inside = until[takes] & until[:, frees].T  # [edge, q]: q takes, frees, or comes between
+    inside = until[takes] & until[:, frees].T  # [edge, q]: q takes the bytes, frees them, or lies between
     idle = []
     for x in np.flatnonzero((held & (takes == np.arange(len(rows))[:, None])).any(axis=1)).tolist():
         other = ~(until[x] | behind[:, x])
@@ -100,7 +101,7 @@ def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait
 
 
 def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
-    """Of these the longest that cannot be at the same time: neither pass may run while the other's wait lasts."""
+    """The longest of these waits that cannot overlap: neither pass may run during the other's wait."""
     kept: list[Wait] = []
     for wait in sorted(waits, key=lambda wait: -wait.time):
         if all(other.apart[wait.x] and wait.apart[other.x] for other in kept):
@@ -109,7 +110,7 @@ def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
 
 
 def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
-    """µs that a rank is idle between its first pass and its last at least, as its memory has room for `room` bytes."""
+    """A lower bound, µs, on a rank's idle time between its first pass and its last. room: bytes of its memory."""
     waits = waits_of(problem, reach, rows, room)
     if not waits:
         return 0
@@ -118,7 +119,8 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
 
 
 def reach_of(problem: Problem) -> Reach | None:
-    """None where waits are not looked for: in large problems, with side streams or further pools, without limits."""
+    """The descendants for `waits_of`. None where waits are not computed: in large problems, with side streams or further
+    pools, and without memory limits."""
     if problem.capacity is None or problem.pools or len(problem.side_stream) or len(problem.passes) > MAX_PASSES:
         return None
     on_rank = np.bincount(problem.passes.rank, minlength=problem.ranks)
@@ -128,8 +130,8 @@ def reach_of(problem: Problem) -> Reach | None:
 # --- At both ends ---
 
 
-MAX_KNAPSACK = 20_000  # units of capacity: beyond, work a byte bounds what a knapsack holds
-Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch may hold, and the work that goes with it
+MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, work per byte bounds what it holds
+Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch can hold at a time, and the work it has run by then
 
 
 class RankWindow(NamedTuple):
