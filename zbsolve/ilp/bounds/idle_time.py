@@ -3,10 +3,9 @@
 While a rank's memory is full of bytes that only descendants of one pass free, no other pass can run there. Take a pass x of
 a rank, and the bytes that x and its ancestors take and that its descendants free. Suppose another pass of the rank is
 neither ancestor nor descendant of x, and takes part in holding bytes that do not fit beside those: it takes them, frees
-them, or lies between. Then it does not run from x's end until a descendant of x has run on the rank, and the longest path
-gives the least time until then. With slices, whose backwards run from the last slice to the first, all slices of a
-microbatch are held at once. So a rank with memory for one microbatch waits in each until the last slice has gone to the last
-rank and come back.
+them, or lies between. Then it does not run from x's end until a descendant of x has run on the rank, which a longest path
+bounds from below. With slices, whose backwards run last slice first, all slices of a microbatch are held at once. So a rank
+with memory for one microbatch waits in each until the last slice has gone to the last rank and come back.
 """
 
 from __future__ import annotations
@@ -146,8 +145,8 @@ class RankWindow(NamedTuple):
 
 
 class StageChain(NamedTuple):
-    """One stage's passes on a rank: rows[g, k] is position k of the chain of its g-th microbatch (F, B, W: 0, 1, 2). All
-    microbatches are alike: work (µs), taken and freed (bytes) are one value a position."""
+    """One stage's passes on a rank. rows[g, k]: the pass at position k of its g-th microbatch's chain (F, B, W: 0, 1, 2).
+    work, µs; taken, freed, bytes: one value for each position, since microbatches are equal."""
 
     rows: Ints
     work: Ints
@@ -155,19 +154,19 @@ class StageChain(NamedTuple):
     freed: Ints
 
     def left(self, k: int) -> Ints:
-        """Bytes held behind each position from k − 1 on, with all taken."""
+        """Bytes held after each position from k − 1 on, once the whole chain's bytes are taken."""
         held: Ints = self.taken.sum() - np.cumsum(self.freed)
         return held[min(k, len(held)) - 1 :]
 
 
-Ends = tuple[tuple[Ints, int], ...]  # for each stage: places of passes, one of which is the end, and the work beside it
+Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which ends the period; µs of work in it)
 
 
 class IdleTerms(NamedTuple):
-    """What idle time of one rank rests on, whatever the window. Each of `until` is about positions from some k on, which
-    cannot start before memory is freed. For each stage it has the places, among the rank's passes, of those that may be
-    the first to start, and the most work that can run before, µs. Each of `behind` is about positions before some k: those
-    that may be the last to end, and the most work left then. fits: whether all memory fits at once."""
+    """The inputs of one rank's idle time that do not depend on the window. until: one entry for each k such that positions
+    from k on cannot start before memory is freed; for each stage it has the indices, among the rank's passes, of those that
+    may start first, and the most µs of work before that. behind: the same for positions before some k, with those that may
+    end last and the most work left then. fits: whether all memory fits at once."""
 
     until: tuple[Ends, ...]
     behind: tuple[Ends, ...]
@@ -175,8 +174,8 @@ class IdleTerms(NamedTuple):
 
 
 def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) -> IdleTerms:
-    """What idle time of a rank rests on that runs these passes (rows) on one stream, with so many bytes; times: how often
-    each microbatch of the problem is there."""
+    """The idle-time inputs of a rank that runs `passes` (rows) on one stream. capacity: bytes; times: how often each
+    microbatch of the problem occurs."""
     chains = _chains(problem, passes)
     if chains is None:
         return IdleTerms((), (), False)
@@ -189,7 +188,7 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) ->
             choices = [_begun(chain, k) for chain in chains]
             first = {s: (at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]}
             until.append(_ends(choices, copies, capacity, first))
-        # One that has freed what another stage took leaves others more than the capacity.
+        # Where a chain frees what another stage took, the others could hold more than the capacity, so it is left out.
         if not any(chain.taken[k:].any() or chain.left(k).min() < 0 for chain in chains):
             choices = [_left(chain, k) for chain in chains]
             last = {s: (at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)}
@@ -228,7 +227,7 @@ def _least(distance: Ints, ends: Ends) -> int:
 
 
 def _chains(problem: Problem, passes_of_rank: Ints) -> list[StageChain] | None:
-    """These passes (rows) by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
+    """The chains of these passes (rows), by stage. None where microbatches differ, or their passes are not a chain."""
     passes, a = problem.passes, arrays_of(problem)
     takes, frees = bytes_within(problem, passes_of_rank)
     result = []
@@ -262,20 +261,20 @@ def _chained(a: ProblemArrays, table: Ints) -> bool:
 
 
 def _begun(chain: StageChain, k: int) -> Choices:
-    """What a microbatch holds and has worked with 1 … k positions begun, none of which freed anything."""
+    """(bytes held, µs worked) of a microbatch with its first 1 … k positions begun, which free nothing."""
     held, work = np.cumsum(chain.taken[:k]), np.cumsum(chain.work[:k])
     return list(zip(held.tolist(), work.tolist(), strict=True))
 
 
 def _left(chain: StageChain, k: int) -> Choices:
-    """What a microbatch holds and has left to work before its positions k, k + 1, …, with all taken."""
+    """(bytes held, µs of work left) of a microbatch before its positions k, k + 1, …, once all its bytes are taken."""
     left = np.cumsum(chain.work[::-1])[::-1][k:]
     return list(zip(chain.left(k).tolist(), left.tolist(), strict=False))
 
 
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
-    """The places of each stage that is known, and the most work, µs, where one of its microbatches holds and works what is
-    known of it, and all others choose."""
+    """For each stage in `known`: its passes' indices, and the most µs of work where one of its microbatches has the known
+    bytes and work and all others take their best choices."""
     most, ends = _most_work(stages, copies, capacity), []
     for s, (places, (held, work)) in known.items():
         others = [count - (t == s) for t, count in enumerate(copies)]
@@ -284,7 +283,7 @@ def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[i
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
-    """An upper bound, µs, on the work of `copies` microbatches a stage, each in one of its choices, within the capacity."""
+    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one of its choices, in the capacity."""
     everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
     free = sum(
         n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)

@@ -57,8 +57,7 @@ MAX_WINDOW = 1 << 28  # µs: the search keeps times in 32 bits
 
 class Answer(Enum):
     """The answer of a search over orders for a window. REFUTED: no order fits. FITS: an order of the relaxation fits, or the
-    incumbent does. MERGED: undecided, since states were merged. TOO_MANY: undecided, since the allowed states were used
-    up."""
+    incumbent does. MERGED: undecided, since states were merged. TOO_MANY: undecided, since no allowed states are left."""
 
     REFUTED = order_search.REFUTED
     FITS = order_search.FITS

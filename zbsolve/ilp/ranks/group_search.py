@@ -67,8 +67,7 @@ WINDOWS_PART = 3  # the gain of both ends divided by this counts for windows of 
 def higher_bounds(
     problem: Problem, best: Bound, clock: Clock, seconds: float, incumbent: Ints = NO_INCUMBENT
 ) -> Iterator[Bound]:
-    """Yield bounds higher than `best` as they are found, cheap ones first, until the incumbent's value or the time is
-    reached.
+    """Yield bounds above `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
 
     Closed forms come first, then single ranks. Groups of ranks follow with few states in each try, then with more; for the
     span also groups in their own windows, which need more states for each order. Early on, one look tests whether all ranks
@@ -188,8 +187,7 @@ class _GroupSearch:
                 yield from self.raise_ends(states)
 
     def raise_ends(self, states: int) -> Iterator[Bound]:
-        """Yield a higher bound from both ends of one rank; drop these where their bound is below `ENDS_SHARE` of the
-        best."""
+        """Yield a higher bound from both ends of one rank; drop these where that is below `ENDS_SHARE` of the best."""
         ends, began = self.both_ends, self.clock.used
         if ends is None:
             return
