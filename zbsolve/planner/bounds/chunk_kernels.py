@@ -1,4 +1,4 @@
-"""Of layouts with several stages a rank: whether blocks can be laid on ranks so that a makespan is possible."""
+"""Layouts with several stages on each rank: tests whether blocks can be spread over ranks so that a makespan is possible."""
 
 from __future__ import annotations
 

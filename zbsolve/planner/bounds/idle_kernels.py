@@ -1,18 +1,18 @@
 """Idle time of a rank at both ends of a step, where its memory has room for little.
 
-*Before its first B* a rank has only Fs, and S and T of a sharded vocabulary. The first B comes when the first microbatch has
-been through all stages. Until then the rank frees no byte of a block, except what copies took to host memory. So it has done
-no more F than fits, and S and T of no more microbatches than fit on all its stages.
+*Before its first B* a rank can only run F, and S and T of a sharded vocabulary. The first B starts when the first microbatch
+has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory. So it has run no
+more F than fit, and S and T of no more microbatches than fit on all its stages.
 
-*Behind its last F* it is the same the other way round. The rank has only B and W of what it keeps then, S of microbatches
-that are on all its stages, and T of those and of others whose S left something in memory. The last F comes before its
-microbatch's way back through all stages.
+*After its last F* the same holds with time reversed. The rank can only run B and W of what it keeps then, S of microbatches
+that are on all its stages, and T of those and of others whose S left bytes in memory. After the last F its microbatch still
+has to go back through all stages.
 
-*Behind its last B* a rank has only W and T of what B and S have left in memory. That B is its first stage's, of the last
-microbatch, and the way back through all stages before it follows.
+*After its last B* a rank can only run W and T of what B and S have left in memory. That B is of its first stage and the last
+microbatch, and that microbatch still has to go back through all stages before this one.
 
-Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have theirs at
-both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
+Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank hold theirs at
+both ends: its first B is of its last stage and a microbatch that all of its stages keep, and so is its last F.
 
 *Windows.* The same holds for the first B and the last F of each stage of a rank. The window of a stage is that stage and the
 rank's stages before it.

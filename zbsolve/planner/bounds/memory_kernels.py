@@ -1,6 +1,6 @@
-"""Memory of a rank, or of all ranks together: at the moments when it is fullest, and over time.
+"""Tests of memory, of one rank or of all ranks together: at the moments when it is fullest, and over time.
 
-*Peaks.* A microbatch is held by all stages at once when its last F ends. So the peaks of microbatches lie apart.
+*Peaks.* All stages hold a microbatch at once when its last F ends. So the peaks of different microbatches are apart in time.
 
 *Over time.* A rank keeps each block of a microbatch from its stage to the last stage and back, and behind its B what its W
 needs while that runs. All that must fit into its memory while it has passes. Memory does not fill at once, as a rank runs
@@ -63,8 +63,8 @@ def room_beside(row: BoundRow, blocks: int, room: int) -> float:
 
 @inner_kernel
 def kept_of_block(row: BoundRow) -> float:
-    """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
-    unless those took it away. A slice's part is rounded."""
+    """A lower bound on a microbatch's bytes that a block keeps on the device from F to B; where its stage copies all, while
+    copies have not moved it. A slice's share is rounded."""
     size = row.kept.copied if row.kept.copied > 0 else row.kept.stays
     return float(size - (row.slices if row.slices > 1 else 0))
 

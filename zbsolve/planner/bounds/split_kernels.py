@@ -1,10 +1,10 @@
-"""Of layouts with several stages a rank: whether some partition leaves every rank time and memory enough.
+"""Layouts with several stages on each rank: tests whether some partition leaves every rank enough time and memory.
 
-Ranks are looked at one after the other, the last one first, with all numbers of blocks that lie before a rank's first stage.
-In a loop, blocks behind its last stage are those on the last stages of the ranks looked at. All conditions below hold with
-fewer than there are, too, so the fewest that are possible are kept of each number before. In a V as many lie behind a rank's
-second stage as ranks before it have on theirs. So blocks before a rank's first stage, on it, on its last stage, on those in
-between together, and behind the last one are known, and with them
+Ranks are taken in turn, the last one first, with every number of blocks before a rank's first stage. In a loop, the blocks
+after its last stage are those on the last stages of ranks already taken. All conditions below also hold with fewer of these,
+so for each number before only the fewest are kept. In a V, the blocks after a rank's second stage are those on the second
+stages of ranks before it. So the numbers of blocks before a rank's first stage, on it, on its last stage, on the stages in
+between together, and after the last one are known. From them follow
 
 - when its first pass can begin, and when its last B has to end;
 - how long it is idle at both ends (`idle_kernels`): before the first B and behind the last F of its first stage, of its last
@@ -13,9 +13,9 @@ between together, and behind the last one are known, and with them
 - how long it keeps each block of a microbatch: from the block's stage to the last stage and back. All that must fit into its
   memory, whole stages at a time (`memory_kernels`).
 
-Of stages between a rank's first and its last one only their number is known. Each has a block, and so have all stages of
-other ranks, but the first and the last of all. Where ranks may have several blocks fewer than they can, nothing is said:
-there are too many partitions.
+Of the stages between a rank's first and last one only the number is known. Each has at least a block, as all stages have
+except the first and the last of the model. Where ranks could take more than `MAX_SLACK` further blocks, there are too many
+partitions, and every makespan counts as possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of layouts with one stage a rank: whether blocks can be laid on stages so that a makespan is possible."""
+"""Layouts with one stage on each rank: tests whether blocks can be spread over stages so that a makespan is possible."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def at_most(room: int, each: int) -> int:
 
 @inner_kernel
 def possible_single(row: BoundRow, x: int) -> bool:
-    """Whether blocks can lie on ranks of one stage so that a makespan of x µs is possible.
+    """Whether blocks can be spread over ranks with one stage so that a makespan of x µs is possible.
 
-    Ranks are looked at one after the other. From the numbers of blocks that may lie before a rank follow those that may lie
-    before the next. More blocks before a rank delay it and leave it fewer, so every number is tried.
+    Ranks are taken in turn. From the possible numbers of blocks before a rank follow those before the next one. More blocks
+    before a rank delay it but leave fewer for the rest, so every number is tried.
     """
     p, blocks = row.ranks, row.blocks
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
