@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise, permutations
-from math import ceil
+from itertools import combinations, pairwise, permutations
+from math import ceil, comb
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from .stage_memory import side_inputs
 
 NAMES = ("equal", "balanced", "alpa", "memory")
 SEARCHED = (*NAMES, "F+B")  # of which `--partition auto` tries all
+FEW = 100  # partitions, of which it tries all, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +108,8 @@ def partitioned(costs: StageCosts, name: str, counts: Sequence[int]) -> Partitio
     sent = np.array([spans(costs.all_to_alls)[a, b] for a, b in stages])
     way = float(times.sum() + sent.sum()) + float(costs.messages[cuts[1:-1]] @ costs.between_ranks) / 1e3
     busiest = float(np.maximum(costs.shares @ times, costs.shares @ sent).max())
-    return Partitioned(
-        name,
-        counts,
-        tuple(times.tolist()),
-        tuple(sent.tolist()),
-        tuple(ceil(need) for need in costs.need(counts)),
-        way + (costs.microbatches - 1) * busiest,
-        (1,) * costs.stages,
-    )
+    need, estimate = tuple(ceil(each) for each in costs.need(counts)), way + (costs.microbatches - 1) * busiest
+    return Partitioned(name, counts, tuple(times.tolist()), tuple(sent.tolist()), need, estimate, (1,) * costs.stages)
 
 
 def named_partitions(costs: StageCosts) -> tuple[Partitioned, ...]:
@@ -139,8 +133,13 @@ def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int
 
 
 def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """`neighbours`, ordered by bytes above the limit, then by the estimate, then by how uneven the ranks are."""
-    return sorted(neighbours(counts), key=_preference(costs))
+    """`neighbours`, or all other splits where there are few, ordered by bytes above the limit, then by the estimate, then by
+    how uneven the ranks are."""
+    near, layers = neighbours(counts), len(costs.layers)
+    if comb(layers - 1, costs.stages - 1) <= FEW:
+        ends = ((0, *inner, layers) for inner in combinations(range(1, layers), costs.stages - 1))
+        near = [other for each in ends if (other := tuple(b - a for a, b in pairwise(each))) != tuple(counts)]
+    return sorted(near, key=_preference(costs))
 
 
 def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:

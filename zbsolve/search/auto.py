@@ -25,7 +25,6 @@ from typing import Any
 
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
-from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..features.table import FEATURES
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
@@ -96,7 +95,7 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over all that a step leaves open ("auto"), and the result of each choice.
 
-    step: its fields that are "auto" are chosen. These values are tried:
+    profile, step: the model's costs; the step's fields that are "auto" are chosen. These values are tried:
         placement: single, loop with 2 and 4 chunks, vee; if layers are given, those with as many stages.
         partition: all names, then single layers moved from the best.
         fields of features: their `choices`, then their `moves` from the best (see `features.table`).
@@ -108,7 +107,7 @@ def solve_auto(
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
-    step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
+    step = replace(step, partition=step.partition or step.own_partition or "balanced")
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
@@ -256,7 +255,7 @@ class _Bounds:
     def runs(self, race: Race) -> list[Run]:
         """New runs: splits that look good by their bounds, and rising ones."""
         runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
+        for first in [run for run in race.runs if run.name in self.searches and not run.step.own_partition]:
             search = self.searches[first.name]
             ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
             for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
@@ -376,7 +375,7 @@ def splits_differ(profile: Profile, step: Step) -> bool:
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
     """Try the partitions with names together with the choices of the best run, if these are not the first ones."""
     best = race.best()
-    if best is not None and best.name != best.place and best.step.vocabulary != LAST:
+    if best is not None and best.name != best.place and not best.step.own_partition:
         known = {(run.name, run.layers) for run in race.runs}
         runs = _runs(profile, replace(best.step, partition=AUTO), best.place, best.name.removeprefix(best.place))
         runs = [run for run in runs if (run.name, run.layers) not in known]
@@ -388,7 +387,7 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
     """The ways in which steps are changed one by one."""
 
     def layers(run: Run) -> Iterator[Run]:
-        others = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        others = [] if run.step.own_partition else ordered_neighbours(run.step.costs(profile), run.layers)
         name = run.partition.removesuffix(MOVED) + MOVED
         for counts in bounds.near(run, others):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
