@@ -1,5 +1,4 @@
-"""Bounds for some ranks (`lanes`) by induction over microbatches: from lower bounds for fewer microbatches follows one for
-n.
+"""Bounds for some ranks (`lanes`) by induction over microbatches: from those for fewer microbatches follows one for n.
 
 Let P(n) be the problem of the last n passes of every lane, with lags, tails, and one machine and the memory of each rank.
 c(m) is the value to prove, and c(n) = c(n − shift) + later for each n = m − shift, m − 2 shift, … . The claim, proven for

@@ -28,8 +28,7 @@ class Windows(NamedTuple):
     """The windows of further ranks, for the span. Each one is as long as the first, on its own clock.
 
     The clock shows `WINDOW_BEGIN` when the window begins. A pass that no path from there leads to has the time 0, which is
-    earlier. One row for each window; else as in `Lanes`, with tails, µs, from a pass's end on that clock to the window's
-    end.
+    earlier. One row for each window; else as in `Lanes`. Tails, µs, are from a pass's end on that clock to the window's end.
     """
 
     head: Ints

@@ -61,8 +61,8 @@ class Place(NamedTuple):
 def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether some partition may have a makespan of x µs.
 
-    scratch: whole numbers that are overwritten, as many as `bound_kernels.scratch_size` says. First comes how many blocks
-      each rank may have. Two tables follow. Their rows are how many fewer blocks a rank and later ones have, and their
+    scratch: whole numbers that are overwritten, as many as `layout_rules.scratch_size` returns. The first ones are the most
+      blocks of each rank. Two tables follow. Their rows are how many fewer blocks a rank and later ones have, and their
       columns are blocks before the rank's first stage. An entry is 1 more than the fewest blocks on the last stages of these
       ranks; 0 where nothing is possible.
     """
