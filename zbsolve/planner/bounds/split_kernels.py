@@ -94,7 +94,7 @@ def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 @inner_kernel
 def fewest(first: int, other: int) -> int:
-    """The smaller of both that is above 0."""
+    """The smaller of the numbers that are above 0; 0 where none is."""
     return max(first, other) if first == 0 or other == 0 else min(first, other)
 
 
@@ -159,7 +159,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
 
 @inner_kernel
 def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room: Room, until: int) -> float:
-    """µs that rank r is idle up to `until`, before its first B and behind its last F together, at least."""
+    """A lower bound, µs, on rank r's idle time up to `until`, before its first B and after its last F together."""
     first, longest = (place.before, split.first), 0.0
     for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)
@@ -176,7 +176,7 @@ def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room
 
 @inner_kernel
 def idle_at_start(row: BoundRow, r: int, split: Split, place: Place, there: float) -> float:
-    """µs that rank r is idle before the first B of its stages, at least. there: blocks of microbatches that fit."""
+    """A lower bound, µs, on rank r's idle time before the first B of its stages. there: blocks of microbatches that fit."""
     first, longest = (place.before, split.first), 0.0
     for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)

@@ -12,7 +12,7 @@ MANY = 1 << 31  # blocks: more than any model has
 
 @inner_kernel
 def turns_within(row: BoundRow, room: int, each: int) -> int:
-    """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
+    """How many times `each` µs fit into `room` µs, one after the other; all microbatches where `each` is 0."""
     return room // each if each > 0 else row.microbatches
 
 
@@ -48,7 +48,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
 
 @inner_kernel
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
-    """How many blocks stage r may have at most, with so many before it; −1: not even none."""
+    """The most blocks that stage r may have, with this many before it; −1: it cannot even have none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
@@ -112,7 +112,7 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
 
 @inner_kernel
 def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
-    """How many blocks stage r may have, at most, so that its gradients are exchanged in x µs; below 0: not even none.
+    """The most blocks that stage r may have so that its gradients are exchanged within x µs; below 0: it cannot have none.
 
     The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
     these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard
