@@ -103,17 +103,16 @@ def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
         if schedule.order[stream]:
             first = schedule.order[stream][0]
             yield Violation("unknown", (first,), f"stream {stream} is not in the problem, but lists {first}")
-    index = problem.index
     for stream, wanted in expected.items():
         listed = schedule.order.get(stream, ())
         if len(listed) == len(wanted) and set(listed) == set(wanted):
             continue
         number = Counter(listed)
         for name, times in number.items():
-            if name not in index:
+            if name not in problem.index:
                 yield Violation("unknown", (name,), f"{stream} lists {name}, which is not in the problem")
-            elif stream not in passes.stream_sets[passes.streams[index[name]]]:
-                home = ", ".join(passes.stream_sets[passes.streams[index[name]]])
+            elif stream not in passes.stream_sets[passes.streams[problem.index[name]]]:
+                home = ", ".join(passes.stream_sets[passes.streams[problem.index[name]]])
                 yield Violation("misplaced", (name,), f"{stream} lists {name}, which belongs to {home}")
             elif times > 1:
                 yield Violation("doubled", (name,), f"{stream} lists {name} {times} times")

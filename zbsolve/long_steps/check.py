@@ -16,9 +16,9 @@ last copy and behind it have the starts of k microbatches before, plus P µs. Th
 time. So these are the earliest starts if each pass starts as soon as the last of what it waits for is over. Take a pass of
 lane l and microbatch i, and let n⁻ and n⁺ be the least and the largest n of l and of the lanes that it waits for. If
 i < n⁻ + c k, the pass, all that it waits for, and the pass before it on its rank keep their starts. If i ≥ n⁺ + 2 k, all of
-these have the starts of microbatch i − k in the shorter order plus P µs, since all are in the second copy or later, or behind
-the copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay within
-a microbatch, and memory delays a pass only through the order. A round takes as many bytes as it frees, so each copy begins
+these have the starts of microbatch i − k in the shorter order plus P µs: all are in the second copy or later, or behind the
+copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay within a
+microbatch, and memory delays a pass only through the order. A round takes as many bytes as it frees, so each copy begins
 with the same bytes held; and with one stream a rank, the order alone decides what is held.
 """
 

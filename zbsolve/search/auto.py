@@ -95,14 +95,12 @@ def solve_auto(
 ) -> tuple[Schedule, tuple[Tried, ...]]:
     """The best schedule over all that a step leaves open ("auto"), and the result of each choice.
 
-    profile: the model's costs.
-    step: its fields that are "auto" are chosen. These values are tried:
+    profile, step: the model's costs; the step's fields that are "auto" are chosen. These values are tried:
         placement: single, loop with 2 and 4 chunks, vee; if layers are given, those with as many stages.
         partition: all names, then single layers moved from the best.
         fields of features: their `choices`, then their `moves` from the best (see `features.table`).
     seconds, effort, hint: as in `solve`; the time is for all choices together.
-    progress: called with a choice's name and the state of its search.
-    stop: asked between two searches whether to end.
+    progress, stop: called with a choice's name and its search's state; asked between two searches whether to end.
     options: of `solve`; `prefer` and `peaks` are for the winner alone. `workers` (`zbsolve.solvers_on`): who solves.
 
     Of equal schedules the one with the lowest peak wins. Raises Infeasible if nothing fits, BadInput.

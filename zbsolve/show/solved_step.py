@@ -62,7 +62,7 @@ def solved(
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
     if schedule.every_split is not None:
         best = next(attempt.placement for attempt in tried if not attempt.why)
-        bounds[PARTITION] |= {best: schedule.every_split.bound}
+        bounds[PARTITION][best] = max(bounds[PARTITION].get(best, 0), schedule.every_split.bound)
     return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
 

@@ -290,7 +290,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
             yield f"more slices take longer than the best, however long they are: proven from {counts}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        proven = [row.placement for row in solved.tried if not row.why and what == PARTITION and solved.schedule.every_split]
+        kept = solved.schedule.every_split if what == PARTITION else None
+        proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 

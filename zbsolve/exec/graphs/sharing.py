@@ -173,7 +173,7 @@ class Keys:
 
     def _held(self, tensor: Tensor | None) -> Any:
         """The key of a tensor; its number shows if it is tied inside the block."""
-        if is_lazy(tensor):  # its key changes with the first forward
+        if tensor is not None and is_lazy(tensor):  # its key changes with the first forward
             raise Unknown
         return None if tensor is None else (self._seen.setdefault(id(tensor), len(self._seen)), tensor_key(tensor))
 
